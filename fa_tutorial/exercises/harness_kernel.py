@@ -286,6 +286,8 @@ def _refuse_globals(kernel: Any) -> None:
         if hasattr(value, "fn"):
             if not value.fn.__module__.startswith(("fa_tutorial.", "triton.")):
                 _refuse_globals(value)
+        elif inspect.isfunction(value) and not value.__module__.startswith("triton."):
+            raise Wrong(f"Triton's compiler refuses {name}: a function that a kernel calls needs @triton.jit above it, too")
         elif isinstance(value, bool | int | float):
             raise Wrong(
                 f"Triton's compiler refuses the global {name}: a number from outside the kernel must be a tl.constexpr, {name} = tl.constexpr(…)"

@@ -53,6 +53,10 @@ def with_a_constant():
     return NO_SCORE
 
 
+def of_row(s):
+    return tl.max(s, axis=1)
+
+
 @triton.jit
 def with_a_global():
     return LOWEST
@@ -81,7 +85,8 @@ WRONG_ANSWERS = (
          told="p v has the 11 bits of TF32 or fp16",
          gpu="so o is the mean of v, 4097"),
     edit("5.2", "p is not subtracted from its maximum by rows", ("s - m[:, None]", "s - tl.max(m, axis=0)"), told="each row subtracts its own maximum"),
-    edit("5.2", "l counts down", ("tl.sum(p, axis=1)", "-tl.sum(p, axis=1)"), told="so o is the mean of v, 4097: one tile"),
+    edit("5.2", "l counts down", ("tl.sum(p, axis=1)", "-tl.sum(p, axis=1)"), told="so o is the mean of v, 4097, unrounded: one tile"),
+    edit("5.2", "a plain helper", ("m = tl.max(s, axis=1)", "m = of_row(s)"), helpers=(of_row,), told="needs @triton.jit above it, too"),
     edit("5.2", "store to head 0", ("acc / l[:, None], b, h", "acc / l[:, None], b, 0"), told="it never writes o[0, 1, 0, 0]", gpu=None),
     edit("5.2", "l and a small number", ("acc / l[:, None]", "acc / (l + 1e-6)[:, None]"), told="with nothing added to it"),
     edit("5.3", "m in the inputs' dtype", ("-float(\"inf\"), dtype=tl.float32", "-float(\"inf\"), dtype=q_tile.dtype"),
