@@ -283,10 +283,10 @@ def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
 def _refuse_globals(kernel: Any) -> None:
     """Wrong if the kernel, or one that it calls, names a global that Triton's compiler refuses and the interpreter takes."""
     for name, value in globals_of(kernel).items():
-        if hasattr(value, "fn"):
-            if not value.fn.__module__.startswith(("fa_tutorial.", "triton.")):
-                _refuse_globals(value)
-        elif inspect.isfunction(value) and not value.__module__.startswith("triton."):
+        is_own = not str(getattr(getattr(value, "fn", value), "__module__", "")).startswith(("fa_tutorial.", "triton."))
+        if hasattr(value, "fn") and is_own:
+            _refuse_globals(value)
+        elif inspect.isfunction(value) and is_own:
             raise Wrong(f"Triton's compiler refuses {name}: a function that a kernel calls needs @triton.jit above it, too")
         elif isinstance(value, bool | int | float):
             raise Wrong(
