@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import dis
 import inspect
 import linecache
 import re
@@ -18,6 +19,13 @@ def unwrapped(thing: Any) -> Any:
     while hasattr(thing, "fn"):
         thing = thing.fn
     return thing
+
+
+def globals_of(thing: Any) -> dict[str, Any]:
+    """The globals that a function or kernel names, without built-in ones."""
+    function = unwrapped(thing)
+    names = dict.fromkeys(one.argval for one in dis.get_instructions(function) if one.opname == "LOAD_GLOBAL")
+    return {name: function.__globals__[name] for name in names if name in function.__globals__}
 
 
 def source_of(thing: Any) -> str:

@@ -1,5 +1,6 @@
 """Every kernel of the package compiles for GPUs that are not there, fits their shared memory, and keeps its registers."""
 
+import math
 from pathlib import Path
 
 import notebook_rules
@@ -47,6 +48,18 @@ def test_shared_memory_of_a_readers_kernel():
     )
     kernel = defined(f"{wide}\n\n\n{text}", names)["flash_forward_kernel"]
     assert compiling.shared_bytes(kernel, [("float16", 64, tile)]) == [40_960]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lowest", ["-math.inf", "LOWEST", "-missing"])
+def test_shared_memory_of_a_kernel_with_its_own_names(lowest, capsys):
+    """Its modules and constants come along; where it doesn't compile, a line says why, and chapter 5's takes its place."""
+    tile, text = tiles.TileConfig(64, 32, 4, 2), edited(source_of(forward.flash_forward_kernel), ('-float("inf")', lowest))
+    names = vars(tiles) | vars(forward) | {"__name__": "reader", "math": math, "LOWEST": forward.tl.constexpr(-math.inf)}
+    kernel = defined(text, names)["flash_forward_kernel"]
+    assert compiling.shared_bytes(kernel, [("float16", 64, tile)]) == [24_576]
+    said = capsys.readouterr().out
+    assert ("missing is not defined" in said and said.count("\n") == 1) if lowest == "-missing" else not said
 
 
 @pytest.mark.slow

@@ -86,12 +86,12 @@ def draw(
     return figure
 
 
-def other_cards(ax: Axes, x: str, y: str, key: str = "kernels", **wanted: Any) -> None:
-    """A thin curve for each GPU but the H200 whose results are stored, labelled with its name: the rows of `key` whose
+def other_cards(ax: Axes, x: str, y: str, **wanted: Any) -> None:
+    """A thin curve for each GPU but the H200 whose results are stored, labelled with its name: its kernels whose
     fields equal `wanted`."""
     for card in results.cards()[1:]:
         with contextlib.suppress(ValueError):  # no such row in this card's file
-            rows = results.select(card[key], **wanted).dropna(subset=y).sort_values(x)
+            rows = results.select(card["kernels"], **wanted).dropna(subset=y).sort_values(x)
             ax.plot(
                 rows[x], rows[y], color=GREY, linestyle="-", linewidth=1, marker=".", label=card["provenance"]["gpu"]
             )
@@ -110,7 +110,7 @@ def memory_and_speed(names: dict[str, str]) -> Figure:
         memory.loglog(single["S_q"], single["peak_bytes"] / 2**20, style, **marks)
         several = rows[rows["H_q"] == 32].sort_values("S_q")
         speed.plot(several["S_q"], several["tflops"], style, **marks)
-    other_cards(speed, "S_q", "tflops", "rows", provider="basic", H_q=32, **layer)
+    figure.suptitle("forward on an H200, D = 64, fp16")
     memory.set(title="one sequence, 16 heads", ylabel="extra memory at the peak, MiB", ylim=(0.5, 1e6))
     speed.set(title="16,384 tokens, 32 heads", ylabel="TFLOP/s", ylim=(0, 700))
     speed.axhline(card["provenance"]["ceilings"]["matmul_fp16_tflops"], color=GREY, linestyle="-", linewidth=1)
@@ -126,7 +126,7 @@ def memory_and_speed(names: dict[str, str]) -> Figure:
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [f"{S:,}" for S in ticks])
         axes.set_xlabel("S")
-    figure.legend(*speed.get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    figure.legend(*speed.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
 
 

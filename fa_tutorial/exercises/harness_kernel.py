@@ -31,6 +31,7 @@ import torch
 from fa_tutorial import hardware
 from fa_tutorial.exercises import carried
 from fa_tutorial.exercises.running import UNWRITTEN, NotAttempted, Wrong, chain, same, show, time_limit, where_in, written_once
+from fa_tutorial.source import globals_of
 from fa_tutorial.tiles import heads
 
 GUARD = 8192  # elements before and after a buffer: more than the largest tile of an exercise runs over; small enough for one thread
@@ -276,6 +277,21 @@ def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
         pass
     if "cdiv" in _of_triton(kernel.fn):
         raise Wrong("triton.cdiv is a Python function, which only the interpreter runs inside a kernel: use tl.cdiv there")
+    _refuse_globals(kernel)
+
+
+def _refuse_globals(kernel: Any) -> None:
+    """Wrong if the kernel, or one that it calls, names a global that Triton's compiler refuses and the interpreter takes."""
+    for name, value in globals_of(kernel).items():
+        is_own = not str(getattr(getattr(value, "fn", value), "__module__", "")).startswith(("fa_tutorial.", "triton."))
+        if hasattr(value, "fn") and is_own:
+            _refuse_globals(value)
+        elif inspect.isfunction(value) and is_own:
+            raise Wrong(f"Triton's compiler refuses {name}: a function that a kernel calls needs @triton.jit above it, too")
+        elif isinstance(value, bool | int | float):
+            raise Wrong(
+                f"Triton's compiler refuses the global {name}: a number from outside the kernel must be a tl.constexpr, {name} = tl.constexpr(…)"
+            )
 
 
 def _of_triton(function: Callable) -> set[str]:

@@ -435,11 +435,11 @@ def draw_two_loops() -> Figure:
         ax.plot([x0, x0, x1, x1], [y, y + 0.08, y + 0.08, y], color="black", linewidth=1.2)
         write(ax, (x0 + x1) / 2, y + 0.24, name)
     legend(ax, 3.3, (
-        (0.1, {"colour": "sky", "share": 0.6}, "seen by all rows"),
-        (2.2, {"colour": "orange", "share": 0.7}, "seen"),
-        (3.3, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "hidden by the mask"),
-        (5.5, {}, "never read"),
-        (7.0, {"hatch": "xxx", "dashed": True}, "beyond S_k"),
+        (0.1, {"colour": "sky", "share": 0.6}, "tile seen whole by all rows"),
+        (2.95, {"colour": "orange", "share": 0.7}, "seen"),
+        (3.95, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "hidden by the mask"),
+        (6.05, {}, "never read"),
+        (7.45, {"hatch": "xxx", "dashed": True}, "beyond S_k"),
     ))  # fmt: skip
     return figure
 

@@ -16,6 +16,7 @@ def starter(x):
 SCORES = ("scale * dot(q_tile, tl.trans(k_tile))", "(scale * dot(q_tile, tl.trans(k_tile))).to(q_tile.dtype).to(tl.float32)")
 SCALED_Q = ("    m = tl.full", "    q_tile = (q_tile * scale).to(q_tile.dtype)\n    m = tl.full")
 P_IN_FLOAT32 = ("p.to(v_tile.dtype)", "p")
+LOWEST = -float("inf")
 NO_SCORE = tl.constexpr(-3.4028234663852886e38)
 TWO_DTYPES = "both factors of a dot must have one dtype"
 NO_OTHER = (("def load_tile(", "def load_anything("), (", other=0.0", ""))
@@ -52,6 +53,15 @@ def with_a_constant():
     return NO_SCORE
 
 
+def of_row(s):
+    return tl.max(s, axis=1)
+
+
+@triton.jit
+def with_a_global():
+    return LOWEST
+
+
 WRONG_ANSWERS = (
     edit("5.1", "rows not masked", ("(offs_m[:, None] < S) & ", ""),
          told="rows from S on belong to the next head, or to nobody"),
@@ -75,7 +85,8 @@ WRONG_ANSWERS = (
          told="p v has the 11 bits of TF32 or fp16",
          gpu="so o is the mean of v, 4097"),
     edit("5.2", "p is not subtracted from its maximum by rows", ("s - m[:, None]", "s - tl.max(m, axis=0)"), told="each row subtracts its own maximum"),
-    edit("5.2", "l counts down", ("tl.sum(p, axis=1)", "-tl.sum(p, axis=1)"), told="so o is the mean of v, 4097: one tile"),
+    edit("5.2", "l counts down", ("tl.sum(p, axis=1)", "-tl.sum(p, axis=1)"), told="so o is the mean of v, 4097, unrounded: one tile"),
+    edit("5.2", "a plain helper", ("m = tl.max(s, axis=1)", "m = of_row(s)"), helpers=(of_row,), told="needs @triton.jit above it, too"),
     edit("5.2", "store to head 0", ("acc / l[:, None], b, h", "acc / l[:, None], b, 0"), told="it never writes o[0, 1, 0, 0]", gpu=None),
     edit("5.2", "l and a small number", ("acc / l[:, None]", "acc / (l + 1e-6)[:, None]"), told="with nothing added to it"),
     edit("5.3", "m in the inputs' dtype", ("-float(\"inf\"), dtype=tl.float32", "-float(\"inf\"), dtype=q_tile.dtype"),
@@ -87,6 +98,8 @@ WRONG_ANSWERS = (
     edit("5.3", "not divided", ("acc / l[:, None]", "acc"), told="acc is not divided: o = acc / l, after the loop"),
     edit("5.6", "rows counted in the tile", ("last_seen = offs_m", "last_seen = tl.arange(0, BLOCK_M)"), told="last_seen counts rows of the tile"),
     edit("5.9", "not at once", ("max(products, exponential, others)", "max(products, 5 / 128)"), told="128 FLOPs take 1/32 of a cycle, and the exponential 1/16"),
+    edit("5.9", "a fixed peak", ("peak *", "989 *", 2), told="at_once is the peak that was passed"),
+    edit("5.9", "sixteen others a cycle", ("5 / 128", "5 / 16"), told="five others 5/128"),
     edit("5.9", "four others", ("5 / 128", "4 / 128"), told="a score takes 0.0625 + 0.0625 + 0.0391"),
     edit("5.4", "m in the inputs' dtype", ("-float(\"inf\"), dtype=tl.float32", "-float(\"inf\"), dtype=q_tile.dtype"),
          ("        m = m_new", "        m = m_new.to(q_tile.dtype)"), told="an m in fp16 would be 2048"),
@@ -144,6 +157,7 @@ WRONG_ANSWERS = (
          told="one edge is left: the scores may be as low as −2³⁰"),
     edit("5.4", "m starts at −3e38", m_starts_at("-3e38"), told="−3e+38 stands for −∞"),
     edit("5.4", "missing keys score −1e30", ('s, -float("inf")', "s, -1e30"), told="−1e+30 stands for −∞"),
+    edit("5.3", "a global for −∞", m_starts_at("LOWEST"), helpers=(with_a_global,), told="Triton's compiler refuses the global LOWEST"),
     edit("5.4", "a constant for −∞", ('s, -float("inf")', "s, NO_SCORE"),
          helpers=(with_a_constant,), told="−3.403e+38 stands for −∞"),
     edit("5.4", "and", ("tl.where(offs_n[None, :] < S_k,", "tl.where(offs_n[None, :] >= 0 and offs_n[None, :] < S_k,"),
@@ -210,7 +224,7 @@ WRONG_ANSWERS = (
     edit("5.8", "lse as Heads", ("heads(o), lse", "heads(o), heads(lse)"), told="lse is (B, H_q, S_q), float32, contiguous"),
     edit("5.8", "a grid of two axes", ("grid = (triton.cdiv(S_q, tile.block_m) * B * H_q,)", "grid = (triton.cdiv(S_q, tile.block_m), B * H_q)"), told="so it has one axis"),
     edit("5.8", "k without its strides", ("heads(k)", "k"), told="k is not launched as heads(k)"),
-    edit("5.8", "k made contiguous", ("heads(k)", "heads(k.contiguous())"), told="k is not launched as heads(k)"),
+    edit("5.8", "k made contiguous", ("heads(k)", "heads(k.contiguous())"), told="so a view needs no copy"),
     edit("5.8", "a scale of its own", ("D, scale,", "D, D**-0.5,"), told="gives (H_q, H_k, S_q, S_k, D, scale)"),
     edit("5.8", "never causal", ("IS_CAUSAL=is_causal", "IS_CAUSAL=False"), told="the caller says whether the mask is causal"),
     edit("5.8", "causal where it isn't", ("IS_CAUSAL=is_causal", "IS_CAUSAL=not is_causal"), told="the caller says whether the mask is causal"),
@@ -219,5 +233,6 @@ WRONG_ANSWERS = (
     edit("5.8", "no warps and stages", ("**tile.launch()", "BLOCK_M=tile.block_m, BLOCK_N=tile.block_n"),
          told="how many warps and stages the kernel is compiled with"),
     edit("5.8", "a fixed block", ("padded_d(D)", "64"), told="and at least 16, as tl.dot asks"),
-    edit("5.8", "no lse", ("return o, lse", "return o"), told="gives what is returned = something else, want (o, lse)"),
+    edit("5.8", "no lse", ("return o, lse", "return o"), told="gives what is returned = a tensor of shape (1, 1, 64, 64), want (o, lse)"),
+    edit("5.8", "a copy of o", ("return o, lse", "return o.clone(), lse"), told="gives what is returned = (another tensor, lse), want (o, lse)"),
 )  # fmt: skip

@@ -74,6 +74,9 @@ MISTAKES = {
     "each tile's p v replaces the one before: acc = alpha · acc + p v": (ACC, "dot(p.to(v_tile.dtype), v_tile)"),
     "only the last tile counts: m must carry over to the next iteration, and l and acc with it": (LAST, ""),
     "acc is added twice: dot(…, acc) has added it already, so acc = dot(…, acc), not +=": (f"acc = {ACC}", f"acc += {ACC}"),
+    "alpha · acc is added twice: dot(…, acc) has added it already": (f"acc = {ACC}", f"acc = acc * alpha[:, None] + {ACC}"),
+    "l restarts at 1 in every iteration, which forgets how much the earlier keys weigh: divide once, after the loop": (
+        LAST, LAST + "        acc, l = acc / l[:, None], l / l\n"),
     "m is the maximum of the last tile alone, so alpha may overflow: m_new = max(m, the tile's maximum)": (M_NEW, "tl.max(s, axis=1)"),
     "every iteration reads the first tile of k and v: their rows start at start_n": [(K_TILE, "load_tile(k, b, h, 0"), (V_TILE, "load_tile(v, b, h, 0")],
     "every iteration reads the first tile of k: its rows start at start_n, as those of v": (K_TILE, "load_tile(k, b, h, 0"),

@@ -64,6 +64,7 @@ MISTAKES = {
     "one key too few: the last key is S_k − 1, so the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] < S_k - 1"),
     "offs_n starts at start_m, which numbers queries: the tile's keys start at start_n": ("offs_n = start_n + ", "offs_n = start_m + "),
     "the mask ends at S_q: the keys run to S_k": (KEYS_MASK, "offs_n[None, :] < S_q"),
+    "the mask ends at D, the number of columns: the keys run to S_k": (KEYS_MASK, "offs_n[None, :] < D"),
     "the mask is the wrong way round: it hides the keys that are there, and keeps those past S_k": (KEYS_MASK, "offs_n[None, :] >= S_k"),
     "−inf is set after the maximum is taken, so a missing key's score of 0 may be the maximum: hide the keys first": (
         HIDDEN + MAXIMUM, MAXIMUM + HIDDEN),

@@ -9,7 +9,7 @@ import torch
 from fa_tutorial import forward
 from fa_tutorial.exercises.chapter_5.ex_7 import flash_forward_kernel as kernel
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, adapting, show
+from fa_tutorial.exercises.running import Wrong, adapting, kind, show
 from fa_tutorial.matmul import triton
 from fa_tutorial.tiles import Heads, TileConfig, heads, padded_d
 
@@ -105,12 +105,14 @@ def adapt(answer, q, k, v, scale, is_causal, tile):
         raise Wrong(f"the grid is {grid}; your kernel asks tl.program_id(0) alone, so it has one axis")
     for name, x in (("q", q), ("k", k), ("v", v)):
         if not isinstance(passed := getattr(given, name), Heads) or passed.ptr is not x or tuple(passed.strides) != x.stride():
-            raise Wrong(f"{name} is not launched as heads({name})")
+            raise Wrong(f"{name} is not launched as heads({name}): that passes its strides, so a view needs no copy")
     numbers = given.H_q, given.H_k, given.S_q, given.S_k, given.D, given.scale
     blocks = given.IS_CAUSAL, (given.BLOCK_M, given.BLOCK_N), given.BLOCK_D, given.compiled
     o = given.o.ptr if isinstance(given.o, Heads) else given.o
-    is_pair = isinstance(result, tuple | list) and len(result) == 2 and result[0] is o and result[1] is given.lse_ptr
-    return grid[0], described(given.o), described(given.lse_ptr), numbers, *blocks, "(o, lse)" if is_pair else "something else"
+    names = {id(o): "o", id(given.lse_ptr): "lse"}
+    is_tuple = isinstance(result, tuple | list)
+    returned = f"({', '.join(names.get(id(x), 'another tensor') for x in result)})" if is_tuple else kind(result)
+    return grid[0], described(given.o), described(given.lse_ptr), numbers, *blocks, returned
 
 
 def truth(q, k, v, scale, is_causal, tile):
@@ -139,7 +141,7 @@ def inputs():
         "a tile of q or o has tile.block_m rows, one of k or v tile.block_n: **tile.launch() passes both",
         "BLOCK_D is D rounded up to a power of two, because tl.arange takes no other, and at least 16, as tl.dot asks: padded_d(D)",
         "the tile also says how many warps and stages the kernel is compiled with: **tile.launch() passes them, too",
-        "return o and lse, in this order",
+        "return o and lse, in this order, the tensors that the kernel writes",
     )
     told = dict(zip(PARTS, rules, strict=True))
     yield launcher(1, 1, 1, 64, 64, 64, (32, 32), told)

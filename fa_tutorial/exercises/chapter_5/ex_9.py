@@ -43,7 +43,8 @@ def inputs():
         in_series = f"the cycles of products, exponential and five others add up: a score takes {cycles}"
         return case(D, 1000.0, otherwise={"at_once": at_once, "in_series": in_series})
 
-    yield limits(64, "256 FLOPs and one exponential each take 1/16 of a cycle, and they overlap: the tensor cores never wait")
+    yield limits(64, "256 FLOPs and one exponential take 1/16 of a cycle each, five others 5/128, all at once: the tensor cores never wait, and "
+                     "at_once is the peak that was passed")  # fmt: skip
     yield limits(32, "128 FLOPs take 1/32 of a cycle, and the exponential 1/16: the tensor cores wait for half of the time")
     yield limits(256, "the products take longest, so the tensor cores never wait")
     for _ in range(10):
