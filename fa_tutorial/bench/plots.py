@@ -156,8 +156,8 @@ def one_loop_parts(parts: pd.DataFrame) -> Figure:
     parts: the rows "one_loop_parts".
     """
     labels = {
-        "neither": "dk and dv alone", "product, no adds": "without the adds",
-        "adds, no product": "without dq's product", "one loop, atomics": "one loop",
+        "neither": "dk and dv alone", "product, no adds": "with dq's product",
+        "adds, no product": "with the adds", "one loop, atomics": "one loop, with both",
     }  # fmt: skip
     figure, ax = plt.subplots(figsize=(8.5, 3.8), layout="constrained")
     cases = parts.groupby(["D", "is_causal"], sort=False)
@@ -165,7 +165,8 @@ def one_loop_parts(parts: pd.DataFrame) -> Figure:
         where = [x + 0.21 * (place - 1.5) for x in range(len(cases))]
         ms = parts[parts["provider"] == name]["ms"]
         bars = ax.bar(where, ms, 0.2, label=labels[name], hatch=hatch, edgecolor="black")
-        ax.bar_label(bars, fmt="%.2f", fontsize="small", padding=2, bbox={"fc": "white", "ec": "none", "pad": 1})
+        around = {"fc": "white", "ec": "none", "pad": 1}
+        ax.bar_label(bars, fmt="%.2f", fontsize="small", label_type="center", bbox=around)
     for x, ms in enumerate(parts[parts["provider"] == "two loops"]["ms"]):
         ax.plot([x - 0.45, x + 0.45], [ms, ms], "k--", label="" if x else "two loops")
     ax.set_xticks(range(len(cases)), [f"D = {D}, {mask(is_causal)}" for D, is_causal in cases.groups])

@@ -66,6 +66,8 @@ MISTAKES = {
         (SUM, f"{SUM} * scale"), ("acc * scale, b", "acc, b")],
     "lse and delta belong to the queries, but here they run along the keys": [
         ("lse[:, None]", "lse[None, :]"), ("delta[:, None]", "delta[None, :]")],
+    "k is not transposed: s = scale · q kᵀ (where S = D the kernel runs all the same)": ("tl.trans(k_tile)", "k_tile"),
+    "exp2(s − lse) is a power of 2: p = exp(s − lse)": (P, P.replace("exp", "exp2")),
     "lse is not subtracted: p = exp(s − lse)": (P, "tl.where(seen, tl.exp(s), 0.0)"),
     "v stands where k belongs: dq = scale · ds k": (SUM, "acc = dot(ds.to(v_tile.dtype), v_tile, acc)"),
     shared.DELTA_OF_A_TILE: ("delta[:, None]", "tl.sum(p * dp, axis=1)[:, None]"),
@@ -106,9 +108,10 @@ def inputs():
     yield shared.several_heads("dq", f"batch_head · S_q; {HEAD}")
     yield shared.grouped((1, 2, 2, 16, 16, 16), "H_q = 4, H_k = 2", HEAD, stray=HEAD)
     yield shared.narrow()
-    yield causal(16, 16, "query i sees keys 0 to i")
+    whole = ", and a loop without a mask takes whole tiles that the block's first row sees"
+    yield causal(16, 16, f"query i sees keys 0 to i{whole}")
     yield causal(32, 32, "a block of rows walks over every tile that its last row sees", blocks=(32, 16, 16))
-    yield causal(16, 32, "query i sees keys 0 to i + S_k − S_q")
+    yield causal(16, 32, f"query i sees keys 0 to i + S_k − S_q{whole}")
     yield causal(16, 32, B=2)
     past = f"{shared.LOADED}; a head has tl.cdiv(S_q, BLOCK_M) row blocks"
     yield shared.given((1, 1, 16, 20, 16), "S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", edge="ragged")
@@ -132,11 +135,12 @@ def inputs():
     infinite = "what is hidden or past S_k has p = 0: any finite number in place of −∞ may be larger than the logits that are there"
     yield shared.given(None, "all logits −2¹²⁶, S_k = 20", infinite, tensors=(q, k, v, do), scale=1.0, edge="range")
     yield causal(24, 16, "rows that see no key have dq = 0", "unseen", on=", so that rows 0 to 7 see no key")
-    q, k, v, do = shared.draw(1, 1, 32, 16, 16)
-    do[:, :, :16], do[:, :, 16:], v = 1e30 * do[:, :, :16], 1e-30 * do[:, :, 16:], 1e30 * v  # 0 · inf is NaN
+    q, k, v, do = shared.draw(1, 1, 48, 16, 16)
+    do[:, :, :32], do[:, :, 32:], v = 1e30 * do[:, :, :32], 1e-30 * do[:, :, 32:], 1e30 * v  # 0 · inf is NaN
     unseen = "tiles that no row of the block sees are not read: end_n is min(start_m + BLOCK_M, S_q) + S_k − S_q"
-    on = ", where rows 0 to 15 see no key, and their dp would overflow"
-    yield causal(32, 16, unseen, "unseen", on=on, tensors=(q, k, v, do))
+    on = ", where rows 0 to 31 see no key, and their dp would overflow"
+    first = "start_m + 1 + S_k − S_q may be negative, and no loop starts before key 0"
+    yield causal(48, 16, unseen, "unseen", on=on, tensors=(q, k, v, do), stray=first)
     short = "S_q = 1, S_k = 32, BLOCK_M = 32, BLOCK_N = 16"  # counting_tiles counts the tiles
     yield shared.given((1, 1, 1, 32, 64), f"causal, {short}", unseen, is_causal=True, blocks=(32, 16, 64), edge="unseen")
     yield shared.half_scores()

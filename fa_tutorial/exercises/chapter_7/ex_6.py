@@ -133,7 +133,7 @@ EXERCISE = shared.exercise(
     reasoning="s and dp are computed once, so five matmuls are enough. But every block of keys adds to every row of dq, and nobody says in "
     "which order. For one of dk and dq a computed tile must be transposed, whichever of s and s_t you compute. And a missing key, which only "
     "spoiled rows of its own, would spoil all of dq where its p is inf.",
-    more="Chapter 7 compares it with two loops, in bits and in time.",
+    more="Chapter 7 compares it with two loops, in bits and in time, and there computes its places in int64.",
     inputs=inputs,
     rule="dq = scale · Σ ds k over the blocks of keys, beside dv = Σ pᵀ do and dk = scale · Σ dsᵀ q",
     mistakes=MISTAKES,

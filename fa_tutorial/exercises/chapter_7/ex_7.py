@@ -1,7 +1,7 @@
 """Exercise 7.7, grouped_dkdv_kernel."""
 
 from fa_tutorial.backward import add_to_dkdv
-from fa_tutorial.exercises.chapter_7 import shared
+from fa_tutorial.exercises.chapter_7 import ex_4, shared
 from fa_tutorial.exercises.chapter_7.shared import grouped
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.matmul import tl, triton
@@ -59,7 +59,8 @@ MASKED, WHOLE = (f"b, h, start_m, first_seeing, S_q, D, scale, {mask}, BLOCK_M" 
 OWN = "query heads h_k · GROUP to h_k · GROUP + GROUP − 1 read key head h_k"
 PLACE = "row i of query head h of batch b is (b · H_q + h) · S_q + i of lse and delta, H_q = H_k · GROUP"
 ZEROS = "        dk_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)\n"
-MISTAKES = {
+ONLY_IN_7_4 = "IS_CAUSAL", "first_m is 0", "multiply"
+MISTAKES = {told: change for told, change in ex_4.MISTAKES.items() if not any(words in told for words in ONLY_IN_7_4)} | {
     f"the group begins at query head h_k: {OWN}": (HEAD, "h = h_k + member"),
     f"the key heads are dealt out in turns: {OWN}": (HEAD, "h = member * H_k + h_k"),
     f"every member is query head h_k: {OWN}": (HEAD, "h = h_k"),
@@ -74,7 +75,6 @@ MISTAKES = {
     f"lse and delta are the key head's: {PLACE}": (ROW, "row = batch_head * S_q"),
     f"lse and delta are read from batch 0: {PLACE}": (ROW, "row = h * S_q"),
     "dk and dv are means over the group: they are sums": [("dk_acc * scale", "dk_acc * scale / GROUP"), ("store_tile(dv, dv_acc", "store_tile(dv, dv_acc / GROUP")],
-    shared.NOT_IN_THE_STORE: ("dk_acc * scale", "dk_acc"),
 }  # fmt: skip
 
 
@@ -87,7 +87,8 @@ def fixed():
     stray = f"an offset is wrong: {both}"
     yield grouped((2, 2, 3, 16, 32, 16), "B = 2, H_k = 2, GROUP = 3, S_k = 32, views", both, stray=stray, layouts=("bshd",) * 4)
     words = "causal, B = 2, H_k = 1, GROUP = 2, S_q = 40, S_k = 34"
-    yield grouped((2, 1, 2, 40, 34, 16), words, "each query head takes both loops", is_causal=True, stray=stray, edge="causal")
+    loops = "each query head takes both loops, with the borders and the mask of 7.4"
+    yield grouped((2, 1, 2, 40, 34, 16), words, loops, is_causal=True, stray=stray, edge="causal")
     yield grouped(
         (1, 1, 2, 16, 64, 16), "causal, H_k = 1, GROUP = 2, S_q = 16, S_k = 64", is_causal=True, stray=shared.BEFORE_QUERY_0, edge="causal"
     )
