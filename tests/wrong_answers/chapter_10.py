@@ -66,6 +66,7 @@ NOT_JITTED = ("@triton.jit\n", "")
 WRONG_ANSWERS = (
     edit("10.1", "not jitted", NOT_JITTED, told="put @triton.jit above it"),
     edit("10.1", "by names", ("i + aux[1]", "i + aux.shift"), ("-aux[0]", "-aux.left"), told="stops with"),
+    edit("10.1", "two entries of aux", ("    distance", "    left, shift = aux\n    distance"), told="read aux[0] and aux[1]", gpu=None),
     edit("10.1", "no brackets", (BOTH, "distance <= 0 & distance >= -aux[0]"), told="with each comparison in brackets", gpu="stops with"),
     edit("10.1", "a chain", (BOTH, "-aux[0] <= distance <= 0"), told="`and`, which a chain a < b < c holds too", gpu=None),
     edit("10.1", "no brackets around the second", (BOTH, "(distance <= 0) & distance >= -aux[0]"),
