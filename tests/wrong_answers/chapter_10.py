@@ -146,6 +146,7 @@ WRONG_ANSWERS = (
     edit("10.6", "the lists of a program", ("count_ptr + column", "count_ptr + tl.program_id(0)"), told="its row of index is that block's", gpu=None),
     edit("10.6", "one entry too many", ("tl.load(count_ptr + column))", "tl.load(count_ptr + column) + 1)"), told="count says how many of them are meant", gpu=None),
     edit("10.6", "rows of lse by h", ("batch_head * S + i", "h * S + i", 2), told="a head's rows of lse and delta start at batch_head · S"),
+    edit("10.6", "no casts", ("p.to(do_tile.dtype)", "p"), ("ds.to(q_tile.dtype)", "ds"), told="both factors of a dot must have one dtype"),
     edit("10.6", "the step gets S", ("STEP(s, dp", "STEP(s * scale, dp"), told="with i, lse and delta along the tile's queries"),
     ("10.7", dropout_gradients_by_autograd, "autograd computes these gradients"),
     *(edit("10.7", f"the sink in delta: {words}", ("(do * o).sum(dim=1)", delta), told="the sink's share is in p already")
