@@ -44,3 +44,15 @@ def test_chapter_13_goes_on_with_results_in_float32():
     notebooks.execute(notebook, FOLDER)
     told = "".join(text for cell in (run_forward, run_backward) for text in rules.output_texts(cell))
     assert told.count("True") == 5 and "False" not in told
+
+
+def test_chapter_10_drops_other_pairs_in_each_head_of_16_384_tokens():
+    notebook = rules.load(FOLDER / "10_variants.ipynb")
+    cells = {cell.id: cell for cell in notebook.cells}
+    notebook.cells = [cells[f"c10-{name}"] for name in ("01", "02", "63")]
+    notebook.cells[-1].source = f"""{cells["c10-63"].source.partition("S, P = 64")[0]}
+zero, eye = torch.zeros(1, 17, 16, 16, device=device), torch.eye(16, device=device).expand(1, 17, 16, 16)
+o = attention_with(zero, zero, eye, mask_mod=keep, aux=(0, 17, 16_384, 0.25))
+print(torch.equal(o[0, 0] > 0, o[0, 16] > 0))"""
+    notebooks.execute(notebook, FOLDER)
+    assert "".join(rules.output_texts(notebook.cells[-1])) == "False\n"

@@ -14,14 +14,14 @@ MONO = {"family": "DejaVu Sans Mono"}
 
 # (a line of chapter 5's loop, its colour, the place that a variant takes there, who does), from top to bottom
 LOOP = (
-    ("m, l, acc = −∞, 0, 0", None, "", ""),
+    ("m, l, acc = −∞, 0, 0", "purple", "the denominator", "sinks: one more term"),
     ("for each tile of keys:", "sky", "the set of tiles", "those that a mask leaves"),
     ("    k_tile, v_tile = load(…)", None, "", ""),
     ("    s = scale · q_tile k_tileᵀ", "yellow", "the score", "soft cap, ALiBi, bias"),
     ("    s = where(seen, s, −∞)", "orange", "the mask", "window, documents, prefix"),
     ("    p, m, l, alpha = softmax_step(s, m, l)", None, "", ""),
     ("    acc = alpha · acc + p v_tile", "blue", "acc", "dropout: fewer terms than in l"),
-    ("o = acc / l;  lse = m + log l", "purple", "the denominator", "sinks: one more term"),
+    ("o = acc / l;  lse = m + log l", None, "", ""),
 )
 
 

@@ -66,6 +66,7 @@ NOT_JITTED = ("@triton.jit\n", "")
 WRONG_ANSWERS = (
     edit("10.1", "not jitted", NOT_JITTED, told="put @triton.jit above it"),
     edit("10.1", "by names", ("i + aux[1]", "i + aux.shift"), ("-aux[0]", "-aux.left"), told="stops with"),
+    edit("10.1", "two entries of aux", ("    distance", "    left, shift = aux\n    distance"), told="read aux[0] and aux[1]", gpu=None),
     edit("10.1", "no brackets", (BOTH, "distance <= 0 & distance >= -aux[0]"), told="with each comparison in brackets", gpu="stops with"),
     edit("10.1", "a chain", (BOTH, "-aux[0] <= distance <= 0"), told="`and`, which a chain a < b < c holds too", gpu=None),
     edit("10.1", "no brackets around the second", (BOTH, "(distance <= 0) & distance >= -aux[0]"),
@@ -145,6 +146,7 @@ WRONG_ANSWERS = (
     edit("10.6", "the lists of a program", ("count_ptr + column", "count_ptr + tl.program_id(0)"), told="its row of index is that block's", gpu=None),
     edit("10.6", "one entry too many", ("tl.load(count_ptr + column))", "tl.load(count_ptr + column) + 1)"), told="count says how many of them are meant", gpu=None),
     edit("10.6", "rows of lse by h", ("batch_head * S + i", "h * S + i", 2), told="a head's rows of lse and delta start at batch_head · S"),
+    edit("10.6", "no casts", ("p.to(do_tile.dtype)", "p"), ("ds.to(q_tile.dtype)", "ds"), told="both factors of a dot must have one dtype"),
     edit("10.6", "the step gets S", ("STEP(s, dp", "STEP(s * scale, dp"), told="with i, lse and delta along the tile's queries"),
     ("10.7", dropout_gradients_by_autograd, "autograd computes these gradients"),
     *(edit("10.7", f"the sink in delta: {words}", ("(do * o).sum(dim=1)", delta), told="the sink's share is in p already")

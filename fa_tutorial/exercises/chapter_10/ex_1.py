@@ -41,7 +41,7 @@ def adapt(mod):
     def on_pairs(S_q, S_k, left):
         seen = torch.empty(S_q, S_k, device=hardware.device())
         grid = triton.cdiv(S_q, TILE[0]), triton.cdiv(S_k, TILE[1])
-        launched(lambda: run_mask[grid](seen, S_q, S_k, (left, S_k - S_q), MOD=mod, ROWS=TILE[0], COLUMNS=TILE[1]))
+        launched(lambda: run_mask[grid](seen, S_q, S_k, (left, S_k - S_q, 0), MOD=mod, ROWS=TILE[0], COLUMNS=TILE[1]))
         if (seen == NUMBERS.value).any():
             raise Wrong("returns numbers: a mask mod returns booleans, as comparisons do")
         return seen

@@ -11,6 +11,7 @@ from fa_tutorial.exercises.harness_kernel import blocks_without_truth
 from fa_tutorial.exercises.running import NotAttempted, Wrong, chain
 
 ADVICE = {  # a part of an error's words -> what to do
+    "too many values": ". More entries may follow in aux: read aux[0] and aux[1]",
     "'tuple' object": ". aux is a tuple: aux[0] is its first entry",
     "not subscriptable": ". A mod gets aux, the whole tuple",
     "positional argument": ". A mask mod gets (b, h, i, j, aux), a score mod s before these",
