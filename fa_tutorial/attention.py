@@ -119,7 +119,8 @@ def flash_attention(
 
     Not promised: that NaN or inf in a key or value which the causal mask hides stays hidden from the other rows of its
     tile; values within a factor S of the dtype's largest, whose sum before the division may overflow; full accuracy for
-    logits beyond 10,000, where the rounding of the maximum in float32 shows, and any beyond 2**25.
+    logits beyond 10,000, where the rounding of the maximum in float32 shows, and any accuracy for logits beyond 2**25,
+    where a row's p may all round to 0 in fp16.
 
     Raises TypeError for other dtypes, sparse or nested tensors, a non-tensor, a non-bool is_causal, a non-numeric
     scale; ValueError for shapes, devices, head counts, D, scale, kernel and the variants' values; RuntimeError for a

@@ -241,6 +241,8 @@ print(json.dumps([row.shared for row in compiling.compile_calls(90, calls)]))
     try:
         return in_a_process(code)
     except RuntimeError as error:
+        if kernel is forward.flash_forward_kernel:
+            raise
         print(f"your kernel doesn't compile, so these are the course's bytes: {str(error).splitlines()[-1]}")
         return shared_bytes(forward.flash_forward_kernel, cases)
 

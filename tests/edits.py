@@ -15,13 +15,13 @@ class Edit:
     def answer(self):
         base = self.base or catalogue.find(self.exercise_id).solution
         functions = (*self.helpers, base)
-        names = {name: value for function in functions for name, value in globals_of(function).items()}
+        names = {name: value for function in functions for name, value in namespace_of(function).items()}
         names["__name__"] = __name__  # the grader refuses what is the package's own
         once = [(old, new, *(times or (1,))) for old, new, *times in self.changes]
         return defined(edited("\n\n\n".join(map(source_of, functions)), *once), names)[base.__name__]
 
 
-def globals_of(function) -> dict:
+def namespace_of(function) -> dict:
     function = unwrapped(function)
     return function.__globals__ if hasattr(function, "__globals__") else vars(sys.modules[function.__module__])
 

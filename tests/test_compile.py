@@ -62,6 +62,15 @@ def test_shared_memory_of_a_kernel_with_its_own_names(lowest, capsys):
     assert ("missing is not defined" in said and said.count("\n") == 1) if lowest == "-missing" else not said
 
 
+def test_where_nothing_compiles_the_error_is_raised(monkeypatch):
+    def failed(code):
+        raise RuntimeError("no compiler")
+
+    monkeypatch.setattr(compiling, "in_a_process", failed)
+    with pytest.raises(RuntimeError, match="no compiler"):
+        compiling.shared_bytes(forward.flash_forward_kernel, [])
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("tile_of", [tile_by_cases, tile_without_min])
 def test_a_readers_order_of_programs_compiles_in_the_pages_kernel(tile_of):
