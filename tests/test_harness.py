@@ -355,6 +355,26 @@ def test_a_kernels_truth_is_not_rounded_but_overflows_as_its_output_does():
     assert verdict(dataclasses.replace(halves, truth=lambda x: x.double().sum(1) + 0.1), row_sums) != "correct"
 
 
+@triton.jit
+def copy(x_ptr, out_ptr):
+    tl.store(out_ptr + tl.program_id(0), tl.load(x_ptr + tl.program_id(0)))
+
+
+@pytest.mark.parametrize(("programs", "words"), [(2, "correct"), (1, "NaN and 1: it never writes out[1]")])
+def test_nan_in_an_output_of_8_bits_is_written(programs, words):
+    """NaN is also what such an output's memory begins with."""
+    eight_bits = dataclasses.replace(
+        ROW_SUMS,
+        solution=copy,
+        truth=lambda x: x.double(),
+        inputs=lambda: [case(torch.tensor([math.nan, 1.0]).to(torch.float8_e4m3fn), on="NaN and 1")],
+        launch=lambda x: Launch((programs,), (In(x), Out((2,), x.dtype)), {}),
+        tolerance=lambda *_: (0.0, 0.0),
+        mistakes={},
+    )
+    assert words in verdict(eight_bits, copy)
+
+
 def test_a_starter_kernel_is_not_attempted():
     with pytest.raises(NotAttempted):
         ROW_SUMS.grade(starter)

@@ -97,7 +97,7 @@ def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str, onc
     found, outs = {}, launch.outputs(solution)
     for name in runs[0]:
         every = [made[name] for made in runs]
-        poisoned = [math.nan] * len(poisons) if outs[name].dtype.itemsize == 1 else poisons
+        poisoned = [in_dtype(poison, outs[name].dtype) for poison in poisons]
         still = [torch.isnan(made) if math.isnan(poison) else made == poison for made, poison in zip(every, poisoned, strict=True)]
         written = ~torch.stack(still).all(0)
         if not all(same(every[0][written], made[written]) for made in every):
@@ -160,16 +160,20 @@ class Buffer:
     def reset(self, poison: float) -> None:
         """Guards of inputs are NaN, of integers −1, so that a stray read shows; guards of outputs SENTINEL, so that a stray write does.
 
-        An output of 8-bit numbers, which have no SENTINEL, gets NaN in both places.
+        poison: NaN or SENTINEL, what an output begins with.
         """
         if self.data is None:
-            eight_bits = self.memory.element_size() == 1
-            self.memory.fill_(math.nan if eight_bits else SENTINEL)
-            self.tensor.fill_(math.nan if eight_bits else poison)
+            self.memory.fill_(in_dtype(SENTINEL, self.memory.dtype))
+            self.tensor.fill_(in_dtype(poison, self.memory.dtype))
         else:
             self.memory.fill_(float("nan") if self.memory.is_floating_point() else -1)
             once = written_once(self.tensor.stride())
             self.tensor[once].copy_(self.data[once])
+
+
+def in_dtype(poison: float, dtype: torch.dtype) -> float:
+    """The poison as dtype has it: 8-bit numbers have no SENTINEL, so NaN stands for it, and 96 for NaN."""
+    return poison if dtype.itemsize > 1 else 96.0 if math.isnan(poison) else math.nan
 
 
 def buffer_of(name: str, arg: Any) -> Any:
