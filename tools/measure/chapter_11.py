@@ -25,9 +25,10 @@ from fa_tutorial.bench.cases import Shape, about
 from fa_tutorial.bench.chapter_11 import call_of, shape_of
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import graph_of, randn, timed, timed_in_turns
+from fa_tutorial.exercises import catalogue
 from fa_tutorial.hardware import device
 from fa_tutorial.source import defined, edited, source_of
-from fa_tutorial.tiles import TileConfig
+from fa_tutorial.tiles import TileConfig, heads
 
 PROVIDERS = ("decode", "paged 16", "fp8", "basic", "sdpa_flash", "sdpa_cudnn")
 
@@ -69,9 +70,70 @@ def in_turns(kernel: str, provider: str, chosen: list[Chosen], rounds: int = 6) 
 
 
 def split_cases() -> Iterator[Measurement]:
-    """The same token, one sequence, by the number of splits. 34,816 keys are 544 tiles: 34 parts of 16, or 32 of 17."""
-    for S, counts in ((32_768, (1, 2, 4, 8, 16, 32, 33, 34, 48, 64)), (34_816, (1, 16, 17, 32, 34, 64, 68))):
-        yield from in_turns("splits", "decode", [(shape_of(1, S), {"splits": n}, n, None) for n in counts])
+    """The same token by the number of splits. 34,816 keys are 544 tiles: 34 parts of 16, or 32 of 17."""
+    one, longer = (1, 2, 4, 8, 16, 32, 33, 34, 48, 64), (1, 16, 17, 32, 34, 64, 68)
+    for B, S, counts in ((1, 32_768, one), (1, 34_816, longer), (8, 32_768, (1, 2, 3, 4, 8))):
+        yield from in_turns("splits", "decode", [(shape_of(B, S), {"splits": n}, n, None) for n in counts])
+
+
+def tile_cases() -> Iterator[Measurement]:
+    """One sequence with one split, by the rows of q's tile: 16, or 64, which wgmma needs."""
+    tiles = TileConfig(16, 64, 4, 4), TileConfig(64, 64, 4, 3)  # each with its best number of stages
+    yield from in_turns("query_tile", "decode", [(shape_of(1, 32_768), {"block_m": x.block_m}, 1, x) for x in tiles])
+
+
+def page_cases() -> Iterator[Measurement]:
+    """A token of each of 8 sequences, by the size of their caches' pages; without pages by "decode"."""
+    shape = shape_of(8, 32_768)
+    rows = functools.cache(partial(_pages_in_turns, shape))
+    for provider in PAGED:
+        yield about(11, "pages", provider, **vars(shape)), lambda provider=provider: rows()[provider]
+
+
+PAGED = ("decode", "paged 16", "paged 64", "paged 128", "paged 256")
+
+
+def _pages_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    calls = {provider: call_of(provider, shape)[0] for provider in PAGED}
+    graphs = {provider: graph_of(call) for provider, call in calls.items()}
+    return timed_in_turns({provider: graph.replay for provider, graph in graphs.items()}, rounds=6)
+
+
+def page_kernel_cases() -> Iterator[Measurement]:
+    """The page's own kernels, split_kernel of 11.3 and merge_kernel of 11.2, beside chapter 5's and the package's: one
+    sequence, by the number of splits."""
+    shape = shape_of(1, 32_768)
+    rows = functools.cache(partial(_page_kernels_in_turns, shape))
+    for provider, splits in (*(("11.3", n) for n in (1, 8, 16, 32)), ("basic", None), ("decode", None)):
+        words = about(11, "page_kernels", provider, **vars(shape)) | {"splits": splits}
+        yield words, lambda which=(provider, splits): rows()[which]
+
+
+def _page_kernels_in_turns(shape: Shape) -> dict[tuple[str, int | None], dict[str, Any]]:
+    split_kernel, merge_kernel = (catalogue.find(number).solution for number in ("11.3", "11.2"))
+    q = randn(shape.B, shape.H_q, 1, shape.D)
+    k, v = randn(2, shape.B, shape.H_k, shape.S_k, shape.D)
+    rows, programs = shape.H_q // shape.H_k, shape.B * shape.H_k
+    o, lse = torch.empty_like(q), torch.empty(q.shape[:3], device=q.device)
+
+    def page(splits: int) -> Callable[[], None]:
+        o_parts = torch.empty(splits, programs, rows, shape.D, device=q.device)
+        lse_parts = torch.empty(splits, programs, rows, device=q.device)
+        tensors = map(heads, (q.view(shape.B, shape.H_k, rows, shape.D), k, v, o_parts))
+        sizes = (shape.H_k, 1, rows, shape.S_k, shape.D, shape.D**-0.5)
+        arguments = (*tensors, lse_parts, *sizes)
+
+        def call() -> None:
+            split_kernel[(programs, splits)](*arguments, BLOCK_M=16, BLOCK_N=64, BLOCK_D=shape.D, num_stages=3)
+            parts = (o_parts, lse_parts, o, lse, q.numel() // shape.D, splits, shape.D)
+            merge_kernel[(q.numel() // shape.D,)](*parts, BLOCK_S=splits, BLOCK_D=shape.D)
+
+        return call
+
+    calls: dict[tuple[str, int | None], Any] = {("11.3", n): page(n) for n in (1, 8, 16, 32)}
+    calls |= {(name, None): call_of(name, shape)[0] for name in ("basic", "decode")}
+    graphs = {which: graph_of(call) for which, call in calls.items()}
+    return timed_in_turns({which: graph.replay for which, graph in graphs.items()}, rounds=6)
 
 
 def stage_cases() -> Iterator[Measurement]:
@@ -211,4 +273,7 @@ def kernels_cases() -> Iterator[Measurement]:
         part_cases(),
         stage_cases(),
         load_cases(),
+        tile_cases(),
+        page_cases(),
+        page_kernel_cases(),
     )

@@ -281,8 +281,9 @@ def _clock_row(provider: str) -> dict[str, Any]:
     return settled(lambda: attend(q, k, v, False), Case(provider, "fwd", "fp16", POINT).flops())
 
 
-def settled(call: Callable[[], Any], flops: int) -> dict[str, Any]:
-    """MHz, W and TFLOP/s of a call of so many FLOPs that is repeated for CLOCK_SECONDS, in the second half of them.
+def settled(call: Callable[[], Any], flops: int, at_once: int = 20) -> dict[str, Any]:
+    """MHz, W and TFLOP/s of a call of so many FLOPs that is repeated for CLOCK_SECONDS, in the second half of them;
+    `at_once` calls are launched before the host waits.
 
     mhz: by the cycles that the SMs count; reported_mhz and watts: the medians of what nvidia-smi reports.
     """
@@ -290,10 +291,10 @@ def settled(call: Callable[[], Any], flops: int) -> dict[str, Any]:
     def repeat() -> int:
         start, calls = time.perf_counter(), 0
         while time.perf_counter() - start < CLOCK_SECONDS / 2:
-            for _ in range(20):
+            for _ in range(at_once):
                 call()
             torch.cuda.synchronize()
-            calls += 20
+            calls += at_once
         return calls
 
     call()

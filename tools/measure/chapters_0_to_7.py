@@ -128,12 +128,17 @@ def first_kernel_cases() -> Iterator[Measurement]:
             about(2, "softmax", provider, "fp32", rows=n // cols, cols=cols),
             partial(_softmax_row, softmax, n // cols, cols),
         )
+    for provider in ("course", "torch"):  # chapter 0's: 16 heads of 4,096 queries and keys
+        words = about(2, "chapter_0_softmax", provider, "fp16", rows=2**16, cols=4096)
+        yield words, partial(_softmax_row, softmaxes[provider], 2**16, 4096, torch.float16)
+    for warps in (1, 2, 4, 8):
+        yield about(2, "start", "nothing", programs=2**18, warps=warps), partial(_start_row, 2**18, warps)
     for each, warps in SHORT_ROWS:
         words = about(2, "softmax_rows", "course", "fp32", rows=n // 256, cols=256, rows_each=each, warps=warps)
         yield words, lambda case=(each, warps): _short_rows_in_turns(n // 256)[case]
 
 
-SHORT_ROWS = ((1, 1), (2, 1), (2, 4))  # rows and warps a program
+SHORT_ROWS = ((1, 1), (2, 1), (2, 4), (4, 1), (4, 4))  # rows and warps a program
 
 
 def _add_row(add: Callable, n: int, dtype: torch.dtype) -> dict[str, Any]:
@@ -169,8 +174,12 @@ def _five_call_softmax(x: torch.Tensor) -> torch.Tensor:
     return p / p.sum(dim=-1, keepdim=True)
 
 
-def _softmax_row(softmax: Callable, rows: int, cols: int) -> dict[str, Any]:
-    x = randn(rows, cols, dtype=torch.float32)
+def _start_row(programs: int, warps: int) -> dict[str, Any]:
+    return timed(lambda: changed_kernels.nothing_kernel[(programs,)](num_warps=warps))
+
+
+def _softmax_row(softmax: Callable, rows: int, cols: int, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
+    x = randn(rows, cols, dtype=dtype)
     # the least that any softmax moves: x read once, y written once
     return timed(lambda: softmax(x), bytes_moved=2 * x.nbytes)
 
@@ -194,23 +203,24 @@ TILES = [
     matmul.MatmulConfig(m, n, 64, warps, 3)
     for m, n, warps in ((16, 16, 1), (32, 32, 4), (64, 64, 4), (128, 64, 4), (128, 128, 8), (128, 256, 8))
 ]
-ORDERS = {"course": 8, "course, row order": 1}  # the group
+ORDERS = {"course": 8, "course, bands of 16": 16, "course, row order": 1}  # the group
 # The kernel and the group of each; the last one has its loads in front of its loop.
 TILED = {
     "course": (matmul.matmul_kernel, 8),
     "course, row order": (matmul.matmul_kernel, 1),
     "course, row order, no loads": (changed_kernels.matmul_without_loads_kernel, 1),
 }
-# What ncu counts: bytes that HBM delivers, bytes that the SMs get from L2, and how busy L2 is.
+# What ncu counts: bytes that HBM delivers, bytes that the SMs get from L2, how busy L2 is, and the SMs' cycles.
 TRAFFIC = (
     "dram__bytes_read.sum",
     "l1tex__m_xbar2l1tex_read_bytes.sum",
     "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+    "sm__cycles_elapsed.max",
 )
 
 
 def matmul_cases() -> Iterator[Measurement]:
-    """Chapter 3: square matmul beside PyTorch, in row order and in groups; what TF32 loses; each tile with and without
+    """Chapter 3: square matmul beside PyTorch, in each order of programs; what TF32 loses; each tile with and without
     its loads; and the bytes that the kernel reads.
     """
     for n, provider in itertools.product((512, 1024, 2048, 4096, 8192, 16_384), (*ORDERS, "torch")):
@@ -236,13 +246,11 @@ def _matmul_in_turns(n: int) -> dict[str, dict[str, Any]]:
     """Both orders of programs and PyTorch, in fp16, by provider."""
     a, b = randn(n, n), randn(n, n)
     config = matmul.choose_config(torch.float16, hardware.shared_memory_limit())
-    row_order = dataclasses.replace(config, group=1)
     calls = {
-        "course": lambda: matmul.matmul(a, b, config=config),
-        "course, row order": lambda: matmul.matmul(a, b, config=row_order),
-        "torch": lambda: a @ b,
+        order: partial(matmul.matmul, a, b, config=dataclasses.replace(config, group=group))
+        for order, group in ORDERS.items()
     }
-    return timed_in_turns(calls, flops=2 * n**3)
+    return timed_in_turns(calls | {"torch": partial(torch.matmul, a, b)}, flops=2 * n**3)
 
 
 def _matmul_row(n: int, dtype: torch.dtype, group: int | None) -> dict[str, Any]:
@@ -271,9 +279,10 @@ def _matmul_by(kernel: Any, a: torch.Tensor, b: torch.Tensor, config: matmul.Mat
 
 
 def _counted_launches() -> list[tuple[int, str, matmul.MatmulConfig]]:
-    """n, order of programs and tile of each launch that ncu looks at: every tile once, the last one with more."""
+    """n, provider and tile of each launch that ncu looks at: every tile with each of TILED, the last one in each order
+    with larger n, too."""
+    tiles = [(SIDE, provider, config) for config in TILES for provider in TILED]
     others = itertools.product((SIDE, 2 * SIDE, 4 * SIDE), ORDERS)
-    tiles = [(SIDE, "course", config) for config in TILES]
     return tiles + [launch for n, order in others if (launch := (n, order, TILES[-1])) not in tiles]
 
 
@@ -281,7 +290,7 @@ def _counted_launches() -> list[tuple[int, str, matmul.MatmulConfig]]:
 def _matmul_traffic() -> dict[tuple[int, str, matmul.MatmulConfig], dict[str, Any]]:
     """TRAFFIC of each of _counted_launches. Needs ncu."""
     options = ("--clock-control", "none", "--print-units", "base", "--metrics", ",".join(TRAFFIC))
-    found = profiler.counted("matmul_kernel", profiler.python("chapters_0_to_7", "launch_matmuls()"), *options)
+    found = profiler.counted("matmul_", profiler.python("chapters_0_to_7", "launch_matmuls()"), *options)
     rows = [{name: float(row[name]) for name in TRAFFIC} for _, row in found.iterrows()]
     return dict(zip(_counted_launches(), rows, strict=True))
 
@@ -291,8 +300,9 @@ def launch_matmuls() -> None:
     for is_counted in (False, True):
         if is_counted:
             torch.cuda.profiler.start()
-        for n, order, config in _counted_launches():
-            matmul.matmul(randn(n, n), randn(n, n), config=dataclasses.replace(config, group=ORDERS[order]))
+        for n, provider, config in _counted_launches():
+            kernel, group = TILED.get(provider) or (matmul.matmul_kernel, ORDERS[provider])
+            _matmul_by(kernel, randn(n, n), randn(n, n), dataclasses.replace(config, group=group))
             torch.cuda.synchronize()
 
 

@@ -2,9 +2,9 @@
 FILE.
 
 Ring attention beside one GPU, the same computing without sending, sending without computing, shards in plain order,
-programs with equal shares of the work, and the other ways to share a sequence. A time is the slowest rank's, the median
-of a few repeats. With NCCL_P2P_DISABLE=1 messages go through the host's memory. Rows that stand in FILE for another
-link stay.
+programs with equal shares of the work, with and without sending, and the other ways to share a sequence. A time is the
+slowest rank's, the median of a few repeats. With NCCL_P2P_DISABLE=1 messages go through the host's memory. Rows that
+stand in FILE for another link stay.
 """
 
 from __future__ import annotations
@@ -106,6 +106,8 @@ def ring_cases(S: int, H_k: int, repeats: int) -> Iterator[dict]:
         yield {"provider": "plain order"} | both_ways(q, k, v, do, forward, repeats)
     with torch.no_grad(), mock.patch.object(hopper_forward, "in_process_group", lambda: False):
         yield {"provider": "equal shares", "forward_ms": timed(lambda: forward(q, k, v), repeats)}
+        with mock.patch.object(ring, "Passing", NothingSent):
+            yield {"provider": "equal shares alone", "forward_ms": timed(lambda: forward(q, k, v), repeats)}
     before = ring.Passing.bytes_sent
     o = forward(q, k, v)
     between = ring.Passing.bytes_sent

@@ -1,0 +1,62 @@
+"""Chapter 13 on one GPU: the tiles and joins of a rank of four, each by itself. measure.ring measures the ring."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+from unittest import mock
+
+import torch
+
+from fa_tutorial import attention, ring
+from fa_tutorial.bench.cases import about
+from fa_tutorial.bench.sweep import Measurement
+from fa_tutorial.bench.timing import randn, timed
+from fa_tutorial.hopper import forward as hopper_forward
+from measure.chapter_8 import settled
+
+H, D, RANKS = 16, 128, 4
+OWNERS = {"own": 1, "earlier": 0, "later": 2}  # whose keys rank 1 computes with
+
+
+def kernels_cases() -> Iterator[Measurement]:
+    """Each tile by fixed numbers and by the counter, and the join of a visitor's part, by the tokens of the whole."""
+    for S, tile, counter in itertools.product((131_072, 1_048_576), OWNERS, (False, True)):
+        yield about(13, "ring_tile", tile, "bf16", S=S, counter=counter), partial(_tile_row, S, tile, counter)
+    for S, tile in itertools.product((131_072, 1_048_576), ("earlier", "later")):
+        yield about(13, "ring_join", tile, "bf16", S=S), partial(_join_row, S, tile)
+
+
+def _shards(S: int, tile: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, slice, bool]:
+    """q, k and v of the tile, the rows of q in the rank's shard, and is_causal."""
+    rows, keys, is_causal = ring.visible(1, OWNERS[tile], S // RANKS)
+    q = randn(1, H, S // RANKS, D, dtype=torch.bfloat16)
+    k, v = randn(2, 1, H, S // RANKS, D, dtype=torch.bfloat16)[:, :, :, keys]
+    return q, k, v, rows, is_causal
+
+
+def _part(S: int, tile: str) -> tuple[torch.Tensor, torch.Tensor]:
+    q, k, v, rows, is_causal = _shards(S, tile)
+    return attention.FORWARD(q[:, :, rows], k, v, is_causal, D**-0.5, "hopper")
+
+
+def _tile_row(S: int, tile: str, counter: bool) -> dict[str, Any]:
+    q, k, v, rows, is_causal = _shards(S, tile)
+    flops = 4 * H * D * (S // RANKS) ** 2 // 2  # every tile has half of the pairs of two shards
+    with mock.patch.object(hopper_forward, "in_process_group", lambda: counter):
+        call = partial(attention.FORWARD, q[:, :, rows], k, v, is_causal, D**-0.5, "hopper")
+        row = settled(call, flops, at_once=20 if S < 500_000 else 1)
+    return row | {"ms": round(flops / row["tflops"] / 1e9, 3)}
+
+
+def _join_row(S: int, tile: str) -> dict[str, Any]:
+    rows, _, _ = ring.visible(1, OWNERS[tile], S // RANKS)
+    o, lse = (torch.zeros(1, H, S // RANKS, *last, device="cuda") for last in ((D,), ()))
+    part = _part(S, tile)
+
+    def join() -> None:
+        o[:, :, rows], lse[:, :, rows] = ring.merge(o[:, :, rows], lse[:, :, rows], *part)
+
+    return timed(join)
