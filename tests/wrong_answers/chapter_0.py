@@ -17,14 +17,14 @@ WRONG_ANSWERS = (
          told="a large count is exact too"),
     edit("0.1", "S pairs", ("S * (S + 1) // 2 if is_causal else S * S", "S"), told=("for every (query, key) pair of every head: "
                                                                                    "attention_flops(1, 1, 3")),
-    edit("0.2", "q per block", ("2 * S * D + blocks * 2", "S * D + blocks * 3"), told=("q and o travel once, k and v once per block of "
-                                                                                      "queries")),
-    edit("0.2", "o twice", ("2 * S * D + blocks", "3 * S * D + blocks"), told="q and o travel once, k and v once per block of queries"),
+    edit("0.2", "q per block", ("2 * S * D + blocks * 2", "S * D + blocks * 3"), told="q and o travel once"),
+    edit("0.2", "o twice", ("2 * S * D + blocks", "3 * S * D + blocks"), told="each block of queries reads all of k and v"),
     edit("0.2", "nothing twice, no floats", ("blocks * 2 * S * D", "2 * S * D"), ("* itemsize + 4 * S", "* itemsize"),
-         told="q and o travel once, k and v once per block of queries"),
+         told="each block of queries reads all of k and v"),
     edit("0.2", "scores", ("2 * S * D + blocks", "2 * S * D + 6 * S * S + blocks"), told="nothing else goes through HBM"),
     edit("0.2", "rows of full blocks", ROWS, FLOATS, told=RAGGED),
     edit("0.2", "floats of full blocks", FLOATS, told=RAGGED),
+    edit("0.2", "its own keys", ("blocks * 2 * S", "blocks * 2 * block_m"), told="each block of queries reads all of k and v"),
     edit("0.2", "keys in full blocks", KEYS, told=RAGGED),
     edit("0.2", "rounded blocks", ("-(-S // block_m)", "round(S / block_m + 0.49)"), told=RAGGED),
     edit("0.5", "the peak alone", ("return peak, held", "return peak"), told="want a tuple (peak, held)"),

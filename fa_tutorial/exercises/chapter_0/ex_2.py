@@ -71,7 +71,7 @@ EXERCISE = Exercise(
     more="The package's version, ledger.flash_hbm_bytes, also takes different numbers of queries and keys, and checks its arguments.",
     inputs=inputs,
     truth=truth,
-    rule="q and o travel once, k and v once per block of queries, and 4 bytes per query; nothing else goes through HBM",
+    rule="q and o travel once, each block of queries reads all of k and v, and each query writes 4 bytes; nothing else goes through HBM",
     mistakes=MISTAKES,
     exact=True,
 )
