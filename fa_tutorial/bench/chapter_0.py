@@ -91,10 +91,11 @@ def draw_roofline(points: dict[str, tuple[float, float]], peak: float, bandwidth
 
 
 def floors(bandwidth: float) -> dict[str, float]:
-    """The milliseconds that the bytes of each of KERNELS take at `bandwidth`, bytes/s, in naive_steps."""
+    """The milliseconds that the bytes of each kernel and of the mask take at `bandwidth`, bytes/s, in naive_steps."""
     scores, vectors = 2 * 16 * 4_096 * 4_096, 2 * 16 * 4_096 * 64  # bytes of s or p, and of q, k, v or o
-    moved = (scores + 2 * vectors, 2 * scores, 2 * scores, scores + 2 * vectors)
-    return {name: count / bandwidth * 1e3 for name, count in zip(KERNELS, moved, strict=True)}
+    product, elementwise = scores + 2 * vectors, 2 * scores
+    moved = {"q kᵀ": product, "divide": elementwise, "mask": elementwise, "softmax": elementwise, "p v": product}
+    return {name: count / bandwidth * 1e3 for name, count in moved.items()}
 
 
 def show_floors(steps: pd.DataFrame, bandwidth: float) -> None:
@@ -114,7 +115,7 @@ def draw_floors(steps: pd.DataFrame, peak: float, bandwidth: float, exponentials
     often, once = (16 * ledger.flash_hbm_bytes(4_096, 4_096, 64, block_m, 2) for block_m in (128, 4_096))
     bars = {
         "naive": {name: (steps["ms"][name], colour) for name, colour in KERNELS.items()},
-        "naive, at its floors": {name: (ms, KERNELS[name]) for name, ms in floors(bandwidth).items()},
+        "naive, at its floors": {name: (floors(bandwidth)[name], colour) for name, colour in KERNELS.items()},
         "flash": {"": (steps["ms"]["flash"], blue)},
         "its FLOPs": {"": (flops / peak * 1e3, blue)},
         "its exponentials": {"": (16 * 4_096 * 4_096 / exponentials * 1e3, blue)},

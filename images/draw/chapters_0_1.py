@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
-from draw.drawing import BODY, DARK, GREY, HEAD, MASKED, TENSOR_COLOUR, WIDTH, arrow, box, canvas, image, number, write
+from draw.drawing import BODY, DARK, GREY, HEAD, MASKED, TENSOR_COLOUR, WIDTH, arrow, box, canvas, image, legend, number, write
 from fa_tutorial import ledger, softmax
 from fa_tutorial.bench import results
 
@@ -93,7 +93,7 @@ def draw_payoff() -> Figure:
 
 H200_SMS, REGISTERS_KIB, SHARED_KIB = 132, 256, 228  # NVIDIA, Hopper tuning guide, whose KB are KiB
 SHARED_BYTES, H200_HZ = 128, 1.98e9  # bytes that an SM's shared memory delivers a cycle; the highest clock
-H200_L2_MIB = 60  # torch.cuda.get_device_properties on an H200; the guide's 50 MB are an H100's; its rate: chapter 3
+H200_L2_MIB = 60  # torch.cuda.get_device_properties on an H200; the guide's 50 MB are an H100's; its rate: chapter 8
 
 
 @image("00_memory_hierarchy.png")
@@ -123,7 +123,7 @@ def draw_memory_hierarchy() -> Figure:
     for y, text in (
         (1.7, f"{REGISTERS_KIB} KiB per SM, {registers:.0f} MiB in all"),
         (2.24, f"{SHARED_KIB} KiB per SM, {shared:.0f} MiB in all,\nup to {H200_SMS * SHARED_BYTES * H200_HZ / 1e12:.0f} TB/s in all"),
-        (3.22, f"{H200_L2_MIB} MiB, over 10 TB/s"),
+        (3.22, f"{H200_L2_MIB} MiB, over 10 TB/s (chapter 8)"),
         (4.92, f"{provenance['memory_bytes'] / 2**30:.0f} GiB"),
     ):
         write(ax, side, y, text, ha="left")
@@ -166,7 +166,7 @@ def draw_naive_kernels() -> Figure:
     draw_flow(ax, end, "p v", p + 0.06, o + 0.2, [p + 0.17, v], [o])
     write(ax, fused, 0.25, "one fused kernel", HEAD, ha="left", weight="bold")
     q, k, v, o = draw_hbm(ax, fused, top, {name: size[name] for name in "qkvo"}, 0.74)
-    draw_flow(ax, end, "q kᵀ, softmax, p v", q - 0.2, o + 0.2, [q, k, v], [o])
+    draw_flow(ax, end, "q kᵀ, / √D, softmax, p v", q - 0.2, o + 0.2, [q, k, v], [o])
     S, D, block_m, itemsize = 4096, 64, 128, 2
     for x in (k, v):
         write(ax, x + 0.07, end + 0.5, f"{S // block_m} ×", ha="left", weight="bold")
@@ -176,7 +176,7 @@ def draw_naive_kernels() -> Figure:
     write(ax, naive, 3.53, "each score: 3 × written, 3 × read", ha="left")
     write(ax, fused, 3.27, f"{flash_mb:.0f} MB for each head", BODY, ha="left", weight="bold")
     write(ax, fused, 3.53, f"k, v: once per block of {block_m} queries", ha="left")
-    write(ax, fused, 3.77, "with o: 4 more bytes per query", ha="left")
+    write(ax, fused, 3.77, "with o: one float32 per query", ha="left")
     arrow(ax, (0.1, 4.05), (0.55, 4.05), "blue")
     write(ax, 0.65, 4.05, "read", ha="left")
     arrow(ax, (1.3, 4.05), (1.75, 4.05), "vermilion", dashed=True)
@@ -187,46 +187,36 @@ def draw_naive_kernels() -> Figure:
 
 @image("00_tiling.png")
 def draw_tiling() -> Figure:
-    """One head of the fused kernel at one moment: each SM has its block of queries, and meets one block of keys after another."""
-    figure, ax = canvas(4.95)
-    blocks, now, side, left, top = 8, 4, 0.36, 2.6, 1.32
+    """One head of the fused kernel at one moment: each SM has its block of queries, and reads all of k and v for it."""
+    figure, ax = canvas(5.0)
+    blocks, side, thin, left, top, pitch = 8, 0.4, 0.17, 2.75, 0.75, 0.98
     looks = {
         "done": {"colour": "yellow", "share": 0.25, "hatch": MASKED},
         "now": {"colour": "vermilion", "share": 0.7, "line": 2.0},
         "ahead": {},
     }
-    for row, name in enumerate(("k", "v")):
-        y = top - 0.95 + row * 0.42
-        write(ax, left - 0.25, y + side / 2, name, BODY, weight="bold")
+    write(ax, left - 0.9, top - 0.4, "q", BODY, weight="bold")
+    write(ax, left + blocks * side / 2, top - 0.4, "k, v and the scores, block by block →", BODY)
+    write(ax, left + blocks * side + 0.45, top - 0.4, "o", BODY, weight="bold")
+    write(ax, left + blocks * side + 0.95, top - 0.4, "read by this SM", BODY, ha="left")
+    for sm, now in enumerate((4, 5, 3, 4)):
+        y = top + sm * pitch
+        scores = y + 2 * thin
+        write(ax, left - 1.2, scores + side / 2, f"SM {sm}:\n128 queries", ha="right")
+        box(ax, left - 1.1, scores, side, side, colour="blue", share=0.75, line=2.0)
+        for row, name in enumerate("kv"):
+            write(ax, left - 0.15, y + (row + 0.5) * thin, name, weight="bold")
+            for col in range(blocks):
+                look = {"colour": TENSOR_COLOUR[name], "share": 0.75 if col == now else 0.3} if col <= now else {}
+                box(ax, left + col * side, y + row * thin, side, thin, **look)
         for col in range(blocks):
-            share, line = (0.75, 2.0) if col == now else (0.25, 1.0)
-            box(ax, left + col * side, y, side, side, colour=TENSOR_COLOUR[name], share=share, line=line)
-    write(ax, left + blocks * side / 2, 0.18, "keys and values, block by block →")
-    write(ax, left - 0.62, top - 0.2, "q", BODY, weight="bold")
-    write(ax, left + blocks * side + 0.53, top - 0.2, "o", BODY, weight="bold")
-    for row in range(blocks):
-        y = top + row * side
-        write(ax, left - 0.95, y + side / 2, f"SM {row}: 128 queries", ha="right")
-        box(ax, left - 0.8, y, side, side, colour="blue", share=0.75, line=2.0)
-        for col in range(blocks):
-            box(ax, left + col * side, y, side, side, **looks["done" if col < now else "now" if col == now else "ahead"])
-        box(ax, left + blocks * side + 0.35, y, side, side, colour="purple", share=0.15, dashed=True)
-    write(ax, 1.0, top + blocks * side + 0.2, "…")
-    note = left + blocks * side + 0.95
-    for y, (look, text) in zip((1.75, 2.55, 3.35), (
-        (looks["now"], "scores on the chip now"),
-        (looks["done"], "used and forgotten"),
-        (looks["ahead"], "still to come"),
-    ), strict=True):  # fmt: skip
-        box(ax, note, y - 0.13, 0.32, 0.26, **look)
-        write(ax, note + 0.42, y, text, ha="left")
-    write(ax, note, 3.95, "o: written once,\nat the end of the row", ha="left")
-    write(
+            box(ax, left + col * side, scores, side, side, **looks["done" if col < now else "now" if col == now else "ahead"])
+        box(ax, left + blocks * side + 0.25, scores, side, side, colour="purple", share=0.15, dashed=True)
+        write(ax, left + blocks * side + 0.95, scores + side / 2, f"{now + 1} blocks of k and v", ha="left")
+    legend(
         ax,
-        left + blocks * side / 2,
-        top + blocks * side + 0.42,
-        "for its block of queries, each SM reads all keys and values once",
-        weight="bold",
+        4.8,
+        ((0.2, looks["now"], "scores on the chip now"), (3.0, looks["done"], "used and forgotten"), (5.4, looks["ahead"], "still to come")),
     )
     return figure
 

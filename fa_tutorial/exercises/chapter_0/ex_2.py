@@ -30,6 +30,7 @@ MISTAKES = {
     "you count k and v for a fraction of a block: a smaller last block reads all of k and v too": (BLOCKS, "S / block_m"),
     ("you count q and o once per block, but each block has its own rows of q and o, so they travel once in "
     "all"): (f"{VECTORS} * 2", "blocks * 4"),
+    "S · D elements are missing: q is read once, and o is written once": (VECTORS, "S * D + blocks"),
     "you count elements, not bytes: multiply by itemsize": ("elements * itemsize", "elements"),
     "you fix the bytes of an element at 2: multiply by itemsize": ("elements * itemsize", "elements * 2"),
 }  # fmt: skip
@@ -49,6 +50,7 @@ def inputs():
     )
     yield case(10, 3, 4, 2, edge="ragged", otherwise=ragged)
     yield case(3, 7, 4, 2, edge="ragged", otherwise=ragged)
+    yield case(129, 1, 128, 2, edge="ragged", otherwise=ragged)
     for _ in range(20):
         D, block_m, blocks = random.randint(1, 128), random.randint(1, 64), random.randint(1, 9)
         yield case(blocks * block_m, D, block_m, random.choice((1, 2, 4)), on="a random case", fresh=True)
@@ -69,7 +71,7 @@ EXERCISE = Exercise(
     more="The package's version, ledger.flash_hbm_bytes, also takes different numbers of queries and keys, and checks its arguments.",
     inputs=inputs,
     truth=truth,
-    rule="q and o travel once, k and v once per block of queries, and 4 bytes per query; nothing else goes through HBM",
+    rule="q and o travel once, each block of queries reads all of k and v, and each query writes 4 bytes; nothing else goes through HBM",
     mistakes=MISTAKES,
     exact=True,
 )

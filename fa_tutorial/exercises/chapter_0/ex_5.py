@@ -54,6 +54,7 @@ def inputs():
     yield made_of(("a", 5), ("b", 3), ("a", -5), ("c", 4))
     yield made_of(("a", 5), ("a", -5), ("b", 3), ("c", 4), ("c", -4))
     yield made_of(("a", 5), ("b", 3), ("b", -3), ("c", 2), ("d", 4), ("a", -5))
+    yield made_of(("c", 2), ("b", 9), ("b", -9), ("a", 3), ("d", 1))
     yield made_of(("a", 5), ("b", 3), ("b", -3), ("c", 3), otherwise="where the peak is reached twice, the first time counts")
     yield case([], on="no event at all", otherwise="without an event the peak is 0, and no tensor holds it")
     for _ in range(20):
