@@ -42,7 +42,7 @@ def truth(x, ROWS, BLOCK, stride_x, stride_out):
 
 def launch(x, ROWS, BLOCK, stride_x, stride_out):
     args = (In(x, (stride_x, 1)), Out(x.shape, x.dtype, (stride_out, 1)), x.shape[1], stride_x, stride_out)
-    shapes = "a maximum or a sum over axis 1 is [ROWS]: [:, None] makes it a column"
+    shapes = "a block with a number for each row is [ROWS]: [:, None] makes it a column"
     return Launch((len(x) // ROWS,), args, {"ROWS": ROWS, "BLOCK": BLOCK}, shapes, left_out=torch.finfo(x.dtype).max)
 
 
@@ -54,7 +54,7 @@ def inputs():
 
     place = "program i takes rows i · ROWS to i · ROWS + ROWS − 1: element c of row r lies at r · stride_x + c in x, and at r · stride_out + c in out"
     x = [[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0], [0.0, 0.0, 5.0, 1.0], [1.0, 0.0, 2.0, 0.0]]
-    yield softmax(x[:2], 2, 4, "a row's numbers lie along axis 1 of the tile", stray=place)
+    yield softmax(x[:2], 2, 4, "a program's tile is [ROWS, BLOCK], and a row's numbers lie along its axis 1", stray=place)
     yield softmax(x, 2, 4, place, stray=place)
     yield softmax(
         [[0.0, 1.0, 2.0, 3.0], [1000.0, 1001.0, 1000.0, 999.0]], 2, 4, "each row has its own maximum, which is subtracted before exp"
