@@ -28,12 +28,12 @@ MISTAKES = {
     "every program takes the first ROWS rows: program i begins at row i · ROWS": (f"{FIRST} + ", ""),
     "the maximum is the whole tile's: each row has its own (axis=1)": (MAXIMUM, "tl.max(x)"),
     "the sum is the whole tile's: each row has its own (axis=1)": (SUM, "tl.sum(p)"),
-    "the sums go down the columns: a row's numbers lie along axis 1": (SUM, "tl.sum(p, axis=0)[None, :]"),
     "exp overflows: subtract the row's maximum before exp": (f"x - {MAXIMUM}", "x"),
     "exp(x − m) is not divided by its sum": (f"p / {SUM}", "p"),
     "the positions past the end of a row count: load them as −inf (other=)": (OTHER, "0.0"),
-    "row r starts at element r: multiply the row by its stride": [("rows * stride_x", "rows"), ("rows * stride_out", "rows")],
 }  # fmt: skip
+
+ROWS_OF_I = "program i takes rows i · ROWS to i · ROWS + ROWS − 1"
 
 
 def truth(x, ROWS, BLOCK, stride_x, stride_out):
@@ -52,7 +52,7 @@ def inputs():
         on = f"x of shape {tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}, ROWS = {ROWS}, BLOCK = {BLOCK}"
         return case(x, ROWS, BLOCK, x.shape[1] + more, x.shape[1] + 2 * more, on=on, otherwise=otherwise, **options)
 
-    place = "program i takes rows i · ROWS to i · ROWS + ROWS − 1: element c of row r lies at r · stride_x + c in x, and at r · stride_out + c in out"
+    place = f"{ROWS_OF_I}: element c of row r lies at r · stride_x + c in x, and at r · stride_out + c in out"
     x = [[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0], [0.0, 0.0, 5.0, 1.0], [1.0, 0.0, 2.0, 0.0]]
     yield softmax(x[:2], 2, 4, "a program's tile is [ROWS, BLOCK], and a row's numbers lie along its axis 1", stray=place)
     yield softmax(x, 2, 4, place, stray=place)
@@ -78,8 +78,7 @@ EXERCISE = Exercise(
         "it a column, which broadcasts over the tile.",
     ),
     solution=softmax_of_rows_kernel,
-    reasoning="A tile of ROWS rows is reduced along axis 1, so each row keeps its own maximum and sum. The rows are independent, so that "
-    "is all that changes, and the launch needs only rows / ROWS programs.",
+    reasoning="A tile is reduced along axis 1, so each row keeps its own maximum and sum, and the launch needs only rows / ROWS programs.",
     inputs=inputs,
     truth=truth,
     launch=launch,
@@ -88,7 +87,7 @@ EXERCISE = Exercise(
     adapt=by_hand,
     tolerance=tolerance,
     seen={
-        "overlap": "rows are written by more than one program: program i writes rows i · ROWS to i · ROWS + ROWS − 1",
+        "overlap": f"rows are written by more than one program: {ROWS_OF_I}",
         "pieces": "take the rows of a program as one tile, [ROWS, BLOCK], with one load and one store",
         "again": "load the tile once, and use it for the maxima, the exponentials and their sums",
     },
