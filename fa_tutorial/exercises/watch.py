@@ -306,9 +306,10 @@ class Weights(Gradients):
 
     def complaint(self, result: Any) -> str:
         want = torch.promote_types(self.dtype, torch.float32)
-        if isinstance(result, torch.Tensor) and result.dtype != want:
-            came, needed, given = (str(x).removeprefix("torch.") for x in (result.dtype, want, self.dtype))
-            return f"{self.names[0]} comes in {came}, and it is {needed} for inputs in {given}"
+        for name, part in zip(self.names, result if isinstance(result, tuple | list) else (result,), strict=True):
+            if isinstance(part, torch.Tensor) and part.dtype != want:
+                came, needed, given = (str(x).removeprefix("torch.") for x in (part.dtype, want, self.dtype))
+                return f"{name} comes in {came}, and it is {needed} for inputs in {given}"
         return ""
 
 
@@ -433,8 +434,8 @@ class SeenByKeys(SeenTiles):
         self.compared.tiles |= {(m, n) for m in (block_m, self.sizes[0] % block_m) for n in (block_n, self.sizes[1] % block_n)}
 
 
-class HiddenByInfinity(CausalTiles):
-    """CausalTiles, and no finite number may stand for −∞ where scores are hidden."""
+class NoStandIn:
+    """Beside a watch: no finite number may stand for −∞ where scores are hidden."""
 
     stand_in = 0.0
 
@@ -452,6 +453,10 @@ class HiddenByInfinity(CausalTiles):
             f"the result is right here, but {number} stands for −∞: a score may be as small, and a row that sees no key must give p = 0. "
             "Hide scores with -math.inf"
         )
+
+
+class HiddenByInfinity(NoStandIn, CausalTiles):
+    """CausalTiles with NoStandIn."""
 
 
 class Whole(int):
