@@ -12,7 +12,7 @@ from fa_tutorial.exercises.running import INF
 def join(o_a, lse_a, o_b, lse_b):
     """(o, lse) of one query from two parts of its keys.
 
-    o_a, o_b: (D,). lse_a, lse_b: tensors of one number. Any function of torch will do.
+    o_a, o_b: (D,). lse_a, lse_b: tensors of one number.
     """
     lse = torch.logaddexp(lse_a, lse_b)
     shift = torch.where(lse == -math.inf, 0.0, lse)  # two empty parts: both shares are 0, not NaN
