@@ -17,36 +17,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fa_tutorial.exercises.running import Wrong, adapting
 
 PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "mv": (0, 1), "addmv": (1, 2), "dot": (0, 1), "mul": (0, 1)}
+OF_ROWS = ("softmax", "log_softmax", "logsumexp", "max", "amax", "cummax")  # what takes a row's maximum
 
 
-SOFTMAXES = ("softmax", "log_softmax")
-OF_ROWS = (*SOFTMAXES, "logsumexp", "max", "amax", "cummax")  # what takes a row's maximum
-
-
-class Rows(TorchFunctionMode):
-    """For a softmax that is written by hand: in `softmax`, whether a library's was called; in `longest`, the longest row of a maximum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.softmax, self.longest = False, 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")
-        self.softmax |= name in SOFTMAXES
-        if name in OF_ROWS and isinstance(args[0], torch.Tensor) and args[0].ndim:
-            self.longest = max(self.longest, args[0].shape[-1])
-        return func(*args, **(kwargs or {}))
-
-
-class BlocksOfRows(Rows):
-    """Rows, and no maximum may be taken of more than a block of the first argument."""
+class BlocksOfRows(TorchFunctionMode):
+    """No maximum may be taken of more than a block of the first argument."""
 
     def __init__(self, x: torch.Tensor, *rest: Any) -> None:
         super().__init__()
-        self.block = rest[-1]
+        self.block, self.longest = rest[-1], 0
         self.can_tell = x.ndim > 0 and 1 < self.block < x.shape[-1] != -(
             -x.shape[-1] // self.block
         )  # else the blocks' maxima are a row as long
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in OF_ROWS and isinstance(args[0], torch.Tensor) and args[0].ndim:
+            self.longest = max(self.longest, args[0].shape[-1])
+        return func(*args, **(kwargs or {}))
 
     def complaint(self, result: Any) -> str:
         if self.can_tell and self.longest > self.block:
