@@ -39,7 +39,7 @@ WRONG_ANSWERS = (
     edit("12.3", "scaled scores, and their gradients", ("q @ k.T", "q @ k.T * scale_log2 * math.log(2)"), ("s * scale_log2 - ", "s * math.log2(math.e) - "),
          ("return ds @ k, ds.T @ q", "return scale_log2 * math.log(2) * ds @ k, scale_log2 * math.log(2) * ds.T @ q"), told="dq and dk are scaled"),
     edit("12.3", "delta by columns", ("delta[:, None]", "delta"), told="delta is subtracted by columns"),
-    edit("12.3", "shares in float16", ("return ds @ k, ds.T @ q, p.T @ do", "return (ds @ k).half(), (ds.T @ q).half(), (p.T @ do).half()"), told="the shares are rounded to 16 bits"),
+    edit("12.3", "shares in float16", ("return ds @ k, ds.T @ q, p.T @ do", "return (ds @ k).half(), (ds.T @ q).half(), (p.T @ do).half()"), told="dq's share is ds k, as the loop leaves it"),
     edit("12.3", "p by rows' own softmax", ("torch.exp2(s * scale_log2 - (lse * math.log2(math.e))[:, None])", "torch.softmax(s * scale_log2 * math.log(2), 1)"),
          told="p is a softmax of this block alone"),
     edit("12.3", "a mask by subtraction", ("torch.where(seen, q @ k.T, -math.inf)", "(q @ k.T).masked_fill(~seen, -math.inf)"), ("torch.exp2(s", "torch.exp2(s.nan_to_num(0.0)"),
