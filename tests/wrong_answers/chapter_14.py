@@ -94,9 +94,9 @@ WRONG_ANSWERS = (
     edit("14.8", "the store's mask by the key", ("mask=position[None, :] < columns", "mask=key[None, :] < S"), told="with 0 where there is no key"),
     edit("14.8", "the first block's keys", ("key_order_in_triton(position)", "key_order_in_triton(tl.arange(0, BLOCK))"), told="its positions begin at block · BLOCK"),
     # on a GPU the programs of the three with gpu="quantise_columns" race, and what is told differs from run to run
-    edit("14.8", "heads of y by S", ("(head * D + offs_d[:, None]) * columns", "head * D * S + offs_d[:, None] * columns"), told="D · columns apart",
+    edit("14.8", "heads of y by S", ("(head * D + offs_d[:, None]) * columns", "head * D * S + offs_d[:, None] * columns"), told="it never writes y[2, 14, 0]",
          gpu="quantise_columns"),
-    edit("14.8", "rows of y by S", ("(head * D + offs_d[:, None]) * columns", "head * D * columns + offs_d[:, None] * S"), told="`columns` apart, not S",
+    edit("14.8", "rows of y by S", ("(head * D + offs_d[:, None]) * columns", "head * D * columns + offs_d[:, None] * S"), told="y has `columns` columns all the same",
          gpu="quantise_columns"),
     edit("14.8", "untransposed, rows of y by S", ("(head * D + offs_d[:, None]) * columns + position[None, :]", "(head * D + offs_d[None, :]) * S + position[:, None]"),
          ("tl.trans(y), mask=position[None, :]", "y, mask=position[:, None]"), told="y has `columns` columns", gpu="quantise_columns"),
