@@ -610,7 +610,7 @@ def draw_skeleton() -> Figure:
     arrow(ax, (x_acc + dim, middle), (8.05, middle))
     write(ax, x_q + dim / 2, 2.65, "[BLOCK_M, BLOCK_D]\nread once, stays")
     write(ax, x_s + block_n + 0.1, 1.9, "[BLOCK_D, BLOCK_N]\nstreams past", ha="left")
-    write(ax, x_acc - 0.1, 2.5, "[BLOCK_N, BLOCK_D]\nstreams past", ha="right")
+    write(ax, x_acc - 0.04, 2.5, "[BLOCK_N, BLOCK_D]\nstreams past", ha="right")
     arrow(ax, (x_s + block_n / 2, high), (x_s + block_n / 2, row))
     arrow(ax, (x_acc + dim / 2, high), (x_acc + dim / 2, row))
     write(ax, (x_s + block_n + x_acc) / 2, middle - 0.18, "acc += s v", BODY)
