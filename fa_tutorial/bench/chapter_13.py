@@ -135,19 +135,59 @@ def print_orders(rows: pd.DataFrame) -> None:
         print(f"{S:9,} tokens {forward:10.2f} {backward:9.2f} {with_sends:13,.1f} {without:9,.1f}")
 
 
-def print_parts(rows: pd.DataFrame, way: str, provider: str) -> None:
-    """Where the time of four GPUs goes: a quarter of one GPU's, what tiles and joins take more, and what sends add.
+CASES = (("NVLink", 131_072), ("NVLink", 1_048_576), ("host memory", 131_072), ("host memory", 262_144))
+
+
+def parts(rows: pd.DataFrame, way: str, provider: str) -> pd.DataFrame:
+    """Where the ms of four GPUs go, a row for each case, with 16 key heads.
 
     rows: load()'s. way: "forward" or "backward". provider: "ring", which uses the counter, or "equal shares".
     """
-    rows = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)].set_index(["link", "S", "provider"])
-    without = "equal shares alone" if provider == "equal shares" else "computing alone"
-    print(f"{way + ', ms':26}  T_c      T_s    quarter of one GPU  + tiles, joins  + sends  = measured")
-    for link, S in (("NVLink", 131_072), ("NVLink", 1_048_576), ("host memory", 131_072), ("host memory", 262_144)):
-        one, alone, ours = (rows.loc[(link, S, name), f"{way}_ms"] for name in ("one GPU", without, provider))
-        T_s = rows.loc[(link, S, "sending alone"), "forward_ms"] / 3
-        parts = f"{one / 4:22,.1f} {alone - one / 4:15,.1f} {ours - alone:8,.1f} {ours:11,.1f}".replace("-", "−")
-        print(f"{S:9,} {link:11} {alone / 4:9,.1f} {T_s:8,.1f} {parts}")
+    rows = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)]
+    ms = rows.pivot(index=["link", "S"], columns="provider", values=f"{way}_ms").astype(float).loc[list(CASES)]
+    T_s = forward_times(rows).set_index(["link", "S"])["sending alone"].loc[list(CASES)] / 3
+    alone = ms["equal shares alone" if provider == "equal shares" else "computing alone"]
+    quarter = ms["one GPU"] / 4
+    return pd.DataFrame({
+        "T_c": alone / 4, "T_s": T_s, "quarter of one GPU": quarter, "+ tiles, joins": alone - quarter,
+        "+ sends": ms[provider] - alone, "= measured": ms[provider],
+    })  # fmt: skip
+
+
+def print_parts(rows: pd.DataFrame, way: str, provider: str) -> None:
+    """The table of parts(rows, way, provider)."""
+    found = parts(rows, way, provider)
+    print(f"{way + ', ms':21}", *(f"{name:>{max(len(name), 7)}}" for name in found), sep="   ")
+    for (link, S), case in found.iterrows():
+        numbers = (f"{ms:{max(len(name), 7)},.1f}".replace("-", "−") for name, ms in case.items())
+        print(f"{S:9,} {link:11}", *numbers, sep="   ")
+
+
+def plot_parts(rows: pd.DataFrame) -> Figure:
+    """The forward's parts with equal shares and with the counter, over a quarter of one GPU's time."""
+    figure = Figure(figsize=(8.4, 3.8))
+    ax = figure.subplots()
+    shares = {"equal shares": parts(rows, "forward", "equal shares"), "counter": parts(rows, "forward", "ring")}
+    colours = {"quarter of one GPU": "sky", "+ tiles, joins": "orange", "+ sends": "vermilion"}
+    places, labels = [], []
+    for i, (link, S) in enumerate(CASES):
+        for j, (name, found) in enumerate(shares.items()):
+            case, place, left = found.loc[link, S], 2.6 * i + j, 0.0
+            for part, colour in colours.items():
+                width = case[part] / case["quarter of one GPU"]
+                label = part.removeprefix("+ ") if not places else None
+                ax.barh(place, width, 0.8, left, color=figures.COLOURS[colour], label=label)
+                left += width
+            ax.text(left + 0.02, place, f"{case['= measured']:,.1f} ms", va="center")
+            places.append(place)
+            labels.append(f"{S:,} tokens, {link}: {name}" if j == 0 else name)
+    ax.set_yticks(places, labels)
+    ax.invert_yaxis()
+    ax.grid(visible=False, axis="y")
+    ax.set_xlim(0, 2.6)
+    ax.set_xlabel("forward / a quarter of one GPU's forward")
+    figure.legend(loc="outside upper center", ncols=3)
+    return figure
 
 
 def print_tiles(kernels: pd.DataFrame) -> None:
