@@ -317,7 +317,7 @@ def flash_backward(
     scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
     block_m, block_n = check_int("block_m", block_m), check_int("block_n", block_n)
     H_k, S_q, S_k = k.shape[1], q.shape[2], k.shape[2]
-    k, v, lse = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1]), finite_or_inf(lse)
+    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
     delta = row_delta(o, do) if dlse is None else row_delta(o, do) - dlse
     dq, dk, dv = (torch.zeros(x.shape, dtype=state_dtype(x), device=x.device) for x in (q, k, v))
 
@@ -347,12 +347,11 @@ def p_and_ds(q, k, v, do, lse, delta, rows: slice, keys: slice, mask: bool,
     """p (6.7) and ds (6.10) of one tile, each (B, H, block_m, block_n).
 
     rows, keys: slices that end at S_q and S_k at most. mask: apply the causal mask inside the tile.
-    lse: +inf, not −inf, in rows that see no key.
     """
     s = scores(q[:, :, rows], k[:, :, keys], scale)
     if mask:
         s = s.masked_fill(~seen_in_tile(rows, keys, q.shape[2], k.shape[2], q.device), -math.inf)
-    p = torch.exp(s - lse[:, :, rows, None])
+    p = torch.exp(s - finite_or_inf(lse[:, :, rows, None]))
     dp = scores(do[:, :, rows], v[:, :, keys], 1.0)
     return p, p * (dp - delta[:, :, rows, None])
 

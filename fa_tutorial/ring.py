@@ -302,6 +302,8 @@ def play_backward(
         return clock.start(kv_s if x.ndim == 1 else dkv_s, x.roll((-1,) * x.ndim, tuple(range(x.ndim))))
 
     def tile(kv: torch.Tensor) -> torch.Tensor:
+        if isinstance(kv, Message):
+            raise TypeError("tile takes k and v, got their Message: wait() returns them")
         clock.compute(tile_s)
         return torch.outer(kv, mine)
 

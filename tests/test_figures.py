@@ -1,6 +1,5 @@
 """Every image is drawn by code without error, what it computes is right, and the notebooks' plots have their look."""
 
-import itertools
 from pathlib import Path
 
 import matplotlib
@@ -11,7 +10,6 @@ from matplotlib.figure import Figure
 import draw
 from draw import chapter_8
 from draw.__main__ import save
-from draw.chapters_4_5 import EXAMPLE_SCORES, EXAMPLE_VALUES, running_steps
 from fa_tutorial import figures
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -28,13 +26,6 @@ def test_image_is_drawn(name, tmp_path):
 
 def test_every_stored_image_is_drawn_by_code():
     assert {path.name for path in (ROOT / "images").iterdir() if path.is_file()} == set(draw.IMAGES)
-
-
-def test_running_state_is_attention():
-    steps, o, lse = running_steps()
-    scores, values = np.array(EXAMPLE_SCORES), np.array(EXAMPLE_VALUES)
-    np.testing.assert_allclose([o, lse], [np.exp(scores) @ values / np.exp(scores).sum(), np.log(np.exp(scores).sum())], rtol=1e-12)
-    assert all(one.after == other.before for one, other in itertools.pairwise(steps))
 
 
 @pytest.mark.parametrize(("num_stages", "units"), [(2, 13), (3, 8), (4, 8)])

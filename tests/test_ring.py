@@ -12,7 +12,6 @@ import torch
 from fa_tutorial import processes, reference, ring
 from fa_tutorial.__main__ import main
 from fa_tutorial.bench import chapter_13
-from fa_tutorial.exercises.chapter_13.ex_4 import tile_of
 
 RANKS = (1, 2, 3, 4)
 
@@ -253,13 +252,6 @@ def test_messages_on_a_clock_wait_for_one_another_and_for_nothing_else():
     clock.compute(4.0)
     clock.start(1.0).wait()
     assert (clock.now, clock.sent) == (8.0, 4.0)
-
-
-def test_a_ring_on_a_clock_takes_the_longer_of_computing_and_sending():
-    """16 rows: half of 16² pairs, 4 FLOPs for each, are 512 a step; 2 · 16 numbers of 2 bytes are 64."""
-    for bandwidth, seconds in ((64, 4 * 512), (0.1, 3 * 640 + 512)):
-        got = chapter_13.play_on_a_clock(16, 4, tile_of, 1.0, bandwidth, 1, 1, 1, 2)
-        assert got == pytest.approx(seconds)
 
 
 # ---------------------------------------------------------------- the command

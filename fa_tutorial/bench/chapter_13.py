@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import torch
 import torch.distributed as dist
@@ -107,29 +106,7 @@ def hand_over(is_send_first: bool) -> int:
     return coming.item()
 
 
-# ---------------------------------------------------------------- a ring with a modelled link
-
-
-def play_on_a_clock(rows: int, ranks: int, tile_of: Callable, flops: float, bandwidth: float,
-                    H_q: int, H_k: int, D: int, itemsize: int) -> float:  # fmt: skip
-    """Seconds of a causal forward ring in zigzag order, by FLOPs and bytes alone.
-
-    All ranks take as long as rank 0.
-    rows: of a shard. tile_of: (rank, owner, rows) -> (first, end, is_causal).
-    """
-    clock, sending = ring.Clock(), 2 * H_k * rows * D * itemsize / bandwidth
-    for step in range(ranks):
-        if step < ranks - 1:
-            message = clock.start(sending)
-        first, end, is_causal = tile_of(0, -step % ranks, rows)
-        pairs = (rows - first) * end / (2 if is_causal else 1)
-        clock.compute(4 * H_q * D * pairs / flops)
-        if step < ranks - 1:
-            message.wait()
-    return clock.now
-
-
-LENGTHS = [int(2 ** (i / 8)) // 2 * 2 for i in range(96, 145)]  # tokens in a shard: 4,096 to 262,144
+# ---------------------------------------------------------------- stored times
 
 
 def forward_times(rows: pd.DataFrame) -> pd.DataFrame:
@@ -144,81 +121,96 @@ def forward_times(rows: pd.DataFrame) -> pd.DataFrame:
     return times.assign(x=times["computing alone"] / 4 / T_s, W=1e3 * message / T_s)
 
 
-def plot_hidden(tile_of: Callable, leasts: dict[str, float], flops: float, sizes: tuple[int, ...],
-                rows: pd.DataFrame) -> Figure:  # fmt: skip
-    """How much of a ring's time isn't hidden, against the tokens in a shard, for each link: on the clock, and measured.
-
-    leasts: (13.7) for each link. sizes: H_q, H_k, D, itemsize. rows: load()'s. Shorter shards are left out: launches
-    decide there.
-    """
-    times = forward_times(rows)
-    times = times[times["H_k"].eq(16)]
-    figure = Figure(figsize=(7.6, 3.6))
-    ax = figure.subplots()
-    looks = (("blue", "-", "o"), ("vermilion", "--", "s"))
-    for (link, least), (colour, line, marker) in zip(leasts.items(), looks, strict=True):
-        here, look = times[times["link"].eq(link)], {"color": figures.COLOURS[colour]}
-        bandwidths = np.interp(LENGTHS, here["S"].astype(float) / 4, here["W"])
-        shares = []
-        for n, bandwidth in zip(LENGTHS, bandwidths, strict=True):
-            ring_s, alone = (play_on_a_clock(n, 4, tile_of, flops, W, *sizes) for W in (bandwidth, float("inf")))
-            shares.append(100 * (1 - alone / ring_s))
-        ax.plot(LENGTHS, shares, linestyle=line, label=f"{link}: clock", **look)
-        ax.axvline(least, linestyle=":", label=f"(13.7): {least:,.0f} tokens", **look)
-        here = here[here["S"] > 16_384]
-        for provider, fill in (("equal shares", "none"), ("ring", "full")):
-            found = 100 * (1 - here["computing alone"] / here[provider])
-            label = "equal shares" if fill == "none" else "counter"
-            ax.plot(here["S"] / 4, found, marker, fillstyle=fill, label=label, **look)
-    ax.set_xscale("log", base=2)
-    ticks = [2**i for i in range(12, 19, 2)]
-    ax.set_xticks(ticks, [f"{n:,}" for n in ticks])
-    ax.minorticks_off()
-    ax.set_xlabel("tokens in a shard")
-    ax.set_ylabel("not hidden, % of the ring's time")
-    figure.legend(loc="outside right center")
-    return figure
-
-
 def print_orders(rows: pd.DataFrame) -> None:
-    """The time in plain order over that in zigzag order, on four GPUs with 16 key heads, over NVLink."""
+    """The time in plain order over that in zigzag order, and zigzag order's forward with and without sends: four GPUs,
+    16 key heads, over NVLink."""
     rows = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4) & rows["link"].eq("NVLink")]
     times = rows.pivot(index="S", columns="provider", values=["forward_ms", "backward_ms"]).astype(float)
-    print("plain order / zigzag order:  forward  backward")
+    print("                      plain / zigzag       zigzag, forward ms")
+    print("                    forward  backward    with sends   without")
     for S in times.index:
         found = times.loc[S]
         forward, backward = (found[way, "plain order"] / found[way, "ring"] for way in ("forward_ms", "backward_ms"))
-        print(f"{S:9,} tokens {forward:19.2f} {backward:9.2f}")
+        with_sends, without = found["forward_ms", "ring"], found["forward_ms", "computing alone"]
+        print(f"{S:9,} tokens {forward:10.2f} {backward:9.2f} {with_sends:13,.1f} {without:9,.1f}")
 
 
-def print_backward(rows: pd.DataFrame) -> None:
-    """The ring's times and its computing alone on both links, and each way's most memory, in shards of q."""
-    rows = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)].set_index(["link", "S", "provider"])
-    for link, S in (("NVLink", 131_072), ("host memory", 262_144)):
-        for way in ("forward", "backward"):
-            alone, ours = (rows.loc[(link, S, name), f"{way}_ms"] for name in ("computing alone", "ring"))
-            case = f"{S:,} tokens over {link}, {way}:"
-            print(f"{case:43} computing alone {alone:5.1f} ms, the ring {ours:5.1f} ms")
-    shard = 16 * 131_072 // 4 * 128 * 2  # bytes of q
-    one, ours = (rows.loc[("NVLink", 131_072, name), "peak_bytes"] / shard for name in ("one GPU", "ring"))
-    print(f"most memory, in shards of q: a quarter of one GPU's {one / 4:.1f}, the ring's {ours:.1f}")
+CASES = (("NVLink", 131_072), ("NVLink", 1_048_576), ("host memory", 131_072), ("host memory", 262_144))
 
 
-def print_sends(rows: pd.DataFrame, link: str, *columns: str) -> None:
-    """Forward times by length, with 16 key heads. columns: providers, and the clock's times: "the clock", and "late
-    starts", where two of the three messages aren't hidden."""
-    times = forward_times(rows)
-    times = times[times["link"].eq(link) & times["H_k"].eq(16)]
-    T_c, T_s = times["computing alone"] / 4, times["sending alone"] / 3
-    longer = np.maximum(T_c, T_s)  # no message travels beside the last tile
-    times = times.assign(**{"the clock": 3 * longer + T_c, "late starts": longer + 2 * (T_s + T_c) + T_c})
-    print(f"forward over {link}, ms")
-    columns = "sending alone", "computing alone", *columns
-    print("  a shard", *(f"{name:>{len(name) + 2}}" for name in columns))
-    for S, *found in times[["S", *columns]].itertuples(index=False):
-        print(f"{S // 4:9,}", *(f"{ms:{len(name) + 2},.2f}" for name, ms in zip(columns, found, strict=True)))
+def parts(rows: pd.DataFrame, way: str, provider: str) -> pd.DataFrame:
+    """Where the ms of four GPUs go, a row for each case, with 16 key heads.
+
+    rows: load()'s. way: "forward" or "backward". provider: "ring", which uses the counter, or "equal shares".
+    """
+    rows = rows[rows["H_k"].eq(16) & rows["ranks"].eq(4)]
+    ms = rows.pivot(index=["link", "S"], columns="provider", values=f"{way}_ms").astype(float).loc[list(CASES)]
+    T_s = forward_times(rows).set_index(["link", "S"])["sending alone"].loc[list(CASES)] / 3
+    alone = ms["equal shares alone" if provider == "equal shares" else "computing alone"]
+    quarter = ms["one GPU"] / 4
+    return pd.DataFrame({
+        "T_c": alone / 4, "T_s": T_s, "quarter of one GPU": quarter, "+ tiles, joins": alone - quarter,
+        "+ sends": ms[provider] - alone, "= measured": ms[provider],
+    })  # fmt: skip
 
 
+def print_parts(rows: pd.DataFrame, way: str, provider: str) -> None:
+    """The table of parts(rows, way, provider)."""
+    found = parts(rows, way, provider)
+    print(f"{way + ', ms':21}", *(f"{name:>{max(len(name), 7)}}" for name in found), sep="   ")
+    for (link, S), case in found.iterrows():
+        numbers = (f"{ms:{max(len(name), 7)},.1f}".replace("-", "−") for name, ms in case.items())
+        print(f"{S:9,} {link:11}", *numbers, sep="   ")
+
+
+def plot_parts(rows: pd.DataFrame) -> Figure:
+    """The forward's parts with equal shares and with the counter, over a quarter of one GPU's time."""
+    figure = Figure(figsize=(8.4, 3.8))
+    ax = figure.subplots()
+    shares = {"equal shares": parts(rows, "forward", "equal shares"), "counter": parts(rows, "forward", "ring")}
+    colours = {"quarter of one GPU": "sky", "+ tiles, joins": "orange", "+ sends": "vermilion"}
+    places, labels = [], []
+    for i, (link, S) in enumerate(CASES):
+        for j, (name, found) in enumerate(shares.items()):
+            case, place, left = found.loc[link, S], 2.6 * i + j, 0.0
+            for part, colour in colours.items():
+                width = case[part] / case["quarter of one GPU"]
+                label = part.removeprefix("+ ") if not places else None
+                ax.barh(place, width, 0.8, left, color=figures.COLOURS[colour], label=label)
+                left += width
+            ax.text(left + 0.02, place, f"{case['= measured']:,.1f} ms", va="center")
+            places.append(place)
+            labels.append(f"{S:,} tokens, {link}: {name}" if j == 0 else name)
+    ax.set_yticks(places, labels)
+    ax.invert_yaxis()
+    ax.grid(visible=False, axis="y")
+    ax.set_xlim(0, 2.6)
+    ax.set_xlabel("forward / a quarter of one GPU's forward")
+    figure.legend(loc="outside upper center", ncols=3)
+    return figure
+
+
+def print_tiles(kernels: pd.DataFrame) -> None:
+    """Rank 1's tiles, each repeated by itself on one GPU, and its four tiles and three joins in all.
+
+    kernels: those of results.load().
+    """
+    found = kernels[kernels["kernel"].isin(["ring_tile", "ring_join"])]
+    found = found.set_index(["kernel", "S", "provider", "counter"]).sort_index()
+    meets = {"own": 1, "earlier": 1, "later": 2}  # ranks 1, 0, and 3 and 2
+    print("rank 1 of 4                    own tile     earlier keys       later keys     4 tiles  3 joins")
+    print("                            TFLOP/s    MHz   TFLOP/s    MHz   TFLOP/s    MHz       ms       ms")
+    for S, counter in itertools.product((131_072, 1_048_576), (False, True)):
+        tiles = {owner: found.loc[("ring_tile", S, owner, counter)] for owner in meets}
+        speeds = "".join(f"{tile['tflops']:10.0f} {tile['mhz']:6,}" for tile in tiles.values())
+        ms = sum(meets[owner] * tile["ms"] for owner, tile in tiles.items())
+        joins = sum(meets[owner] * found.loc[("ring_join", S, owner)]["ms"].item() for owner in ("earlier", "later"))
+        print(f"{S:9,} {'counter' if counter else 'equal shares':13} {speeds[1:]} {ms:10,.1f} {joins:8.1f}")
+    million = found.loc[("ring_tile", 1_048_576)]["watts"]
+    print(f"each tile of 1,048,576 tokens draws {million.min()} to {million.max()} W")
+
+
+LAUNCHES = 32_768  # in sequences up to so long they decide, not x
 WAYS = {"ring": ("blue", "-", "o"), "all-gather": ("orange", "--", "s"), "Ulysses": ("vermilion", "-.", "^")}
 
 
@@ -228,7 +220,7 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
     rows: load()'s. Shorter sequences are left out: launches decide there.
     """
     times = forward_times(rows)
-    times = times[times["S"] > 16_384]
+    times = times[times["S"] > LAUNCHES]
     figure = Figure(figsize=(9, 3.6))
     shares = [2 ** (i / 8) for i in range(-24, 57)]
     for ax, H_k in zip(figure.subplots(1, 2, sharey=True), (16, 4), strict=True):
@@ -251,18 +243,25 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
 
 
 def print_ways(rows: pd.DataFrame) -> None:
-    """Forward times of one GPU and of each way, all stored cases, and PyTorch's context_parallel on two GPUs."""
+    """Forward times of one GPU and of each way, and PyTorch's context_parallel on two GPUs. Ways within 4 % of the
+    fastest are as fast."""
     times = forward_times(rows).sort_values(["H_k", "S", "link"], ascending=[False, True, True])
     names = ["one GPU", *WAYS]
     print("forward, ms                   g      x    one GPU      ring  all-gather  Ulysses  fastest")
-    for _, case in times.iterrows():
+    for _, case in times[~times["S"].isin([4_096, 16_384])].iterrows():
         found = case[names].dropna().astype(float)
         ms = "".join(f"{found[name]:10,.2f} " if name in found else "         – " for name in names)
-        fastest = found.idxmin() if len(found) == len(names) else "–"
-        print(f"{case['S']:9,} {case['link']:17} {16 // case['H_k']:3} {case['x']:6.2f} {ms} {fastest}")
-    peer = rows[rows["provider"].eq("context_parallel") & rows["backend"].eq("CUDNN_ATTENTION")].iloc[0]
-    both = f"context_parallel {peer['forward_ms']:.1f} ms, the ring {peer['ring_forward_ms']:.1f} ms"
-    print(f"{peer['ranks']} GPUs, {peer['S']:,} tokens, {peer['link']}: {both}")
+        fastest = ", ".join(found.index[found <= 1.04 * found.min()]) if len(found) == len(names) else "–"
+        x = f"{case['x']:.2f}" if case["S"] > LAUNCHES else "–"
+        print(f"{case['S']:9,} {case['link']:17} {16 // case['H_k']:3} {x:>6} {ms} {fastest}")
+    here = rows[rows["S"].eq(131_072) & rows["H_k"].eq(16) & rows["link"].eq("NVLink")].set_index("provider")
+    gather, ulysses, ours = (here.loc[way, "peak_bytes"] / 1e9 for way in ("all-gather", "Ulysses", "ring"))
+    print(f"131,072 tokens, NVLink, GB on each, forward: all-gather {gather:.1f}, Ulysses {ulysses:.1f}", end="; ")
+    print(f"ring, with its backward: {ours:.1f}")
+    peer = here[here["backend"].eq("CUDNN_ATTENTION")].iloc[0]
+    for name, prefix in (("context_parallel", ""), ("ring", "ring_")):
+        forward, backward, peak = (peer[f"{prefix}{what}"] for what in ("forward_ms", "backward_ms", "peak_bytes"))
+        print(f"2 GPUs, {name:16}: forward {forward:.1f} ms, backward {backward:.1f} ms, {peak / 1e9:.1f} GB on each")
 
 
 # ---------------------------------------------------------------- a step of training

@@ -14,7 +14,10 @@ from matplotlib.figure import Figure
 from fa_tutorial import hardware
 from fa_tutorial.bench import results, timing
 
-FROM_HBM, TO_SMS = "dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum"  # as ncu names them
+# As ncu names them.
+FROM_HBM, TO_SMS, CYCLES = "dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum", "sm__cycles_elapsed.max"
+L2_LOAD = "lts__throughput.avg.pct_of_peak_sustained_elapsed"
+ORDERS = {1: "course, row order", 8: "course", 16: "course, bands of 16"}  # the stored provider of each group
 
 
 def show_rates(card: dict, calls: dict[str, tuple[str, Callable]]) -> None:
@@ -31,59 +34,69 @@ def show_rates(card: dict, calls: dict[str, tuple[str, Callable]]) -> None:
 
 
 def six_tiles(card: dict) -> pd.DataFrame:
-    """The stored tiles: warps, ms in row order, with loads and without, and by ncu the GB that the SMs received, which
-    no order changes. card: results.load's."""
-    kinds = {"ms": "course, row order", "ms, no loads": "course, row order, no loads"}
-    ms = {name: _tile_rows(card, provider)["ms"].to_list() for name, provider in kinds.items()}
-    rows = results.select(card["kernels"], kernel="matmul_traffic", provider="course", M=4_096)
-    sides = {"BLOCK_M": rows["block_m"].to_list(), "BLOCK_N": rows["block_n"].to_list()}
-    counted = {"GB counted": [x / 1e9 for x in rows[TO_SMS]]}
-    return pd.DataFrame(sides | {"warps": [1, 4, 4, 4, 8, 8]} | counted | ms)
+    """The stored tiles at n = 4,096 in row order: warps, ms, and by ncu the GB that the SMs received, how busy L2 was,
+    and cycles, also without the loads. card: results.load's."""
+    select, order = partial(results.select, card["kernels"], M=4_096), ORDERS[1]
+    counted = select(kernel="matmul_traffic", provider=order)
+    bare = select(kernel="matmul_traffic", provider=f"{order}, no loads")
+    columns = {
+        "BLOCK_M": counted["block_m"],
+        "BLOCK_N": counted["block_n"],
+        "warps": [1, 4, 4, 4, 8, 8],
+        "ms": select(kernel="matmul_tile", provider=order)["ms"],
+        "GB counted": counted[TO_SMS] / 1e9,
+        "L2 busy %": counted[L2_LOAD],
+        "cycles": counted[CYCLES],
+        "cycles, no loads": bare[CYCLES],
+    }
+    return pd.DataFrame({name: list(column) for name, column in columns.items()})
 
 
-def _tile_rows(card: dict, provider: str) -> pd.DataFrame:
-    return results.select(card["kernels"], kernel="matmul_tile", provider=provider)
-
-
-def draw_six_tiles(card: dict, loops: Iterable[tuple[str, int]]) -> Figure:
-    """TFLOP/s of the kernel and of the one without its loads, with the middle 60 % of the runs, by tile; what the loads
-    cost; and below each tile what compiling.matmul_loops found: its instruction, and copies into registers."""
+def draw_six_tiles(tiles: pd.DataFrame, loops: Iterable[tuple[str, int]]) -> Figure:
+    """FLOPs in a cycle of an SM by tile, of the kernel and of the one without its loads, and what the loads cost; below
+    each tile how busy L2 was, and what compiling.matmul_loops found: its instruction, and copies into registers."""
     figure, ax = plt.subplots()
-    kinds = {"without its loads": ("course, row order, no loads", "C1s--"), "the kernel": ("course, row order", "C0o-")}
-    speeds, places = [], range(6)
-    for label, (provider, style) in kinds.items():
-        rows = _tile_rows(card, provider)
-        low, speed, high = (2 * 4_096**3 / rows[ms].to_numpy(float) / 1e9 for ms in ("ms_80", "ms", "ms_20"))
-        ax.errorbar(places, speed, yerr=(speed - low, high - speed), fmt=style, markersize=4, capsize=4, label=label)
-        for place, rate in zip(places, speed, strict=True):
-            aside = (-9 if place == 1 else 0, 7) if label == "without its loads" else (0, -16)  # where no line runs
-            ax.annotate(f"{rate:.0f}", (place, rate), aside, textcoords="offset points", ha="center")
-        speeds.append(speed)
-    for place, without, speed in zip(places, *speeds, strict=True):
-        ax.annotate("", (place, speed), (place, without), arrowprops={"arrowstyle": "-", "color": "0.6"}, zorder=0)
-        cost, align = f"   {without / speed:.3g}x   ", "left" if place > 1 else "right"
-        ax.text(place, (without * speed) ** 0.5, cost, ha=align, va="center", color="0.25")
+    kernel, bare = (2 * 4_096**3 / tiles[name] / 132 for name in ("cycles", "cycles, no loads"))
+    ax.axhline(4_096, color="0.4", linestyle=":")
+    ax.text(-0.5, 4_300, "tensor cores: 4,096", color="0.25")
+    ax.plot(bare, "C1s--", markersize=4, label="without its loads")
+    ax.plot(kernel, "C0o-", markersize=4, label="the kernel (below: what its loads cost)")
+    for place, (rate, without) in enumerate(zip(kernel, bare, strict=True)):
+        for y, text, aside in ((without, f"{without:,.0f}", 9), (rate, f"{rate:,.0f}\n{without / rate:.2f}x", -30)):
+            ax.annotate(text, (place, y), (0, aside), textcoords="offset points", ha="center", linespacing=1)
     ax.set_yscale("log")
     ax.minorticks_off()
-    sides = rows[["block_m", "block_n"]].values
-    names = (f"{name.split()[0]}\n{copies or 'no'} copies" for name, copies in loops)
-    ax.set_xticks(places, [f"{m} x {n}\n{name}" for (m, n), name in zip(sides, names, strict=True)])
-    ax.set_yticks([50, 100, 200, 400, 800], [50, 100, 200, 400, 800])
-    ax.set(xlabel="tile, its instruction, a step's copies into registers", ylabel="TFLOP/s", xlim=(-0.55, 5.6))
-    ax.set_ylim(38, 1_150)
-    ax.set_title(f"{card['provenance']['gpu']}, fp16, 4,096 x 4,096: what the loads cost")
+    names = [f"{m} x {n}" for m, n in zip(tiles["BLOCK_M"], tiles["BLOCK_N"], strict=True)]
+    found = [f"{name.split()[0]}\n{copies or 'no'} copies" for name, copies in loops]
+    busy = [f"L2 {load:.0f} %" for load in tiles["L2 busy %"]]
+    ax.set_xticks(range(6), ["\n".join(lines) for lines in zip(names, found, busy, strict=True)])
+    ax.set_yticks(ticks := [250, 500, 1_000, 2_000, 4_000], [f"{tick:,}" for tick in ticks])
+    ax.set(xlabel="tile, its instruction, a step's copies into registers, how busy L2 is", ylabel="FLOPs per cycle")
+    ax.set(xlim=(-0.55, 5.6), ylim=(95, 6_500), title="H200, fp16, 4,096 x 4,096: what an SM does in a cycle")
     ax.legend(loc="lower right")
     return figure
 
 
+def _order(card: dict, n: int, group: int) -> pd.Series:
+    """What ncu counted of the kernel with this group."""
+    sizes = {"M": n, "provider": ORDERS[group], "block_n": 256}
+    return results.select(card["kernels"], kernel="matmul_traffic", **sizes).iloc[0]
+
+
+def show_cycles(card: dict) -> None:
+    """Print the millions of cycles that ncu counted, in each of ORDERS."""
+    for n in (4_096, 8_192, 16_384):
+        cycles = (f"{_order(card, n, group)[CYCLES] / 1e6:12.2f}" for group in ORDERS)
+        print(f"{n:6,}", *cycles, f"{'(million cycles, stored, H200)':>45}")
+
+
 def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -> None:
-    """Print what HBM delivered in row order and in bands of 8, beside the count of strips. wave_bytes: (n, group) -> of
-    each wave, what it reads."""
+    """Print what HBM delivered in row order and in bands, beside the count of strips. wave_bytes: (n, group) -> of each
+    wave, what it reads."""
     print("     n   order         a wave's strips    counted   from HBM   (a wave's strips: the mean)")
-    for n, group in itertools.product((4_096, 8_192, 16_384), (1, 8)):
+    for n, group in itertools.product((4_096, 8_192, 16_384), ORDERS):
         waves = list(wave_bytes(n, group))
-        sizes = {"M": n, "provider": "course" if group == 8 else "course, row order", "block_n": 256}
-        read = results.select(card["kernels"], kernel="matmul_traffic", **sizes)[FROM_HBM].item()
+        read = _order(card, n, group)[FROM_HBM]
         print(f"{n:6,}   {f'bands of {group}' if group > 1 else 'rows':11}", end="")
         print(f" {sum(waves) / len(waves) / 1e6:14.0f} MB {sum(waves) / 1e9:7.2f} GB {read / 1e9:7.2f} GB")
 

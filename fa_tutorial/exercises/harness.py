@@ -39,8 +39,8 @@ from fa_tutorial.exercises.running import (
 from fa_tutorial.source import defined, edited, source_of, unwrapped
 
 COARSE = (
-    "float64 goes in, and the result has less accuracy: a tensor inside is float32 (make it in the input's dtype), or a small "
-    "constant is added"
+    "float64 goes in, and the result has less accuracy: a tensor inside is float32 (convert only fp16 and bf16 to it, and make new "
+    "tensors in the input's dtype), or a small constant is added"
 )
 ANYTHING = 2.5e300  # stands in a truth where it does not matter what comes out
 NAMING_SECONDS = 5.0  # to look for an answer's mistake on a GPU, where each candidate is compiled first

@@ -17,36 +17,23 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fa_tutorial.exercises.running import Wrong, adapting
 
 PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "mv": (0, 1), "addmv": (1, 2), "dot": (0, 1), "mul": (0, 1)}
+OF_ROWS = ("softmax", "log_softmax", "logsumexp", "max", "amax", "cummax")  # what takes a row's maximum
 
 
-SOFTMAXES = ("softmax", "log_softmax")
-OF_ROWS = (*SOFTMAXES, "logsumexp", "max", "amax", "cummax")  # what takes a row's maximum
-
-
-class Rows(TorchFunctionMode):
-    """For a softmax that is written by hand: in `softmax`, whether a library's was called; in `longest`, the longest row of a maximum."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.softmax, self.longest = False, 0
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")
-        self.softmax |= name in SOFTMAXES
-        if name in OF_ROWS and isinstance(args[0], torch.Tensor) and args[0].ndim:
-            self.longest = max(self.longest, args[0].shape[-1])
-        return func(*args, **(kwargs or {}))
-
-
-class BlocksOfRows(Rows):
-    """Rows, and no maximum may be taken of more than a block of the first argument."""
+class BlocksOfRows(TorchFunctionMode):
+    """No maximum may be taken of more than a block of the first argument."""
 
     def __init__(self, x: torch.Tensor, *rest: Any) -> None:
         super().__init__()
-        self.block = rest[-1]
+        self.block, self.longest = rest[-1], 0
         self.can_tell = x.ndim > 0 and 1 < self.block < x.shape[-1] != -(
             -x.shape[-1] // self.block
         )  # else the blocks' maxima are a row as long
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in OF_ROWS and isinstance(args[0], torch.Tensor) and args[0].ndim:
+            self.longest = max(self.longest, args[0].shape[-1])
+        return func(*args, **(kwargs or {}))
 
     def complaint(self, result: Any) -> str:
         if self.can_tell and self.longest > self.block:
@@ -306,9 +293,10 @@ class Weights(Gradients):
 
     def complaint(self, result: Any) -> str:
         want = torch.promote_types(self.dtype, torch.float32)
-        if isinstance(result, torch.Tensor) and result.dtype != want:
-            came, needed, given = (str(x).removeprefix("torch.") for x in (result.dtype, want, self.dtype))
-            return f"{self.names[0]} comes in {came}, and it is {needed} for inputs in {given}"
+        for name, part in zip(self.names, result if isinstance(result, tuple | list) else (result,), strict=True):
+            if isinstance(part, torch.Tensor) and part.dtype != want:
+                came, needed, given = (str(x).removeprefix("torch.") for x in (part.dtype, want, self.dtype))
+                return f"{name} comes in {came}, and it is {needed} for inputs in {given}"
         return ""
 
 
@@ -433,8 +421,8 @@ class SeenByKeys(SeenTiles):
         self.compared.tiles |= {(m, n) for m in (block_m, self.sizes[0] % block_m) for n in (block_n, self.sizes[1] % block_n)}
 
 
-class HiddenByInfinity(CausalTiles):
-    """CausalTiles, and no finite number may stand for −∞ where scores are hidden."""
+class NoStandIn:
+    """Beside a watch: no finite number may stand for −∞ where scores are hidden."""
 
     stand_in = 0.0
 
@@ -452,6 +440,10 @@ class HiddenByInfinity(CausalTiles):
             f"the result is right here, but {number} stands for −∞: a score may be as small, and a row that sees no key must give p = 0. "
             "Hide scores with -math.inf"
         )
+
+
+class HiddenByInfinity(NoStandIn, CausalTiles):
+    """CausalTiles with NoStandIn."""
 
 
 class Whole(int):

@@ -396,7 +396,7 @@ def flash_forward(
     lse = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
     work_tiles = triton.cdiv(S_q, ROWS.value * config.consumers) * B * H_q
     programs = min(work_tiles, card_of(q).multiprocessors) if step.persistent else work_tiles
-    # Where work tiles are alike, a counter balances nothing, and costs 1 to 3 % of the time. But in a process group a
+    # Where work tiles are alike, a counter balances nothing, and costs 1 to 6 % of the time. But in a process group a
     # message has a kernel, too, and programs that wait for its multiprocessors start late.
     alike = not is_causal and S_q % (ROWS.value * config.consumers) == 0 and not in_process_group()
     counted = step.counter and programs < work_tiles and not alike

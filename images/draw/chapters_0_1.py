@@ -301,7 +301,7 @@ def draw_two_maxima() -> Figure:
             write(ax, left + 0.82 + block * 1.66, base + 0.55, f"measured from {number(maxima[2 * block])}")
     arrow(ax, (4.15, 1.9), (4.75, 1.9))
     write(ax, 4.45, 2.3, f"left block\n· {digits(math.exp(3 - 5))}")
-    write(ax, 0.75 + 1.65, 3.98, "3 counts as much as 5, and 2 for too much")
+    write(ax, 0.75 + 1.65, 3.98, "3 gets the same weight as 5")
     write(ax, 5.15 + 1.65, 3.98, "all four on one scale")
     return figure
 
@@ -424,4 +424,30 @@ def draw_running_sum() -> Figure:
         "alpha = exp(3 − 5) shrinks both sums alike     o = acc / l at the end     l and acc: each on its own scale",
         ha="left",
     )
+    return figure
+
+
+@image("01_shares.png")
+def draw_shares() -> Figure:
+    """The plain sum of scores 3, 2 | 5, 1 as one bar: each processor's piece is the share with which its output counts."""
+    figure, ax = canvas(3.0)
+    x, top, height, wide = 0.4, 1.0, 0.6, 8.2 / sum(math.exp(score) for score in EXAMPLE)
+    counted = []
+    for part, place in ((slice(0, 2), "first"), (slice(2, 4), "second")):
+        start, terms = x, [math.exp(score) for score in EXAMPLE[part]]
+        o = sum(term * value for term, value in zip(terms, (10, 20, 30, 40)[part], strict=True)) / sum(terms)
+        share = sum(terms) * wide / 8.2
+        counted.append(f"{share:.3f} · {o:.2f}")
+        for score, term, (colour, hatch) in zip(EXAMPLE[part], terms, TERM_LOOKS[part], strict=True):
+            thin = term * wide < 0.6
+            box(ax, x, top, term * wide, height, "" if thin else f"exp({number(score)})", colour, hatch=hatch, share=0.5)
+            if thin:
+                write(ax, x + term * wide / 2, top + height + 0.17, f"exp({number(score)})")
+            x += term * wide
+        middle = (start + x) / 2
+        write(ax, middle, 0.3, f"{place} processor", BODY, weight="bold")
+        write(ax, middle, 0.6, f"o = {o:.2f}", BODY)
+        ax.plot([start + 0.03, x - 0.03], [0.85, 0.85], color="black", linewidth=2)
+        write(ax, middle, top + height + 0.47, f"share {share:.3f}", BODY)
+    write(ax, 4.5, 2.65, f"both together: o = {' + '.join(counted)} = 27.49", HEAD, weight="bold")
     return figure

@@ -456,23 +456,38 @@ def draw_room() -> Figure:
 
 @image("03_operands.png")
 def draw_operands() -> Figure:
-    """How a tensor core gets its operands: through a warp's registers for mma.sync, from shared memory itself for wgmma."""
-    figure, ax = canvas(3.65)
-    for left, name, who, c in ((0.15, "mma.sync", "one warp", "16 × 16"), (4.85, "wgmma", "four warps", "64 × 256")):
-        write(ax, left, 0.25, f"{name}: {who}", HEAD, ha="left", weight="bold")
-        places = {"L2 and HBM": 0.55, "shared\nmemory": 1.35, "tensor core": 2.95} | ({"registers": 2.15} if who == "one warp" else {})
-        for place, y in places.items():
-            box(ax, left, y, 4.0, 0.5)
-            write(ax, left + 0.1, y + 0.25, place, ha="left")
-        for x, operand_name, colour in ((1.25, "a", "blue"), (2.65, "b", "orange")):
-            box(ax, left + x, 1.42, 1.2, 0.36, f"tile of {operand_name}", colour, share=0.4)
-            stops = [1.05, 1.35, 1.85, 2.95]
-            if "registers" in places:
-                box(ax, left + x, 2.22, 1.2, 0.36, f"16 {'rows' if operand_name == 'a' else 'columns'}", colour, share=0.4)
-                stops[3:] = [2.15, 2.65, 2.95]
-            for start, end in zip(stops[::2], stops[1::2], strict=True):
-                arrow(ax, (left + x + 0.6, start), (left + x + 0.6, end))
-        write(ax, left + 2.55, 3.2, f"{c} numbers of c", BODY, weight="bold")
+    """How tensor cores get their operands: through a warp's registers for mma.sync, from shared memory itself for wgmma."""
+    figure, ax = canvas(3.9)
+    wide, tall = 3.7, 0.44
+    top = {"L2 and HBM": 0.6, "shared\nmemory": 1.4, "registers\nof a warp": 2.2, "four tensor\ncores": 3.2}
+    for place, y in top.items():
+        write(ax, 0.05, y + tall / 2, place, ha="left")
+    _, shared, registers, cores = top.values()
+    panels = (1.15, "mma.sync: each warp by itself", 32, 16, 1), (5.2, "wgmma: four warps together", 64, 64, 3)
+    for left, name, side, columns, mine in panels:  # mine: the tensor core of the warp whose registers are drawn
+        write(ax, left, 0.25, name, HEAD, ha="left", weight="bold")
+        box(ax, left, top["L2 and HBM"], wide, tall, "a and b")
+        for core in range(4):
+            look = {"colour": TENSOR_COLOUR["o"], "share": 0.45} if core == mine else {}
+            box(ax, left + core * wide / 4, cores, wide / 4, tall, f"16 × {columns}", **look)
+        own = left + (mine + 0.5) * wide / 4
+        for x, tile, part, colour, aside in (
+            (left, f"a: {side} rows", "a: 16 rows", "blue", -0.3), (left + 1.25, f"b: {side} columns", "b: 16 columns", "orange", 0.0),
+        ):  # fmt: skip
+            middle = x + 0.57
+            box(ax, x, shared, 1.15, tall, tile, colour, share=0.4)
+            arrow(ax, (middle, top["L2 and HBM"] + tall), (middle, shared))
+            if columns == 16:
+                box(ax, x, registers, 1.15, tall, part, colour, share=0.4)
+                arrow(ax, (middle, shared + tall), (middle, registers))
+                arrow(ax, (middle, registers + tall), (own + aside, cores))
+            else:
+                arrow(ax, (middle, shared + tall), (middle, cores - 0.05))
+        box(ax, left + 2.5, registers, 1.2, tall, f"acc: 16 × {columns}", TENSOR_COLOUR["o"], share=0.45)
+        near = own + (0.2 if columns == 16 else -0.2)
+        arrow(ax, (near, cores), (left + 3.04, registers + tall))
+        arrow(ax, (left + 3.24, registers + tall), (near + 0.2, cores))
+    outline(ax, left, cores, wide, tall)
     return figure
 
 
@@ -571,15 +586,15 @@ def draw_skeleton() -> Figure:
     arrow(ax, (x_q + dim, middle), (x_s, middle))
     arrow(ax, (x_s + block_n, middle), (x_acc, middle))
     arrow(ax, (x_acc + dim, middle), (8.05, middle))
-    write(ax, x_q + dim / 2, 2.65, "[BLOCK_M, D]\nread once, stays")
-    write(ax, x_s + block_n + 0.1, 1.95, "[D, BLOCK_N]\nstreams past", ha="left")
-    write(ax, x_acc - 0.1, 2.5, "[BLOCK_N, D]\nstreams past", ha="right")
+    write(ax, x_q + dim / 2, 2.65, "[BLOCK_M, BLOCK_D]\nread once, stays")
+    write(ax, x_s + block_n + 0.1, 1.9, "[BLOCK_D, BLOCK_N]\nstreams past", ha="left")
+    write(ax, x_acc - 0.04, 2.5, "[BLOCK_N, BLOCK_D]\nstreams past", ha="right")
     arrow(ax, (x_s + block_n / 2, high), (x_s + block_n / 2, row))
     arrow(ax, (x_acc + dim / 2, high), (x_acc + dim / 2, row))
     write(ax, (x_s + block_n + x_acc) / 2, middle - 0.18, "acc += s v", BODY)
     write(ax, (x_s + block_n + x_acc) / 2, middle + 0.18, "s in v's dtype")
     write(ax, x_s + block_n / 2, 4.25, "s = scale · q kᵀ\n[BLOCK_M, BLOCK_N]\nnever leaves the chip")
-    write(ax, x_acc + dim / 2, 4.15, "[BLOCK_M, D]\nstays, stored once")
+    write(ax, x_acc + dim / 2, 4.15, "[BLOCK_M, BLOCK_D]\nstays, stored once")
     write(ax, 1.35, 5.03, "dashed frame: one program; outside it: HBM. Hatched: the blocks in use now.", ha="left")
     return figure
 

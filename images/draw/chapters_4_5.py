@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.drawing import BODY, DARK, GREY, HEAD, MASKED, TENSOR_COLOUR, arrow, box, canvas, grid, image, legend, number, outline, write
-from fa_tutorial import algorithm, ledger, reference
+from draw.drawing import BODY, HEAD, MASKED, TENSOR_COLOUR, arrow, box, canvas, grid, image, legend, number, outline, write
+from fa_tutorial import algorithm, reference
 
 # ---------------------------------------------------------------- chapter 4
 
@@ -132,104 +131,14 @@ def draw_causal_case(ax: Axes, left: float, top: float, S_q: int, S_k: int) -> N
         write(ax, left, top + S_q * side + 0.4, f"rows 0 to {blind - 1} see nothing:\no = 0, lse = −∞", ha="left")
 
 
-EXAMPLE_SCORES = (3.0, 2.0, 5.0, 1.0, 4.0, 6.0)
-EXAMPLE_VALUES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0)
-EXAMPLE_BLOCK = 2
-
-
-@dataclass(frozen=True)
-class State:
-    """The running state of one query with D = 1."""
-
-    m: float
-    l: float
-    acc: float
-
-
-@dataclass(frozen=True)
-class Step:
-    """A block of keys joins: the state before and after, and what it adds."""
-
-    keys: range
-    before: State
-    after: State
-    alpha: float
-    p: tuple[float, ...]
-    p_v: float
-
-
-def running_steps() -> tuple[list[Step], float, float]:
-    """The steps of the example by chapter 4's functions, in float64; then o and lse."""
-    q_tile = torch.zeros(1, 1, dtype=torch.float64)  # its shape and dtype alone matter
-    scores, values = (torch.tensor(x, dtype=torch.float64) for x in (EXAMPLE_SCORES, EXAMPLE_VALUES))
-    m, l, acc = algorithm.empty_state(q_tile)
-    steps = []
-    for start in range(0, len(scores), EXAMPLE_BLOCK):
-        keys = range(start, min(start + EXAMPLE_BLOCK, len(scores)))
-        before = State(m.item(), l.item(), acc.item())
-        p, m, l, alpha = algorithm.softmax_step(scores[None, keys.start : keys.stop], m, l)
-        p_v = algorithm.weighted(p, values[keys.start : keys.stop, None])
-        acc = alpha[..., None] * acc + p_v
-        after = State(m.item(), l.item(), acc.item())
-        steps.append(Step(keys, before, after, alpha.item(), tuple(p[0].tolist()), p_v.item()))
-    o, lse = algorithm.finish(m, l, acc)
-    return steps, o.item(), lse.item()
-
-
-def draw_scores(ax: Axes, x: float, base: float, wide: float, keys: range, m: float) -> None:
-    """A bar for each score, standing on `base`: keys before `keys` dotted, those of `keys` strong, later ones empty; m as a line."""
-    unit = 0.29  # inches for a score of 1
-    for key, (score, value) in enumerate(zip(EXAMPLE_SCORES, EXAMPLE_VALUES, strict=True)):
-        look = {"colour": "orange", "share": 0.7} if key in keys else {"colour": "orange", "share": 0.2, "hatch": ".."}
-        look = look if key < keys.stop else {"dashed": True}
-        box(ax, x + key * wide + 0.03, base - score * unit, wide - 0.06, score * unit, **look)
-        weight = "bold" if key in keys else "normal"
-        write(ax, x + (key + 0.5) * wide, base + 0.17, number(score), BODY, weight=weight)
-        write(ax, x + (key + 0.5) * wide, base + 0.42, number(value), weight=weight)
-    end = x + len(EXAMPLE_SCORES) * wide
-    ax.plot([x, end], [base, base], color=DARK, linewidth=1)
-    for start in range(EXAMPLE_BLOCK, len(EXAMPLE_SCORES), EXAMPLE_BLOCK):
-        ax.plot([x + start * wide] * 2, [base - 6 * unit, base + 0.5], color=GREY, linewidth=0.8, linestyle=":")
-    if m > -math.inf:
-        ax.plot([x, end + 0.05], [base - m * unit] * 2, color="black", linewidth=2, linestyle="--", zorder=2.9)
-        write(ax, end + 0.1, base - m * unit, f"m = {number(m)}", ha="left", weight="bold")
-
-
-@image("04_running_state.png")
-def draw_running_state() -> Figure:
-    """One query's m, l and acc over three blocks of keys, side by side: before, alpha, after."""
-    figure, ax = canvas(6.65)
-    steps, o, lse = running_steps()
-    left, width, base, top, tall = 1.2, 2.6, 2.5, 3.15, 0.34
-    write(ax, 0.1, base + 0.17, "scores", ha="left")
-    write(ax, 0.1, base + 0.42, "values", ha="left")
-    rows = ("m before", "m after", "alpha", "p", "l before", "l after", "acc before", "acc after")
-    for row, name in enumerate(rows):
-        write(ax, 0.1, top + (row + 0.5) * tall, name, ha="left")
-    for i, step in enumerate(steps):
-        x = left + i * width
-        write(ax, x, 0.3, f"block {i}: keys {step.keys.start} and {step.keys[-1]}", HEAD, ha="left", weight="bold")
-        draw_scores(ax, x, base, 0.3, step.keys, step.after.m)
-        p = ", ".join(map(number, step.p))
-        before, after = step.before, step.after
-        cells = (before.m, after.m, step.alpha, p, before.l, after.l, before.acc, after.acc)
-        for row, cell in enumerate(cells):
-            text = cell if isinstance(cell, str) else number(cell)
-            look = {"colour": {"m": "sky", "l": "yellow", "a": "purple"}[rows[row][0]], "weight": "bold"} if "after" in rows[row] else {}
-            box(ax, x, top + row * tall, width - 0.08, tall, text, size=BODY, **look)
-    write(ax, 0.1, 6.15, "bars: solid, the keys of this block; dotted, keys seen before; dashed, keys to come", ha="left")
-    write(ax, 0.1, 6.42, f"at the end: o = acc / l = {number(o)}, lse = m + log l = {number(lse)}", BODY, ha="left", weight="bold")
-    return figure
-
-
-TWO_QUERIES = ((3.0, 2.0, 5.0, 1.0), (6.0, 4.0, 1.0, 5.0))  # scores; the first query is EXAMPLE_SCORES' first four keys
+TWO_QUERIES = ((3.0, 2.0, 5.0, 1.0), (6.0, 4.0, 1.0, 5.0))  # scores; the first query's are chapter 1's
 TWO_VALUES = ((10.0, 4.0), (20.0, 3.0), (30.0, 2.0), (40.0, 1.0))
 
 
 @image("04_one_tile.png")
 def draw_one_tile() -> Figure:
     """softmax_step on a tile of two queries and two keys, the second of its row: what has one number per row, and what has more."""
-    figure, ax = canvas(5.3)
+    figure, ax = canvas(5.0)
     s, v = torch.tensor(TWO_QUERIES, dtype=torch.float64), torch.tensor(TWO_VALUES, dtype=torch.float64)
     p, m, l, _ = algorithm.softmax_step(s[:, :2], torch.full((2,), -math.inf, dtype=s.dtype), torch.zeros(2, dtype=s.dtype))
     acc = p @ v[:2]
@@ -268,7 +177,7 @@ def draw_one_tile() -> Figure:
         for row in range(2):
             arrow(ax, (end, y + (row + 0.5) * tall), (end + 0.5, y + (row + 0.5) * tall))
 
-    top, low = 0.8, 3.1
+    top, low = 0.8, 2.95
     for y in (top, low):
         for row in range(2):
             write(ax, 0.1, y + (row + 0.5) * tall, f"query {row}", ha="left")
@@ -282,72 +191,19 @@ def draw_one_tile() -> Figure:
     under(6.05, top, "exp(m before − m after)")
     tile(7.3, top, "p", "[BLOCK_M, BLOCK_N]", p, "orange")
     under(8.08, top, "exp(s − m after)")
-    arrow(ax, (8.14, top + 2 * tall + 0.4), (8.14, low - 0.65))
     end = tile(1.0, low, "l before", one, l, None)
     rows_go_on(end, low)
     tile(end + 0.5, low, "l after", one, l_new, "yellow", bold=True)
     under(end + 0.25, low, "alpha · l + rowsum p")
     tile(3.4, low, "v", "[BLOCK_N, D]", v[2:], "green")
     under(4.18, low, "rows: keys 2, 3")
-    ax.plot([4.18, 4.18, 8.14], [low + 2 * tall + 0.38, 4.5, 4.5], color="black", linewidth=1.5)
-    arrow(ax, (8.14, 4.5), (8.14, low + 2 * tall))
     end = tile(5.3, low, "acc before", "[BLOCK_M, D]", acc, None)
     rows_go_on(end, low)
     tile(end + 0.5, low, "acc after", "[BLOCK_M, D]", acc_new, "purple", bold=True)
     under(end + 0.25, low, "alpha · acc + p v")
-    write(ax, 0.1, 4.8, "query 0: the maximum grows from 3 to 5, so alpha shrinks its l and its acc", ha="left")
-    write(ax, 0.1, 5.1, "query 1: the maximum stays 6, so its alpha is 1 and nothing is corrected", ha="left")
+    write(ax, 0.1, 4.5, "query 0: the maximum grows from 3 to 5, so alpha shrinks its l and its acc", ha="left")
+    write(ax, 0.1, 4.8, "query 1: the maximum stays 6, so its alpha is 1 and nothing is corrected", ha="left")
     return figure
-
-
-@image("04_memory_of_states.png")
-def draw_memory_of_states() -> Figure:
-    """What FA2's inner loop keeps in HBM and what on the chip, with shapes and sizes, and what moves between them when."""
-    figure, ax = canvas(6.0)
-    B, H, S, D, block_m, block_n = 1, 8, 4096, 64, 128, 64
-    half, full = torch.float16, torch.float32
-    naive = readable(ledger.score_bytes(B, H, S, S, half.itemsize))
-    top, tall, high = 0.75, 0.76, 0.6
-    left, wide, chip, chip_wide = 0.25, 2.3, 5.75, 2.9
-    kept = (("q (B, H, S_q, D)", (B, H, S, D), half), ("k (B, H, S_k, D)", (B, H, S, D), half), ("v (B, H, S_k, D)", (B, H, S, D), half),
-            None, ("o (B, H, S_q, D)", (B, H, S, D), half), ("lse (B, H, S_q)", (B, H, S), full))  # fmt: skip
-    moves = (("read once per program", "blue"), ("read in every iteration", "blue"), ("read in every iteration", "blue"), ("never moved", None),
-             ("written once: acc / l", "vermilion"), ("written once: m + log l", "vermilion"))  # fmt: skip
-    tiles = (("q [BLOCK_M, D]", (block_m, D), half), ("k [BLOCK_N, D]", (block_n, D), half), ("v [BLOCK_N, D]", (block_n, D), half),
-             ("s, then p [BLOCK_M, BLOCK_N]", (block_m, block_n), full), ("acc [BLOCK_M, D]", (block_m, D), full),
-             ("m and l, each [BLOCK_M]", (block_m,), full))  # fmt: skip
-    box(ax, left - 0.15, 0.1, wide + 0.3, top + 6 * tall - 0.15, colour="black", share=0.08)
-    write(ax, left, 0.4, "HBM: whole tensors", BODY, ha="left", weight="bold")
-    outline(ax, chip - 0.15, 0.1, chip_wide + 0.3, top + 6 * tall - 0.15, dashed=True, line=1.6)
-    write(ax, chip, 0.4, "on the chip: one program", BODY, ha="left", weight="bold")
-    for i, (tensor, (when, arrow_colour), (tile, tile_shape, tile_dtype)) in enumerate(zip(kept, moves, tiles, strict=True)):
-        y = top + i * tall
-        middle, ends = y + high / 2 + 0.05, [left + wide + 0.15, chip - 0.15]
-        colour = TENSOR_COLOUR.get(tensor[0][0] if tensor else "s", "sky")
-        box(ax, chip, y, chip_wide, high, f"{tile}\n{readable(tensor_bytes(tile_shape, tile_dtype))}", colour, share=0.45)
-        write(ax, sum(ends) / 2, middle - 0.23 if tensor else middle, when)
-        if tensor is None:
-            box(ax, left, y, wide, high, f"no s, no p\n(naive, fp16: {naive} each)", dashed=True)
-            continue
-        name, shape, dtype = tensor
-        box(ax, left, y, wide, high, f"{name}\n{readable(tensor_bytes(shape, dtype))}", colour, share=0.45)
-        is_written = arrow_colour == "vermilion"
-        start, end = reversed(ends) if is_written else ends
-        arrow(ax, (start, middle), (end, middle), arrow_colour, dashed=is_written)
-    note = f"B = {B}, H = {H}, S_q = S_k = {S:,}, D = {D}, BLOCK_M = {block_m}, BLOCK_N = {block_n}"
-    write(ax, 0.1, 5.55, note, ha="left")
-    write(ax, 0.1, 5.8, "q, k, v, o and the tiles of q, k, v: fp16; on the chip s, p, m, l and acc are fp32, and so is lse", ha="left")
-    return figure
-
-
-def tensor_bytes(shape: tuple[int, ...], dtype: torch.dtype) -> int:
-    return torch.empty(shape, dtype=dtype, device="meta").nbytes
-
-
-def readable(size: int) -> str:
-    """Bytes in the largest binary unit that they fill."""
-    power = min(int(math.log2(size)) // 10, 3)
-    return f"{number(size / 1024**power)} {('bytes', 'KiB', 'MiB', 'GiB')[power]}"
 
 
 # ---------------------------------------------------------------- chapter 5

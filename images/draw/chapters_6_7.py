@@ -27,37 +27,6 @@ def notes(ax: Axes, x: float, y: float, lines: tuple[str, ...], step: float = 0.
 # ---------------------------------------------------------------- chapter 6
 
 
-@image("06_vector_jacobian.png")
-def draw_vector_jacobian() -> Figure:
-    """x → f → g → loss: Jacobians as rectangles that are never built, and the vectors that autograd hands from node to node."""
-    figure, ax = canvas(3.7)
-    nodes = ((2.2, "f"), (5.0, "g"), (7.7, "loss"))
-    left, top, wide, tall = 0.4, 0.4, 1.2, 0.8
-    for (x, name), into, back in zip(nodes, ("x", "y", "z"), ("dx", "dy", "dz"), strict=True):
-        box(ax, x, top, wide, tall, name, "sky", size=HEAD, line=2, weight="bold")
-        arrow(ax, (left, top + 0.22), (x, top + 0.22))
-        arrow(ax, (x, top + 0.58), (left, top + 0.58), "vermilion", dashed=True)
-        write(ax, (left + x) / 2, top + 0.05, into, BODY, weight="bold")
-        write(ax, (left + x) / 2, top + 0.78, back, BODY, weight="bold")
-        left = x + wide
-    lengths = {"dx": 1.7, "dy": 1.3, "dz": 0.95}  # inches for how many entries each has
-    for middle, into, name, back in ((2.8, "dx", "f", "dy"), (5.6, "dy", "g", "dz")):
-        draw_jacobian_product(ax, middle, 1.55, name, (into, lengths[into]), (back, lengths[back]))
-    write(ax, 7.05, 2.0, "dx = Jᵀ dy  (6.2)", BODY, ha="left", weight="bold")
-    write(ax, 7.05, 2.6, "only the bars are\never in memory:\neach node turns one\ninto the next", ha="left", linespacing=1.25)
-    return figure
-
-
-def draw_jacobian_product(ax: Axes, middle: float, top: float, name: str, into: tuple[str, float], back: tuple[str, float]) -> None:
-    """A bar for `into`, equal to the transposed Jacobian of `name` times a bar for `back`; each bar with its length in inches."""
-    (_, tall), (_, wide) = into, back
-    box(ax, middle - wide / 2, top, wide, tall, f"Jᵀ of {name}", hatch="..", dashed=True, size=BODY)
-    for x, (text, length) in ((middle - wide / 2 - 0.5, into), (middle + wide / 2 + 0.12, back)):
-        box(ax, x, top, 0.14, length, colour="vermilion", share=0.8)
-        write(ax, x + 0.07, top + length + 0.2, text, BODY, weight="bold")
-    write(ax, middle - wide / 2 - 0.17, top + tall / 2, "=", HEAD)
-
-
 @image("06_softmax_jacobian.png")
 def draw_softmax_jacobian() -> Figure:
     """ds of one row of softmax twice: by the matrix diag(p) − p pᵀ, and by one sum and one product."""
@@ -125,6 +94,46 @@ def draw_by_sum(ax: Axes, top: float, p: torch.Tensor, dp: torch.Tensor, ds: tor
         for col, value in enumerate(values.tolist()):
             box(ax, left + 1.3 + col * wide, at, wide, tall, digits(value), colour, share=0.4)
     write(ax, left + 1.3, y + 3 * (tall + 0.04) + 0.13, f"their sum: {digits(total)}", ha="left", weight="bold")
+
+
+@image("06_delta.png")
+def draw_delta() -> Figure:
+    """delta of a query as the sum of one table, keys by D: down the columns it needs all tiles, along the rows it needs o alone."""
+    figure, ax = canvas(4.15)
+    s = torch.tensor([3.0, 2.0, 5.0, 1.0, 4.0, 6.0], dtype=torch.float64)
+    v = torch.tensor([[10.0, 20.0, 30.0, 40.0, 50.0, 60.0], [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]], dtype=torch.float64)
+    p, do = torch.softmax(s, dim=0), torch.tensor([1.0, 2.0], dtype=torch.float64)
+    table = p * v * do[:, None]
+    o, dp = v @ p, do @ v
+    assert torch.allclose(table.sum(1), do * o) and torch.allclose(table.sum(0), p * dp)
+    left, wide, top, tall, right = 1.2, 0.8, 1.35, 0.5, 6.95
+    write(ax, 0.1, 0.25, "one query: delta is the sum of all p_j · v_jd · do_d", HEAD, ha="left", weight="bold")
+    write(ax, left - 0.1, top - 0.25, "p", BODY, ha="right", weight="bold")
+    write(ax, right + 0.5, top - 0.25, "do ∘ o", BODY, weight="bold")
+    for j in range(6):
+        x = left + j * wide
+        write(ax, x + wide / 2, top - 0.62, f"key {j}")
+        box(ax, x, top - 0.45, wide, 0.38, digits(p[j].item()), "yellow", share=0.4)
+        for d in range(2):
+            box(ax, x, top + d * tall, wide, tall, f"{table[d, j]:.2f}")
+        box(ax, x, top + 2 * tall + 0.5, wide, 0.38, f"{p[j] * dp[j]:.2f}", "yellow", share=0.4)
+        arrow(ax, (x + wide / 2, top + 2 * tall + 0.05), (x + wide / 2, top + 2 * tall + 0.48))
+    for d in range(2):
+        y = top + d * tall
+        write(ax, left - 0.1, y + tall / 2, f"do_{d} = {do[d]:.0f}", ha="right")
+        box(ax, right, y, 1.0, tall, f"{do[d] * o[d]:.2f}", "purple", share=0.4)
+        arrow(ax, (left + 6 * wide + 0.05, y + tall / 2), (right - 0.03, y + tall / 2))
+    for tile in range(3):
+        outline(ax, left + 2 * tile * wide, top, 2 * wide, 2 * tall)
+    bottom = top + 2 * tall + 0.5
+    write(ax, left - 0.1, bottom + 0.19, "p ∘ dp", BODY, ha="right", weight="bold")
+    box(ax, right, bottom, 1.0, 0.38, f"{table.sum():.2f}", "sky", share=0.5, weight="bold", line=2.2)
+    write(ax, right + 1.1, bottom + 0.19, "delta", BODY, ha="left", weight="bold")
+    arrow(ax, (left + 6 * wide + 0.05, bottom + 0.19), (right - 0.03, bottom + 0.19))
+    arrow(ax, (right + 0.5, top + 2 * tall + 0.05), (right + 0.5, bottom - 0.03))
+    notes(ax, 0.1, 3.55, ("columns first: delta needs p ∘ dp of every tile (framed)", "rows first: forward has added up the keys and stored o, so delta needs no tile"),
+          step=0.32)  # fmt: skip
+    return figure
 
 
 @image("06_data_flow.png")

@@ -25,14 +25,14 @@ def delta_as_dot_products(q, k, v, o, lse, do):
     return torch.einsum("bhid,bhid->bhi", _wide(o), _wide(do))
 
 
-def p_in_base_2(q, k, lse, scale, is_causal):
-    log2_e = math.log2(math.e)
-    s = torch.einsum("bhid,bhjd->bhij", _wide(q), _wide(k)) * (scale * log2_e)
+def tile_in_base_2(q, k, v, do, lse, delta, rows, keys, mask, scale):
+    log2_e, shift = math.log2(math.e), keys.start - rows.start - k.shape[2] + q.shape[2]
+    q, do, lse, delta = (x[:, :, rows] for x in (q, do, lse, delta))
+    s = torch.einsum("bhid,bhjd->bhij", _wide(q), _wide(k[:, :, keys])) * (scale * log2_e)
     p = torch.exp2(s - (lse * log2_e).unsqueeze(-1))
-    if is_causal:
-        hidden = torch.ones(s.shape[-2:], dtype=torch.bool).triu(k.shape[2] - q.shape[2] + 1)
-        p = p.masked_fill(hidden, 0.0)
-    return p
+    if mask:
+        p = p.masked_fill(torch.ones(s.shape[-2:], dtype=torch.bool).triu(1 - shift), 0.0)
+    return p, p * torch.einsum("bhid,bhjd->bhij", _wide(do), _wide(v[:, :, keys])) - p * delta.unsqueeze(-1)
 
 
 def dkdv_in_tiles_that_are_skipped(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
@@ -77,7 +77,7 @@ RIGHT_ANSWERS = (
     ("6.1", softmax_two_terms),
     ("6.2", backward_by_way_of_o),
     ("6.3", delta_as_dot_products),
-    ("6.4", p_in_base_2),
+    ("6.4", tile_in_base_2),
     ("6.5", dkdv_in_tiles_that_are_skipped),
     ("6.6", dq_one_head_at_a_time),
 )

@@ -66,10 +66,19 @@ def skips(condition: str, by: str = "continue") -> tuple[str, str]:
 
 
 WRONG_ANSWERS = (
-    ("1.1", lambda x: torch.softmax(x, -1), "a library's softmax or logsumexp made them"),
-    ("1.1", softmax_through_lse, "a library's softmax or logsumexp made them"),
-    edit("1.1", "clamped at 80", ("wide - m", "wide.clamp(max=80)"), told=("subtract the row's maximum, so that the largest exponent is "
-                                                                          "0: x = [90, 100]")),
+    *(
+        ("1.1", made, "a library's softmax or logsumexp made them")
+        for made in (
+            softmax_through_lse,
+            lambda x: torch.softmax(x, -1),
+            lambda x: torch.special.softmax(x, -1),
+            lambda x: torch._softmax(x, -1, False),
+            lambda x: torch.nn.functional.softmin(-x.double(), -1).to(x.dtype),
+            lambda x: torch.exp(x - torch.special.logsumexp(x, -1, keepdim=True)),
+            lambda x: torch.exp(x - torch.logcumsumexp(x, -1)[..., -1:]),
+        )
+    ),
+    edit("1.1", "clamped at 80", ("wide - m", "wide.clamp(max=80)"), told="so that the largest exponent is 0: x = [90, 100]"),
     edit("1.1", "clamped at −1e9", (PROMOTED, f"{PROMOTED}.clamp(min=-1e9)"), told="a finite score may be as low as this"),
     edit("1.1", "masked by −1e9", (PROMOTED, f"torch.where(x == -torch.inf, -1e9, {PROMOTED})"),
          told="one edge is left: a finite score may be as low as this"),
@@ -81,6 +90,8 @@ WRONG_ANSWERS = (
     edit("1.1", "in place", ("    wide = ", "    x -= x.amax(dim=-1, keepdim=True)\n    wide = "), told="changes its input x in place"),
     edit("1.1", "in float32", (PROMOTED, "x.float()"), (").to(x.dtype)", ")"),
          told="two edges are left; the first: float64 goes in, and the result has less accuracy"),
+    edit("1.1", "float64 lost", (PROMOTED, "x.float()"), told="one edge is left: float64 goes in, and the result has less accuracy: a tensor "
+         "inside is float32 (convert only fp16 and bf16 to it"),
     edit("1.1", "through a view", ("wide = x.to(", "wide = x.view(-1, x.shape[-1]).to("), (").to(x.dtype)", ").to(x.dtype).view(x.shape)"),
          told="one edge is left: a transposed view, shape (3, 4, 8): raises RuntimeError: view size is not compatible"),
     edit("1.1", "in half", (PROMOTED, "x"), told="one edge is left: the sum of 70,000 ones is inf in float16"),
@@ -98,7 +109,6 @@ WRONG_ANSWERS = (
         )
     ),
     edit("1.1", "clamped at 700", ("wide - m", "wide.double().clamp(max=700)"), told="exp(−1000) is 0, and 0 / 0 is NaN"),
-    ("1.1", lambda x: torch.exp(x - torch.logcumsumexp(x, -1)[..., -1:]), "a library's softmax or logsumexp made them"),
     ("1.2", lambda x: (0.0, 0.0), "m is the maximum and l is the sum of exp(x − m), one number each"),
     edit("1.2", "l before the maximum", ("l * math.exp(m - m_new) + math.exp(value - m_new)", "(l + math.exp(value - (m if l else m_new))) * math.exp((m if l else m_new) - m_new)"),
          told="no exponent may be positive, not even for a while"),
@@ -124,12 +134,14 @@ WRONG_ANSWERS = (
     edit("1.4", "one score alone", ("[low, high, low[:-1]]", "[low[:-1]]"), told="fewer than one block of 2"),
     edit("1.4", "masked", ("[low, high, low[:-1]]", "[low, high, low[:-1] * math.inf]"), told="a score that is not finite"),
     edit("1.4", "a list", ("torch.cat([low, high, low[:-1]])", "[1.0, 2.0]"), told="returns a list of 2, want a vector of scores"),
-    edit("1.4", "a short end", ("low[:-1]]", "low, high[:1] - 1]"), told="by only 0.002, want more than 0.01: what it gets wrong is too small a share"),
+    edit("1.4", "a short end", ("low[:-1]]", "low, high[:1] - 1]"), told="want more than 0.01: what it gets wrong is too small a share"),
     ("1.4", lambda block: torch.tensor([-20_002.0] * 128 + [-20_000.0] * 128 + [-20_001.0]), "(your row is the same for every block)"),
+    edit("1.4", "an end that is too low", ("low[:-1]]", "low[:-1] - 2.62]"), told="by only 0.0097"),
+    edit("1.4", "unseeded", ("[low, high, low[:-1]])", "[low, high, low[:-1]]) + torch.rand(1)"), told="is another row in each call"),
     edit("1.4", "a low end", ("low[:-1]]", "low[:-1] - 50]"), told="whose scores count"),
     edit("1.4", "flat", ("[low, high, low[:-1]]", "[low, low, low[:-1]]"), told="A and B are right: A goes wrong only if the maximum grows"),
     edit("1.4", "high", ("-2e4)", "0.0)"), ("-2e4 + 1", "1.0"), told="C is right: C goes wrong only if every score is so far below"),
-    edit("1.4", "one block", ("[low, high, low[:-1]]", "[low]"), told="A and B and D are right: A goes wrong only if the maximum grows"),
+    edit("1.4", "one block", ("[low, high, low[:-1]]", "[low]"), told="A, B and D are right: A goes wrong only if the maximum grows"),
     edit("1.4", "rising", ("[low, high, low[:-1]]", "[low, high[:-1]]"), told="gives a row on which B is right: B goes wrong only if a block's"),
     ("1.4", lambda block: torch.randn(1_024, generator=torch.Generator().manual_seed(0)), "gives a row on which C and D are right"),
     edit("1.5", "m starts at −1e4", ("torch.tensor(-math.inf)", "torch.tensor(-1e4)"), UNGUARDED, told=("however low, and counts like any "
@@ -168,5 +180,7 @@ WRONG_ANSWERS = (
     edit("1.6", "shares of the maxima", ("torch.logaddexp(lse_a, lse_b)", "torch.maximum(lse_a, lse_b)"), told="counts with its part's share"),
     edit("1.6", "one part never empty", ("torch.where(lse == -math.inf, 0.0, lse)", "lse_a + torch.log1p(torch.exp(lse_b - lse_a))"),
          told="right on the main case"),
+    edit("1.5", "in place", ("torch.exp(s - m_new)", "s.sub_(m_new).exp_()"), told="changes a block's s or v in place: work on a copy"),
+    edit("1.5", "values in place", ("p @ v", "(v.mul_(p[:, None])).sum(0)"), told="changes a block's s or v in place: work on a copy"),
     edit("1.5", "no lse", ("return o, m + torch.log(l)", "return o"), told="want a tuple (o, lse)"),
 )  # fmt: skip

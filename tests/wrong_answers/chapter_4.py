@@ -71,7 +71,7 @@ WRONG_ANSWERS = (
     edit("4.1", "l + 1e-10", ("l_new = alpha * l + p.sum(dim=-1)", "l_new = alpha * l + p.sum(dim=-1) + 1e-10"),
          told="or a small constant is added"),
     edit("4.5", "blind to lse", (" and torch.allclose(lse.double(), want_lse, atol=1e-4)", ""), told="a forward that returns NaN as the lse of a row that sees no key gives True, want False"),
-    edit("4.5", "more keys alone", ("        (50, 37, torch.float32),\n", ""), told="a row that sees no key gets o = 0 and lse = −∞: a forward that hides a score with −1e6"),
+    edit("4.5", "more keys alone", ("        (50, 37, torch.float32),\n", ""), told="also where another row of its block sees one: a forward that hides a score with −1e6"),
     edit("4.5", "small scores alone", ("(1.0, 20.0)", "(1.0,)"), told="the scores may be any finite numbers, also far apart: a forward that takes one maximum"),
     edit("4.5", "float32 alone", ("        (37, 50, torch.float16),\n", ""), told="one edge is left: your test misses a bug; fp16 inputs are computed in float32 or better"),
     edit("4.5", "one head", ("shape = 2, 3,", "shape = 2, 1,"), told="one edge is left: your test misses a bug; every head has its own q, k and v"),

@@ -38,7 +38,7 @@ def attention_by_autograd(q, k, v, p, do, scale):
 
 
 def dkdv_that_owns_queries(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
-    S_q, S_k, lse = q.shape[2], k.shape[2], algorithm.finite_or_inf(lse)
+    S_q, S_k = q.shape[2], k.shape[2]
     dk, dv = torch.zeros(k.shape, dtype=lse.dtype), torch.zeros(v.shape, dtype=lse.dtype)
     for i in range(0, S_q, block_m):
         rows = slice(i, min(i + block_m, S_q))
@@ -52,7 +52,7 @@ def dkdv_that_owns_queries(q, k, v, do, lse, delta, block_m, block_n, is_causal,
 
 
 def dq_that_owns_keys(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
-    S_q, S_k, lse = q.shape[2], k.shape[2], algorithm.finite_or_inf(lse)
+    S_q, S_k = q.shape[2], k.shape[2]
     dq = torch.zeros(q.shape, dtype=lse.dtype)
     for j in range(-(-S_k // block_n)):
         keys = slice(j * block_n, min((j + 1) * block_n, S_k))
@@ -68,7 +68,7 @@ PRODUCT = "do.to(lse.dtype) * o.to(lse.dtype)"
 
 
 def dq_with_bounds_of_keys(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
-    S_q, S_k, lse = q.shape[2], k.shape[2], algorithm.finite_or_inf(lse)
+    S_q, S_k = q.shape[2], k.shape[2]
     dq = torch.zeros(q.shape, dtype=lse.dtype)
     for i in range(-(-S_q // block_m)):
         rows = slice(i * block_m, min((i + 1) * block_m, S_q))
@@ -93,6 +93,10 @@ WRONG_ANSWERS = (
          told="a tensor of 256 elements is built, from inputs of 48: one sum for each row is enough"),
     ("6.1", softmax_by_autograd, "autograd computes these gradients"),
     ("6.1", softmax_of_pytorch, "autograd computes these gradients"),
+    edit("6.1", "divided by the sum of p", ("(p * dp).sum(dim=-1, keepdim=True)", "(p * dp).sum(dim=-1, keepdim=True) / p.sum(dim=-1, keepdim=True)"),
+         told="one edge is left: a row that sees nothing has p = 0, and gets ds = 0"),
+    *(edit(number, "NaN made 0", (old, f"torch.nan_to_num({old})"), told="one edge is left: a NaN in an input comes out as NaN")
+      for number, old in (("6.1", "p * (dp - delta)"), ("6.2", "p * (dp - (p * dp).sum(dim=-1, keepdim=True))"), ("6.3", f"({PRODUCT}).sum(dim=-1)"))),
     edit("6.1", "in place", ("return p * (dp - delta)", "dp -= delta\n    return p * dp"), told="changes its input dp in place"),
     edit("6.1", "in float32", ("    delta = ", "    dtype, p, dp = p.dtype, p.float(), dp.float()\n    delta = "),
          ("p * (dp - delta)", "(p * (dp - delta)).to(dtype)"), told="one edge is left: float64 goes in"),
@@ -105,27 +109,26 @@ WRONG_ANSWERS = (
          told="a tensor of 49 elements is built, from inputs of 18: one sum for each row is enough"),
     edit("6.3", "in float64", (PRODUCT, "do.double() * o"), told="delta comes in float64, and it is float32 for inputs in float32"),
     edit("6.3", "in float32", (PRODUCT, "do.float() * o.float()"), told="one edge is left: float64 in gives float64's accuracy out"),
-    edit("6.4", "in float32", ("torch.promote_types(q.dtype, torch.float32)", "torch.float32"), told="one edge is left: float64 goes in"),
-    *(edit("6.4", f"{hidden} for −inf", ("~seen, -math.inf", f"~seen, {hidden}"), told="stands for −∞: a score may be as small, and a row that sees no key")
+    edit("6.4", "in float64", ("lse.dtype", "torch.float64"), told="p comes in float64, and it is float32 for inputs in float32"),
+    edit("6.4", "in float32", ("lse.dtype", "torch.float32"), told="one edge is left: float64 goes in"),
+    *(edit("6.4", f"{hidden} for −inf", ("S_q, -math.inf", f"S_q, {hidden}"), told="stands for −∞: a score may be as small, and a row that sees no key")
       for hidden in ("-1e6", "-1e30", "torch.finfo(dtype).min")),
-    edit("6.4", "−1e9 added", ("s.masked_fill(~seen, -math.inf)", "s - 1e9 * ~seen"),
+    edit("6.4", "−1e9 added", ("s.masked_fill(j > i + S_k - S_q, -math.inf)", "s - 1e9 * (j > i + S_k - S_q)"),
          told="scores may be any finite numbers: a hidden pair is hidden by −inf"),
-    edit("6.4", "exp divided by exp", ("torch.exp(s - lse[..., None])", "torch.exp(s) / torch.exp(lse[..., None])"),
-         told="exp(1000) overflows: subtract lse before exp, not divide after it"),
-    edit("6.4", "mask the wrong way", ("tril(S_k - S_q)", "tril(S_q - S_k)"), told="S_q < S_k: query i sees keys 0 … i + S_k"),
-    edit("6.4", "p in float16", ("    return torch.exp(s - lse[..., None])", ("    p = (s - lse[..., None]).exp()\n    return "
-                                                                             "p.to(q.dtype)")),
-         told="one edge is left: p is rounded to float16: for fp16 and bf16 it is float32"),
-    edit("6.4", "NaN made 0", ("torch.exp(s - lse[..., None])", "torch.exp(s - lse[..., None]).nan_to_num()"),
-         told="one edge is left: a NaN in an input comes out as NaN: whatever turns NaN into 0 hides it"),
-    edit("6.4", "p in float64", ("torch.promote_types(q.dtype, torch.float32)", "torch.float64"),
-         told="p comes in float64, and it is float32 for inputs in float32"),
+    edit("6.4", "exp divided by exp", ("torch.exp(s - lse[:, :, rows, None])", "torch.exp(s) / torch.exp(lse[:, :, rows, None])"),
+         told="exp(s) overflows or underflows: subtract lse before exp"),
+    edit("6.4", "p in float16", ("    return p, ", "    return p.to(q.dtype), "), told="one edge is left: p comes in float16, and it is float32 for inputs in float16"),
+    edit("6.4", "NaN made 0", ("rows, None])\n    dp", "rows, None]).nan_to_num()\n    dp"),
+         told="one edge is left: q begins with NaN: a NaN in an input comes out as NaN: whatever turns NaN into 0 hides it"),
+    edit("6.4", "NaN in lse made 0", ("lse == -math.inf, math.inf, lse", "lse > -math.inf, lse, math.inf"), told="lse begins with NaN"),
+    edit("6.4", "a tile of the whole matrix", ("q[:, :, rows].to", "q.to"), ("k[:, :, keys].to", "k.to"), ("    if mask:", "    s = s[:, :, rows, keys]\n    if mask:"),
+         told="a tensor of the whole size, 4 × 6, is built: compute this tile alone"),
+    edit("6.4", "a tile of the whole mask", ("[rows, None], torch.arange(S_k)[keys]", "[:, None], torch.arange(S_k)"),
+         ("(j > i + S_k - S_q, ", "((j > i + S_k - S_q)[rows, keys], "), told="one edge is left: a tensor of the whole size, 11 × 14, is built"),
     ("6.5", dkdv_that_owns_queries, "your loop comes back to keys that it has left"),
     ("6.6", dq_with_bounds_of_keys, "the result is right, but causal_rows bounds the queries of a block of keys"),
     ("6.6", dq_that_owns_keys, "your loop comes back to queries that it has left"),
     edit("6.5", "NaN made 0", ("            dv[", "            p = p.nan_to_num()\n            dv["), told="a NaN in an input comes out as NaN"),
-    *(edit(number, "NaN in lse made 0", ("lse == -math.inf, math.inf, lse", "lse > -math.inf, lse, math.inf"), told="a NaN in an input comes out as NaN")
-      for number in ("6.4", "6.5", "6.6")),
     *(edit(number, "NaN in delta made 0", (SIZES, f"{SIZES}    delta = delta.nan_to_num()\n"), told="a NaN in an input comes out as NaN")
       for number in ("6.5", "6.6")),
     edit("6.6", "NaN made 0", ("            dq[", "            ds = ds.nan_to_num()\n            dq["), told="a NaN in an input comes out as NaN"),
@@ -146,7 +149,8 @@ WRONG_ANSWERS = (
          told="one edge is left: the result is right, but tiles are masked whose queries see all of the keys: mask only blocks from full on"),
     edit("6.5", "start aligned top left, every tile masked", ("max(0, j - S_k + S_q) //", "j //"), ("row_block < full", "is_causal"),
          told="start is without S_k − S_q"),
-    edit("6.5", "start not clamped", ("max(0, j - S_k + S_q)", "(j - S_k + S_q)"), told="which begins before 0: no block comes before block 0"),
+    edit("6.5", "delta of the tile", ("do, lse, delta, rows", "do, lse, 0 * delta, rows"),
+         ("            dv[", "            ds = ds - p * ds.sum(dim=-1, keepdim=True)\n            dv["), told="a tile's p and ds take lse and delta of the whole row"),
     edit("6.5", "visits hidden tiles", (START, "0"), told="more than four products for each tile that is seen: begin the loop over queries"),
     edit("6.5", "masks every tile", ("row_block < full", "is_causal"),
          told="one edge is left: the result is right, but tiles are masked whose queries see all of the keys"),
@@ -155,7 +159,6 @@ WRONG_ANSWERS = (
     edit("6.6", "bounds aligned top left", ("range(end)", "range(min(end, math.ceil(rows.stop / block_n)) if is_causal else end)"),
          told="the causal loop is aligned top left"),
     edit("6.5", "scales q in place", (SIZES, f"{SIZES}    q *= scale\n    scale = 1.0\n"), told="changes its input q in place"),
-    edit("6.5", "slices past the end", ("min(j + block_n, S_k)", "j + block_n"), told="which ends past S_k = 4: end the slice at S_k"),
     edit("6.5", "in float64", *converted(SIZES, "q, k, v, do, lse, delta"), told="dk comes in float64, and k in float32"),
     edit("6.5", "returns the sums", ("dk.to(k.dtype), dv.to(v.dtype)", "dk, dv"),
          told="one edge is left: dk comes in float32, and k in float16"),

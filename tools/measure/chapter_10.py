@@ -1,5 +1,5 @@
 """Chapter 10: each variant beside FlexAttention, compiled, and chapter 8's causal kernel, in turns, and what a
-block mask costs.
+block mask costs and saves.
 
 FlexAttention's block mask and the documents' are made once, outside of what is timed; packed rows find their tiles in
 every call.
@@ -7,6 +7,7 @@ every call.
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -202,6 +203,40 @@ def block_mask_row(provider: str, mask: str, S: int) -> dict[str, Any]:
     return timed(ours if provider == "course" else flex)
 
 
+def mixed_cases() -> Iterator[Measurement]:
+    """Forwards of 16,384 tokens as they are, and with every whole tile listed as a mixed one, in turns."""
+    for mask, D in itertools.product(("causal", "window", "documents"), HEAD_DIMS):
+        rows = functools.cache(partial(_mixed_in_turns, mask, D))
+        for whole in ("asks no mask", "asks the mask"):
+            words = about(10, "whole_tile", whole, mask=mask, S=TOKENS, D=D)
+            yield words, lambda rows=rows, whole=whole: rows()[whole]
+
+
+def _mixed_in_turns(mask: str, D: int) -> dict[str, dict[str, Any]]:
+    H, sizes = HIDDEN // D, {"device": hardware.device(), "B": 1, "H": 1}
+    q, k, v = (randn(1, H, TOKENS, D) for _ in range(3))
+    first, _, _ = same_document(TOKENS)
+    left = WINDOW - 1 if mask == "window" else TOKENS - 1
+    mod, aux = mods.first_keys_and_window, (0, left, 0)
+    if mask == "documents":
+        mod, aux = mods.causal_documents, (first,)
+    found = {}
+    for whole in ("asks no mask", "asks the mask"):
+        block_mask = make_block_mask(mod, TOKENS, TOKENS, aux=aux, **sizes)
+        if whole == "asks the mask":
+            tile = CONFIGS[D].block_m, CONFIGS[D].block_n
+            index, count = block_mask.tiles(*tile)[:2]
+            for row, (n_mixed, n_whole) in zip(index[0, 0], count[:, 0, 0].T.tolist(), strict=True):
+                wholes = row[len(row) - n_whole :].flip(0)  # in the order in which the kernel takes them
+                row[: n_whole + n_mixed] = torch.cat((wholes, row[:n_mixed]))
+            count[0] += count[1]
+            count[1] = 0
+        found[whole] = partial(attention_with, q, k, v, mask_mod=mod, aux=aux, block_mask=block_mask)
+    same, changed = (found[whole]() for whole in found)
+    assert torch.equal(same, changed), "every tile asks the mask, and the result is another"
+    return timed_in_turns(found)
+
+
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
-    return itertools.chain(variant_cases(), block_mask_cases())
+    return itertools.chain(variant_cases(), block_mask_cases(), mixed_cases())

@@ -1,8 +1,9 @@
 """Exercise 1.1, safe_softmax."""
 
 import torch
+from torch.overrides import TorchFunctionMode
 
-from fa_tutorial.exercises import harness, watch
+from fa_tutorial.exercises import harness
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator, masked_vectors, vectors, views
 from fa_tutorial.exercises.running import INF
@@ -17,7 +18,7 @@ def safe_softmax(x):
 
 
 MAXIMUM, SUM = "wide.amax(dim=-1, keepdim=True)", "p.sum(dim=-1, keepdim=True)"
-HIGH = "float32 holds exp(x) only up to x = 88.72: subtract the row's maximum, so that the largest exponent is 0"
+HIGH = "exp overflows for large x, in float32 above 88.72: subtract the row's maximum, so that the largest exponent is 0"
 LOW = "exp(−1000) is 0, and 0 / 0 is NaN: subtract the row's own maximum, so that its largest exponent is 0"
 LOWEST = "a finite score may be as low as this: subtract the row's own maximum, add no constant, and let no number stand for it or for −inf"
 END = "scores near the end of the dtype's range: once the row's maximum is subtracted, the largest exponent is 0"
@@ -51,16 +52,17 @@ def truth(x):
     return torch.softmax(x.double(), -1)
 
 
-class ByHand(watch.Rows):
+class ByHand(TorchFunctionMode):
     """The result has x's dtype, and neither a library's softmax nor its logsumexp made it."""
 
     def __init__(self, x):
         super().__init__()
-        self.dtype = x.dtype
+        self.dtype, self.softmax = x.dtype, False
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.softmax |= getattr(func, "__name__", "") in ("logsumexp", "logcumsumexp")
-        return super().__torch_function__(func, types, args, kwargs)
+        name = getattr(func, "__name__", "")  # torch.special's and the private ones have a word before theirs
+        self.softmax |= any(part in name for part in ("softmax", "softmin", "logsumexp", "logcumsumexp"))
+        return func(*args, **(kwargs or {}))
 
     def complaint(self, result):
         if self.softmax:

@@ -69,6 +69,8 @@ def by_survivors(answer, block):
         raise Wrong("holds a score that is not finite: here every wrong loop must fail on ordinary scores")
     if len(row) < block:
         raise Wrong(f"has {len(row)} scores, fewer than one block of {block}")
+    if not torch.equal(row, answer(block).float()):
+        raise Wrong("is another row in each call: a test needs the same row each time (seed its generator)")
     found = {name: by for name in LOOPS if (by := miss(name, row, block)) <= TOLERANCE}
     if not found:
         return ALL
@@ -76,8 +78,9 @@ def by_survivors(answer, block):
     for name, by in found.items():
         if by > 1e-4:  # what a score's float32 rounds is less
             share = "what it gets wrong is too small a share of the sum"
-            raise Wrong(f"gives a row on which {name} misses m + log l by only {by:.1g}, want more than {TOLERANCE:g}: {share}{same}")
-    right = f"gives a row on which {' and '.join(found)} {'is' if len(found) == 1 else 'are'} right"
+            raise Wrong(f"gives a row on which {name} misses m + log l by only {by:.3g}, want more than {TOLERANCE:g}: {share}{same}")
+    *others, last = found
+    right = f"gives a row on which {', '.join(others)}{' and ' if others else ''}{last} {'are' if others else 'is'} right"
     raise Wrong(f"{right}: {'; '.join(REASONS[name] for name in found)}{same}")
 
 

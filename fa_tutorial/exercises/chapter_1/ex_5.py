@@ -82,6 +82,8 @@ def stream(scores, values, block, kept=False):
         wide = v.new_full((len(v), v.shape[1] + 2), math.nan)
         wide[:, 1:-1] = v
         yield s, wide[:, 1:-1]
+        if not (torch.equal(s, scores[start : start + block]) and torch.equal(wide[:, 1:-1], v)):
+            raise Wrong("changes a block's s or v in place: work on a copy")
         if not kept:
             s.fill_(math.nan), wide.fill_(math.nan)
 

@@ -26,8 +26,6 @@ RESULTS, SCALE = "ds @ k, ds.T @ q, p.T @ do", "scale_log2 * math.log(2)"
 AFTER = "line 731 scales dk after the loop, and convert_dQ scales dq"
 MISTAKES = {
     f"dq and dk are scaled: {AFTER}": (RESULTS, f"{SCALE} * (ds @ k), {SCALE} * (ds.T @ q), p.T @ do"),
-    f"dq is scaled: {AFTER}": (RESULTS, f"{SCALE} * (ds @ k), ds.T @ q, p.T @ do"),
-    f"dk is scaled: {AFTER}": (RESULTS, f"ds @ k, {SCALE} * (ds.T @ q), p.T @ do"),
     f"dq and dk are multiplied by scale_log2: the loop doesn't scale them, and the scale has no log₂ e; {AFTER}": (
         RESULTS, "scale_log2 * (ds @ k), scale_log2 * (ds.T @ q), p.T @ do"),
     "lse is multiplied by scale_log2: it is a logarithm of scaled scores, so it needs only log₂ e": (
@@ -36,22 +34,11 @@ MISTAKES = {
     "p is in base e: scale_log2 holds log₂ e already, so p is exp2, of lse · log₂ e": (P, "torch.exp(s * scale_log2 - lse[:, None])"),
     "the scores are without their scale: p is 2^(s · scale_log2 − lse · log₂ e)": (P, "torch.exp(s - lse[:, None])"),
     "the mask is left out: a hidden key's score is −∞, so its p is 0": (S, "q @ k.T"),
-    "the mask sets a hidden key's score to 0: it is −∞, because e to the power of 0 is 1": (S, "torch.where(seen, q @ k.T, 0.0)"),
     "seen is used upside down: it is True where the row sees the key": (S, "torch.where(seen, -math.inf, q @ k.T)"),
     "delta isn't subtracted: pointwise_mult is p · (dp − delta)": (DS, "p * (do @ v.T)"),
-    "p multiplies dp alone: pointwise_mult is p · (dp − delta)": (DS, "p * (do @ v.T) - delta[:, None]"),
     "delta is subtracted by columns: it belongs to a row, so it's delta[:, None]": (DS, "p * (do @ v.T - delta)"),
     "p is a softmax of this block alone: lse is the whole row's, so p is 2^(s · scale_log2 − lse · log₂ e)": (
         P, f"torch.softmax(s * {SCALE}, dim=1)"),
-    "the shares are rounded to 16 bits: the loop adds them in float32": (RESULTS, "(ds @ k).half(), (ds.T @ q).half(), (p.T @ do).half()"),
-    "delta is added: pointwise_mult is p · (dp − delta)": (DS, DS.replace(" - ", " + ")),
-    "ds lacks p: pointwise_mult is p · (dp − delta)": (DS, "do @ v.T - delta[:, None]"),
-    "dv is made of ds: line 633 reads tdVsPt, a share of pᵀ": (RESULTS, "ds @ k, ds.T @ q, ds.T @ do"),
-    "dq and dk are made of p: lines 653 and 687 read shares of ds": (RESULTS, "p @ k, p.T @ q, p.T @ do"),
-    "the results are in another order, dv, dq, dk: return dq, dk, dv": (RESULTS, "p.T @ do, ds @ k, ds.T @ q"),
-    "the results are in another order, dv, dk, dq: return dq, dk, dv": (RESULTS, "p.T @ do, ds.T @ q, ds @ k"),
-    "dq and dk are swapped: return dq, dk, dv": (RESULTS, "ds.T @ q, ds @ k, p.T @ do"),
-    "dk and dv are swapped: return dq, dk, dv": (RESULTS, "ds @ k, p.T @ do, ds.T @ q"),
 }  # fmt: skip
 CONDITIONS = {"hidden": "a row may see no key, in this block or at all; in the second case its lse is +∞"}
 RULES = {

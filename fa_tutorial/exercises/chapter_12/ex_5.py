@@ -22,51 +22,22 @@ def lagging_step(s, shift, l, threshold):
 
 MOVES, WHERE = "(m - shift) * math.log2(math.e) > threshold", "torch.where(moves, m, shift)"
 SAFE, P, ALPHA = "torch.where(new_shift == -math.inf, 0.0, new_shift)", "torch.exp(s - safe[:, None])", "torch.exp(shift - safe)"
-TOTAL = "alpha * l + p.sum(dim=-1)"
 MISTAKES = {
     "the shift moves with every larger maximum: it stays while the growth is at most the threshold": (WHERE, "m"),
-    "the shift never moves: it becomes m where exp(m − shift) exceeds 2^threshold": (WHERE, "torch.where(shift == -math.inf, m, shift)"),
-    "the shift never moves, not even from −∞: it becomes m where exp(m − shift) exceeds 2^threshold": (WHERE, "shift"),
-    "the shift moves to threshold · ln 2 below the maximum: where it moves, it becomes m itself": (
-        WHERE, "torch.where(moves, m - threshold * math.log(2), shift)"),
-    "the shift moves to the old one plus threshold · ln 2: where it moves, it becomes m itself": (
-        WHERE, "torch.where(moves, shift + threshold * math.log(2), shift)"),
     "the threshold is fixed at 8: it is an argument": (MOVES, "(m - shift) * math.log2(math.e) > 8"),
     "alpha is NaN where a row has seen nothing: −inf − (−inf) is NaN, so alpha takes 0 for the new shift, too": (
         ALPHA, "torch.exp(shift - new_shift)"),
-    "alpha is 1 in a row's first block: it is exp(−∞ − m) = 0 there, and wipes out whatever acc holds": (
-        ALPHA, "torch.where(shift == -math.inf, 1.0, torch.exp(shift - safe))"),
-    "the shift moves to m − threshold: where it moves, it becomes m itself": (WHERE, "torch.where(moves, m - threshold, shift)"),
-    "p is measured from the old shift: where the shift moves, p is exp(s − m)": (
-        P, "torch.exp(s - torch.where(shift == -math.inf, safe, shift)[:, None])"),
     "m − shift is compared with the threshold: it is exp(m − shift) = 2^((m − shift) · log₂ e) that must not exceed 2^threshold": (MOVES, "m - shift > threshold"),
     "the growth is divided by log₂ e: exp(x) is 2^(x · log₂ e), so it is multiplied": (MOVES, MOVES.replace("*", "/")),
     "p and alpha are powers of two: s and shift are in base e here, so both are exp": [
         (P, P.replace("exp", "exp2")), (ALPHA, ALPHA.replace("exp", "exp2"))],
-    "p is a power of two: s and shift are in base e here, so p is exp(s − shift)": (P, P.replace("exp", "exp2")),
     "m − shift is compared with 2^threshold: it is exp(m − shift) that must not exceed it": (MOVES, "m - shift > 2**threshold"),
     "exp(m − shift) is compared with the threshold itself: it is 2^threshold that it must not exceed": (
         MOVES, "torch.exp(m - shift) > threshold"),
     "all rows move when one of them does: each row decides for itself": (MOVES, f"({MOVES}).any()"),
     "p is measured from the new maximum: where the shift stays, p is exp(s − shift)": (
         P, "torch.exp(s - torch.where(m == -math.inf, 0.0, m)[:, None])"),
-    "alpha rescales to the new maximum: where the shift stays, alpha is 1": (
-        ALPHA, "torch.exp(shift - torch.where(m == -math.inf, 0.0, m))"),
-    "the alpha that is returned rescales to the new maximum: where the shift stays, alpha is 1": (
-        f"{TOTAL}, alpha", f"{TOTAL}, torch.exp(shift - torch.where(m == -math.inf, 0.0, m))"),
-    "l isn't rescaled: where the shift moves, multiply it by alpha": (TOTAL, "l + p.sum(dim=-1)"),
-    "alpha multiplies this block's sum, too: only the old l is rescaled, because p is measured from the new shift already": (
-        TOTAL, "alpha * (l + p.sum(dim=-1))"),
-    "alpha multiplies this block's sum and not the old l: it is the old l that is rescaled": (TOTAL, "l + alpha * p.sum(dim=-1)"),
-    "l is this block's sum alone: add alpha · l": (TOTAL, "p.sum(dim=-1)"),
     "a row that has seen nothing gives NaN: its new shift is −inf, and −inf − (−inf) is NaN": (SAFE, "new_shift"),
-    "the choice is reversed: the shift becomes m where exp(m − shift) exceeds 2^threshold, and stays where it doesn't": (
-        WHERE, "torch.where(moves, shift, m)"),
-    "alpha is upside down: old sums are multiplied by exp(old shift − new shift), at most 1": (ALPHA, "torch.exp(safe - shift)"),
-    "p is measured from 0: it is exp(s − shift), with the shift after this block": (P, "torch.exp(s)"),
-    "shift and l are swapped: return p, shift, l, alpha": (f"new_shift, {TOTAL}", f"{TOTAL}, new_shift"),
-    "l and alpha are swapped: return p, shift, l, alpha": (f"{TOTAL}, alpha", f"alpha, {TOTAL}"),
-    "the maximum is returned in place of the shift that p was measured from": ("p, new_shift, ", "p, m, "),
 }  # fmt: skip
 CONDITIONS = {
     "first": "a row's first block arrives with shift = −∞ and l = 0",

@@ -33,10 +33,10 @@ def truth(rank, step, ranks):
 
 @adapting
 def adapt(answer, rank, step, ranks):
-    """The answer. Wrong where it is a float, even a whole one."""
+    """The answer. Wrong where it is a whole float, a tuple or a list."""
     got = answer(rank, step, ranks)
-    if isinstance(got, float) and got.is_integer():
-        raise Wrong(f"owner({rank}, {step}, {ranks}) gives {got}, a float: a rank's number is an int")
+    if isinstance(got, tuple | list) or (isinstance(got, float) and got.is_integer()):
+        raise Wrong(f"owner({rank}, {step}, {ranks}) gives {got}, a {type(got).__name__}: a rank's number is an int")
     return got
 
 

@@ -86,10 +86,10 @@ def adapt(answer, q, k, v, ranks):
     sends = []
 
     def look(message, _):
-        if ring.bytes_of(message) > (k.nbytes + v.nbytes) // ranks:
-            raise Wrong(TOO_MUCH)
         if any(x.dtype != k.dtype for x in played.tensors_of(message)):
             raise Wrong("k and v travel as they are, in their own dtype")
+        if ring.bytes_of(message) > (k.nbytes + v.nbytes) // ranks:
+            raise Wrong(TOO_MUCH)
         sends.append(1)
 
     results, _ = played.play(answer, (q, k, v), ranks, look)

@@ -35,7 +35,9 @@ def adapt(answer, ranks):
             raise Wrong(f"chunks_of({rank}, {ranks}) gives {show(chunks)}, want a tuple or a list of two whole numbers")
     dealt = sorted(chunk for chunks in given for chunk in chunks)
     if dealt != [*range(2 * ranks)]:
-        raise Wrong(f"the chunks {', '.join(map(str, dealt))} are dealt out, and each of 0 to {2 * ranks - 1} must go to one rank")
+        raise Wrong(
+            f"with {ranks} ranks chunks {', '.join(map(str, dealt))} are dealt out: each of 0 to {2 * ranks - 1} must go to one rank"
+        )
     return tuple(map(work, given))
 
 

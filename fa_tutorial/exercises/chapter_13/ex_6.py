@@ -50,6 +50,10 @@ MISTAKES = {
         f"dq_part, dk_part, dv_part = {TILE}", f"dq_part, dk_part, dv_part = attention_backward(q, k, v, o, do, {OWN_LSE})"),
     "a visiting shard's own o gives a delta of this shard alone: take the whole row's": (
         f"dq_part, dk_part, dv_part = {TILE}", f"dq_part, dk_part, dv_part = attention_backward(q, k, v, {OWN_O}, do, lse)"),
+    "o and do are exchanged: attention_backward takes o first": (TILE, "attention_backward(q, k, v, do, o, lse)", 2),
+    "its own pair is left out": (f"dq, dk, dv = {TILE}\n", "dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))\n"),
+    "a visitor's parts are divided by the number of ranks: the parts of one gradient add up": (
+        "dq + dq_part, dk + dk_part, dv + dv_part", "dq + dq_part / ranks, dk + dk_part / ranks, dv + dv_part / ranks"),
     "a rank's own pair is counted twice, in dq, dk and dv: begin from zero, or from its own pair and go on with what comes": (
         f"dq, dk, dv = {TILE}\n", f"dq, dk, dv = (2 * x for x in {TILE})\n"),
     "its own pair is counted twice, and the last pair never: pass on first, then take the gradients of what came": (

@@ -40,6 +40,7 @@ MISTAKES = {
     "its own k and v are sent in each step: pass on what came": [("    passing = start(kv)\n    dkv", "    own, passing = kv, start(kv)\n    dkv"), (PASS, PASS.replace("kv", "own"))],
     "k and v are waited for right after their start: wait for them after the tile": [
         ("passing = start(kv)\n    dkv", "passing = start(kv)\n    passing.wait()\n    dkv"), (PASS, f"{PASS}            passing.wait()\n")],
+    "its own tile is computed twice: a rank computes `ranks` tiles": (FIRST, f"{FIRST}    dkv = tile(kv)\n"),
     "the gradients stop one rank before home: send dk and dv once more at the end": (LAST, "return dkv"),
     "k and v travel home as well, where nobody needs them": ("if step < ranks - 1:", "if step < ranks:"),
     "the gradients that come are those of the keys that are here now: add this tile's part to them": (TILE, "home.wait(); dkv = tile(kv)"),
@@ -50,7 +51,7 @@ MISTAKES = {
 
 RULES = {
     "dk and dv": "the parts of all ranks come home to the keys that began here: a row for each rank's keys, a column for each rank's part",
-    "seconds": "every message but the first or the last hides behind a tile: start each as soon as its contents are there, and wait only where what comes is needed",
+    "seconds": "a rank computes `ranks` tiles, and all messages but the first or the last hide behind them: start each as soon as its contents are there, and wait only where what comes is needed",
     "seconds of all messages": "k and v travel ranks − 1 times, dk and dv ranks times at most",
 }
 

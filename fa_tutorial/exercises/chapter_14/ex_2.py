@@ -21,11 +21,6 @@ def quantise_blocks(x, block):
 
 ROUNDED = "to_e4m3(x / of_row)"
 MISTAKES = {
-    "one scale is taken for the whole tensor: each block of rows has its own": ("rows.abs().max()", "x.abs().max()"),
-    "a block is cut from the columns: it is `block` rows, with all their columns": [
-        ("x.split(block)", "x.split(block, dim=1)"), ("[: len(x), None]", "[: x.shape[1]]")],
-    "the largest element without its sign is what counts: a block's lowest number may be its largest in size": (
-        "rows.abs().max()", "rows.max()"),
     "the scale is 1 / 448 of the block's largest number, so that this one becomes 448": (".max() / 448", ".max()"),
     "a scale is inverted: x = values · scale": [
         ("rows.abs().max() / 448", "448 / rows.abs().max()"), ("x / of_row", "x * of_row")],
@@ -33,15 +28,7 @@ MISTAKES = {
     "the values are multiplied by the scale again: return what e4m3 stores": (ROUNDED, f"{ROUNDED} * of_row"),
     "the numbers are rounded to integers, as int8 has them: to_e4m3 rounds to e4m3's": (ROUNDED, "torch.round(x / of_row)"),
     "x is multiplied by its scale: x ≈ values · scale, so divide": (ROUNDED, "to_e4m3(x * of_row)"),
-    "scales has one number for each block, and no second dimension": (f"{ROUNDED}, scales", f"{ROUNDED}, scales[:, None]"),
-    "scales has one number for each block, not for each row": (f"{ROUNDED}, scales", f"{ROUNDED}, of_row[:, 0]"),
-    "a block of tiny numbers gets the scale 1, so all of it becomes 0: only a block of zeros has the scale 1": ("scales == 0", "scales < 1e-6"),
     "the numbers are rounded before they are scaled": (ROUNDED, "to_e4m3(x) / of_row"),
-    "the scale is for rows block by block, and here the blocks take turns: rows 0 … block − 1 share the first scale": (
-        "scales.repeat_interleave(block)", "scales.repeat(block)"),
-    "the largest of a block becomes 240, not 448: that is the largest number of another 8-bit format": ("/ 448", "/ 240"),
-    "the largest of a block becomes 480, which e4m3 doesn't have: its largest number is 448": ("/ 448", "/ 480"),
-    "a block of zeros has the scale 0, and 0 / 0 is NaN": ("torch.where(scales == 0, 1.0, scales)", "scales"),
 }  # fmt: skip
 
 

@@ -16,24 +16,14 @@ def worst_error(x, largest):
     return min(step / 2 / y, 1.0)
 
 
-SCALED, STEP, SHARE = "x * 448 / largest", "2.0 ** (max(math.floor(math.log2(y)), -6) - 3)", "min(step / 2 / y, 1.0)"
+SCALED, SHARE = "x * 448 / largest", "min(step / 2 / y, 1.0)"
 MISTAKES = {
     "x itself isn't rounded, but x / scale, and the scale is largest / 448": (SCALED, "x"),
     "the scale is largest / 448: 448 is missing": (SCALED, "x / largest"),
-    "the scale makes 448 of the largest number, not 256": (SCALED, "x * 256 / largest"),
-    "x and largest are exchanged: x is scaled, and the scale is largest / 448": (SCALED, "largest * 448 / x"),
     "the block is scaled the wrong way: its largest number becomes 448": (SCALED, "x * largest / 448"),
-    "that is a whole step: a number is off by half of one at most": ("step / 2 / y", "step / y"),
-    "that is half a step over 2^e, the smallest number with that step: take the share of the scaled x itself": (
-        SHARE, "min(step / 2 / 2.0 ** math.floor(math.log2(y)), 1.0)"),
-    "from 2⁻⁶ on that is half a step over 2^e, the smallest number with that step: take the share of the scaled x itself": (
-        SHARE, "1 / 16 if y >= 2**-6 else min(step / 2 / y, 1.0)"),
     "that is half a step of the scaled x, over the unscaled x: both must be in the same unit": ("step / 2 / y", "step / 2 / x"),
     "that is half a step itself: which share of the scaled x is it?": ("step / 2 / y", "step / 2"),
     "that is what the scaled x happens to be off by: at worst it's half a step": (SHARE, "abs(round(y / step) * step - y) / y"),
-    "below 2⁻⁶ the steps no longer shrink": (STEP, "2.0 ** (math.floor(math.log2(y)) - 3)"),
-    "the smallest exponent is −6, so that the smallest step is 2⁻⁹": ("-6", "-9"),
-    "a number becomes 0 below half of the smallest one, 2⁻¹⁰, not below 2⁻⁹": (SHARE, "1.0 if y < 2**-9 else min(step / 2 / y, 1.0)"),
     "a number that becomes 0 has lost all of itself, and no more: that is an error of 1": (SHARE, "step / 2 / y"),
 }  # fmt: skip
 

@@ -21,7 +21,6 @@ MISTAKES = {
     "without 1 / √D the rotation makes everything longer, and q kᵀ D times as large": (" / len(signs) ** 0.5", ""),
     "the matrix is divided by D: q kᵀ has it twice, so each side takes √D": ("len(signs) ** 0.5", "len(signs)"),
     "each row of the matrix has D entries of ±1, so divide by √D; √2 is right for D = 2 alone": ("len(signs) ** 0.5", "2**0.5"),
-    "divide by √D, the length of a row, not by √ of the number of rows": ("len(signs) ** 0.5", "len(x) ** 0.5"),
     "the signs are missing": ("x * signs @ h", "x @ h"),
     "the signs come after Hadamard's matrix: they must come before it": ("x * signs @ h", "x @ h * signs"),
     "that matrix has another sign: the minus is at the bottom right": (
@@ -29,9 +28,6 @@ MISTAKES = {
     "the minus stands at the wrong place: at the bottom right, so that the matrix is symmetric": (
         "torch.cat([h, -h], dim=1)", "torch.cat([-h, h], dim=1)"),
     "no two rows of that matrix are orthogonal: one of the four quarters is −h": ("[h, -h]", "[h, h]"),
-    "every number has the opposite sign: H begins with 1": ("x * signs @ h", "-x * signs @ h"),
-    "the matrix is not used: signs alone spread nothing": ("x * signs @ h / len(signs) ** 0.5", "x * signs"),
-    "x comes back as it was: it has to be multiplied by the signs and by H": ("x * signs @ h / len(signs) ** 0.5", "x"),
 }  # fmt: skip
 
 

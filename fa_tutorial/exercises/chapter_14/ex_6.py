@@ -27,38 +27,17 @@ MISTAKES = {
         (NEW, "tensor_core_sum(p, v.T, alpha[:, None] * (last_scale / scale) * acc)"),
         ("acc = alpha[:, None]" + RATIO + " + new", "acc = new")],
     "acc's chain begins at acc, and acc is added once more: begin the chain at zero": (NEW, "tensor_core_sum(p, v.T, acc)"),
-    "l's chain goes on from alpha · l, so all blocks are one chain: begin it at zero": [
-        (ONES, "tensor_core_sum(p, torch.ones_like(p[:1]), (alpha * l)[:, None])[:, 0]"), (L, "new_l")],
     "both chains go on from the sums so far, as in chapter 9, so all blocks are one chain: begin both at zero": [
         (ONES, "tensor_core_sum(p, torch.ones_like(p[:1]), (alpha * l)[:, None])[:, 0]"), (L, "new_l"),
         (NEW, "tensor_core_sum(p, v.T, alpha[:, None] * (last_scale / scale) * acc)"),
         ("acc = alpha[:, None]" + RATIO + " + new", "acc = new")],
     "the block's l is an exact sum: let the tensor core add it up, as p times a column of ones": (ONES, "p.sum(dim=1)"),
-    "the block's acc is an exact product: the tensor core's sums are tensor_core_sum's": (NEW, "p @ v"),
-    "both sums are exact: the tensor core's are tensor_core_sum's": [(ONES, "p.sum(dim=1)"), (NEW, "p @ v")],
     "acc keeps the unit of the block before: what is 1 in units of last_scale is last_scale / scale in units of scale": (RATIO, " * acc"),
     "the ratio of the two scales is upside down: what is 1 in units of last_scale is last_scale / scale in units of scale": (
         "last_scale / scale", "scale / last_scale"),
     "acc comes back as real values: it stays in units of scale, which the kernel takes back once, at the end": (
         RATIO + " + new", " * last_scale * acc + scale * new"),
-    "the block's v is multiplied by its scale, and acc isn't: both are in units of scale": (RATIO + " + new", RATIO + " + scale * new"),
     "v is multiplied by its scale before the tensor core: it stays in units of scale, and so does acc": (NEW, NEW.replace("v.T", "(scale * v).T")),
-    "v is multiplied by its scale before the tensor core, and acc comes back as real values: it stays in units of scale": [
-        (NEW, NEW.replace("v.T", "(scale * v).T")), (RATIO + " + new", " * last_scale * acc + new")],
-    "v is multiplied by its scale before the tensor core, which takes numbers of e4m3, and scale · v is none: it stays in units of scale": (
-        NEW, NEW.replace("v.T", "(scale * v).T") + " / scale"),
-    "acc joins the block inside the tensor core, which cuts acc off after 14 bits as well: add it outside": (
-        "acc = alpha[:, None]" + RATIO + " + new", "acc = tensor_core_sum(torch.diag(alpha * (last_scale / scale)), acc.T, new)"),
-    "the block is added up in shorter chains: one chain takes all of its keys": [
-        (ONES, "sum(tensor_core_sum(a, torch.ones_like(a[:1]), torch.zeros_like(l[:, None])) for a in p.split(32, dim=1))[:, 0]"),
-        (NEW, "sum(tensor_core_sum(a, b, torch.zeros_like(acc)) for a, b in zip(p.split(32, dim=1), v.T.split(32, dim=1)))")],
-    "l has eight equal sums added up: eight columns of ones give the row's sum eight times, so take one": (L, "alpha * l + 8 * new_l"),
-    "l has no unit of v: it is a sum of p alone": (L, "alpha * (last_scale / scale) * l + new_l"),
-    "l isn't rescaled when the maximum grows": (L, "l + new_l"),
-    "acc isn't rescaled when the maximum grows": ("alpha[:, None]" + RATIO, RATIO.removeprefix(" * ")),
-    "neither l nor acc is rescaled when the maximum grows": [(L, "l + new_l"), ("alpha[:, None]" + RATIO, RATIO.removeprefix(" * "))],
-    "alpha shrinks what was there before, not this block: its p have the new maximum already": (
-        "alpha[:, None]" + RATIO + " + new", "alpha[:, None] * ((last_scale / scale) * acc + new)"),
 }  # fmt: skip
 
 

@@ -1,11 +1,13 @@
 """Exercise 3.4, grouped_tile."""
 
+import ast
 import operator
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.running import Wrong, adapting
 from fa_tutorial.matmul import tl  # noqa: F401, for the interpreter, where a kernel calls grouped_tile
+from fa_tutorial.source import source_of
 
 
 def grouped_tile(pid, tiles_m, tiles_n, group):
@@ -30,6 +32,9 @@ MISTAKES = {
     "the band's number is used as its first row: a band has `group` rows": ("band * group", "band"),
     "`rows` is the row where the band ends: subtract its first row": (ROWS, "rows = min(first_row + group, tiles_m)"),
     "tile_n is counted from pid: divide the place within the band": ("within // rows", "pid // rows"),
+    "tile_m is counted from pid: take the remainder of the place within the band": (ROW, "first_row + pid % rows"),
+    "every band before the last is full: the place within the band is pid % (group · tiles_n)": [
+        ("    within = pid % (group * tiles_n)\n", ""), (ROWS, f"{ROWS}\n    within = pid % (rows * tiles_n)\n    ")],
     f"{_LAST}: here it is counted with `group` rows": (ROWS, "rows = group"),
     f"{_LAST}: tile_n is the place in the band divided by that number, not by `group`": ("within // rows", "within // group"),
     f"{_LAST}: tile_m is that row plus the remainder by their number, not by `group`": ("within % rows", "within % group"),
@@ -115,6 +120,18 @@ def inputs():
             yield from order(bands * group + 1, tiles_n, group, on="a random case whose last band is shorter", fresh=True, edge="last_band")
 
 
+def refused(answer):
+    """What Python takes and Triton's compiler doesn't, where `group` is a tl.constexpr."""
+    group = answer.__code__.co_varnames[3]
+    for node in ast.walk(ast.parse(source_of(answer))):
+        stored = {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
+        if isinstance(node, ast.If | ast.While) and group in stored:
+            return f"Triton's compiler refuses it: `{group}` is a constant in the kernel, so no `if` may assign to it; take another name"
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("min", "max") and len(node.args) == 1:
+            return "Triton's compiler refuses it: in a kernel min takes two numbers, not a list of them"
+    return ""
+
+
 EXERCISE = Exercise(
     task="Return the tile (tile_m, tile_n) that program `pid` computes in this order.",
     conditions=CONDITIONS,
@@ -135,4 +152,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,
+    refused=refused,
 )

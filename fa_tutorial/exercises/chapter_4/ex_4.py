@@ -43,14 +43,14 @@ I, J = "torch.arange(rows.start, rows.stop)[:, None]", "torch.arange(keys.start,
 O = "torch.where(l == 0, 1.0, l)[..., None]"
 LOCAL_I, LOCAL_J = "torch.arange(rows.stop - rows.start)[:, None]", "torch.arange(keys.stop - keys.start)[None, :]"
 MISTAKES = {
-    "acc / l divides element [i, d] by row d's l, and it takes row i's: l[..., None]": (O, "torch.where(l == 0, 1.0, l)"),
     "nothing is masked: in the tiles from full on, query i must not see later keys": (MASKED, "s"),
+    "this is still the forward of 4.2: end the loop over keys at end, and mask the tiles from full on": [
+        (MASKED, "s"), ("range(end)", "range(math.ceil(S_k / block_n))"), (O, "l[..., None]")],
+    "the scale is 1/√D here: multiply by the scale that is given": ("s = scale * (", "s = q.shape[-1] ** -0.5 * ("),
     "the mask is strict: query i sees key i + S_k − S_q too": ("j > i", "j >= i"),
     "i counts rows from the tile's own start: add that start, so that it is the row's number in q": (I, LOCAL_I),
     "the mask compares places in the tile: add the tile's own start, to i and to j": [(I, LOCAL_I), (J, LOCAL_J)],
     "only the last tile is masked: mask every tile from full on, since a block of rows may cross several": ("key_block >= full", "key_block == end - 1"),
-    "only the tile with the number full is masked: mask every tile from full on, since a block of rows may cross several": (
-        "key_block >= full", "key_block == full"),
     "the loop over keys starts at full: the whole tiles before it need no mask, but they count": ("range(end)", "range(full, end)"),
     "the mask comes one tile late: the tile with the number full is the first that needs it": ("key_block >= full", "key_block > full"),
     "the loop over keys ends at full: the masked tiles, from full to end − 1, count as well": ("range(end)", "range(full)"),
@@ -127,7 +127,7 @@ def note(answer):
     with WholeTilesCompared(4, 2) as watch:
         answer(q, k, v, 4, 2, 1.0)
     return (
-        "every tile is masked, and only those from full on need it: in a kernel each comparison costs time"
+        "positions are compared in every tile, and only those from full on need it: in a kernel each comparison costs time"
         if watch.found
         else hides_nan(answer)
     )

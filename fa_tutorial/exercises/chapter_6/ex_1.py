@@ -1,7 +1,10 @@
 """Exercise 6.1, softmax_backward."""
 
+import math
+
 import torch
 
+from fa_tutorial.exercises.chapter_6.shared import NAN
 from fa_tutorial.exercises.harness import RTOL, Exercise, case
 from fa_tutorial.exercises.inputs import generator, views
 from fa_tutorial.exercises.running import INF
@@ -36,6 +39,7 @@ CONDITIONS = {
     "float64": "float64 in gives float64's accuracy out",
     "half": "fp16 comes in, and fp16 goes out",
     "views": "p and dp may be views: any strides work",
+    "nan": NAN,
 }
 
 
@@ -46,7 +50,7 @@ def truth(p, dp):
 
 def tolerance(args, part):
     """Relative to the largest sum of absolute values that an element is added up from."""
-    p, dp = (x.double().abs() for x in args)
+    p, dp = (x.double().abs().nan_to_num() for x in args)
     rtol = RTOL[args[0].dtype]
     return rtol, rtol * float((p * (dp + (p * dp).sum(-1, keepdim=True))).max())
 
@@ -69,12 +73,13 @@ def inputs():
         yield drawn(shape, RULE, change=torch.Tensor.float)
     draw = generator()
     for shape in ((1,), (1, 1), (5, 7), (2, 3, 4, 33)):
-        for words, options in (("randn", {}), ("one p near 1", {"factor": 30.0}), ("hidden pairs", {"hidden": True})):
+        for words, options in (("randn", {}), ("one p near 1", {"factor": 30.0}), ("hidden pairs", {"hidden": True, "edge": "unseen"})):
             yield drawn(shape, "", draw, change=torch.Tensor.float, name=f"{words}, ", **options)
-            yield drawn(shape, "", draw, change=torch.Tensor.half, name=f"{words}, float16, ", edge="half", **options)
+            yield drawn(shape, "", draw, change=torch.Tensor.half, name=f"{words}, float16, ", **{"edge": "half"} | options)
         large = lambda x: (x - 100 * (x < 0)).float()  # noqa: E731  dp alone has negative elements
         yield drawn(shape, "", draw, change=large, name="large dp, ")
     yield case(torch.zeros(2, 3), torch.ones(2, 3), on="p = 0 in both rows", edge="unseen")
+    yield case(torch.tensor([[0.25, 0.75], [0.5, 0.5]]), torch.tensor([[2.0, math.nan], [1.0, 3.0]]), edge="nan")
     yield drawn((3, 16), "", change=torch.Tensor.half, name="float16, ", edge="half")
     thirds = torch.tensor([[1.0, 2.0], [3.0, 0.0]], dtype=torch.float64) / 3  # no float32 holds most of them
     yield case(thirds, thirds + 1, on="p = [[1/3, 2/3], [1, 0]], dp = p + 1 in float64", edge="float64")

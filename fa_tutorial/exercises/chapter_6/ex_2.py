@@ -1,10 +1,11 @@
 """Exercise 6.2, backward_with_p."""
 
 import functools
+import math
 
 import torch
 
-from fa_tutorial.exercises.chapter_6.shared import drawn, given_p, gradients, masks, one_tile
+from fa_tutorial.exercises.chapter_6.shared import NAN, drawn, given_p, gradients, head, masks, one_tile
 from fa_tutorial.exercises.harness import RTOL, Exercise
 from fa_tutorial.exercises.inputs import generator, views
 from fa_tutorial.exercises.watch import Gradients
@@ -37,6 +38,7 @@ MISTAKES = {
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
     "dv is p do: o = p v is a matmul, and (6.3) gives another product for its second factor": ("p.transpose(-1, -2) @ do", "p @ do"),
     "dp is do v: o = p v is a matmul, and (6.3) gives another product for its first factor": ("do @ v.transpose(-1, -2)", "do @ v"),
+    "dp is transposed: each query has a row of dp, so dp = do vᵀ": ("do @ v.transpose(-1, -2)", "v @ do.transpose(-1, -2)"),
     "the results come in the order (dv, dk, dq): return (dq, dk, dv)": ("return dq, dk, dv", "return dv, dk, dq"),
     "ds is not transposed in dk: key j adds up column j of ds": ("ds.transpose(-1, -2)", "ds"),
     "dk is made with k: in s = scale · q kᵀ the other factor is q": (DK, DK.replace("@ q", "@ k")),
@@ -54,6 +56,7 @@ CONDITIONS = {
     "half": "fp16 comes in, and fp16 goes out",
     "float64": "float64 in gives float64's accuracy out",
     "views": "the inputs may be views: any strides work, 0 too",
+    "nan": NAN,
 }
 
 
@@ -67,7 +70,7 @@ def tolerance(args, part):
     dp = do @ v.mT
     ds = abs(args[5]) * p * (dp + (p * dp).sum(-1, keepdim=True))
     sums = {"dq": ds @ k, "dk": ds.mT @ q, "dv": p.mT @ do}[part]
-    return RTOL[args[0].dtype], RTOL[args[0].dtype] * float(sums.max())
+    return RTOL[args[0].dtype], RTOL[args[0].dtype] * float(sums.nan_to_num().max())
 
 
 @functools.cache  # the same tensors each time: what is right for them is computed once
@@ -75,7 +78,8 @@ def fixed():
     seed = torch.Generator().manual_seed(0)
     float64 = drawn((1, 1, 2, 3, 2), 1 / 3, False, seed, words="float64, ", dtype=torch.float64, edge="float64", pack=given_p)
     half = drawn((1, 2, 3, 5, 4), 0.5, False, seed, words="float16, ", dtype=torch.float16, edge="half", pack=given_p)
-    return *one_tile(RULE, pack=given_p), *masks(pack=given_p), float64, half
+    nan = head([1.0], [1.0, 2.0], [3.0, math.nan], [1.0], edge="nan", pack=given_p)
+    return *one_tile(RULE, pack=given_p), *masks(pack=given_p), float64, half, nan
 
 
 def inputs():

@@ -1,8 +1,11 @@
 """Exercise 6.3, row_delta."""
 
+import math
+
 import torch
 
 from fa_tutorial import reference
+from fa_tutorial.exercises.chapter_6.shared import NAN
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator, views
 from fa_tutorial.exercises.running import show_nested
@@ -33,6 +36,7 @@ CONDITIONS = {
     "half": "for fp16 and bf16 multiply and sum in float32",
     "float64": "float64 in gives float64's accuracy out",
     "views": "the inputs may be views: any strides work, 0 too",
+    "nan": NAN,
 }
 
 
@@ -41,7 +45,7 @@ def truth(q, k, v, o, lse, do):
 
 
 def tolerance(args, part):
-    o, do = args[3].double(), args[5].double()
+    o, do = args[3].double(), args[5].double().nan_to_num()
     return 0.0, (1e-13 if args[0].dtype == torch.float64 else 1e-6) * float((o * do).abs().sum(-1).max())
 
 
@@ -66,6 +70,7 @@ def inputs():
     yield rows([3.0, 5.0], [2.0, -1.0], otherwise="D = 2: the sum over the keys leaves D products")
     yield drawn((1, 1, 7, 9, 2), otherwise=RULE)
     yield drawn((2, 3, 5, 4, 3), is_causal=True, otherwise="the mask is unknown, and the scale: p can't be recomputed")
+    yield rows([3.0, 5.0], [math.nan, 1.0], edge="nan")
     half = {"dtype": torch.float16, "edge": "half"}
     yield rows([300.0], [300.0], "do ∘ o is 90,000, and float16 ends at 65,504", **half)
     yield rows([2048.0, 1.0], [1.0, 1.0], "2,048 + 1 is 2,048 in float16", **half)

@@ -1,151 +1,192 @@
-"""Exercise 6.4, recompute_p."""
+"""Exercise 6.4, p_and_ds."""
 
 import math
 
 import torch
 
-from fa_tutorial import reference
-from fa_tutorial.exercises.chapter_6.shared import NAN, weights
-from fa_tutorial.exercises.harness import RTOL, Exercise, case
+from fa_tutorial.exercises.chapter_6 import shared
+from fa_tutorial.exercises.chapter_6.shared import drawn, head, weights
+from fa_tutorial.exercises.harness import RTOL, Exercise
 from fa_tutorial.exercises.inputs import generator, views
-from fa_tutorial.exercises.running import INF, show_nested
-from fa_tutorial.exercises.watch import HiddenByInfinity, Weights
+from fa_tutorial.exercises.watch import NoStandIn, Scores, Weights
 
 
-def recompute_p(q, k, lse, scale, is_causal):
-    """p (B, H, S_q, S_k) from q (B, H, S_q, D), k (B, H, S_k, D) and lse (B, H, S_q)."""
-    S_q, S_k = q.shape[2], k.shape[2]
-    dtype = torch.promote_types(q.dtype, torch.float32)  # float32 for halves, float64 stays
-    s = scale * (q.to(dtype) @ k.to(dtype).transpose(-1, -2))
-    if is_causal:
-        seen = torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q)
-        s = s.masked_fill(~seen, -math.inf)
+def p_and_ds(q, k, v, do, lse, delta, rows, keys, mask, scale):
+    """p and ds of one tile, each (B, H, block_m, block_n). rows, keys: slices."""
+    S_q, S_k, dtype = q.shape[2], k.shape[2], lse.dtype
+    s = scale * (q[:, :, rows].to(dtype) @ k[:, :, keys].to(dtype).transpose(-1, -2))
+    if mask:
+        i, j = torch.arange(S_q)[rows, None], torch.arange(S_k)[keys]
+        s = s.masked_fill(j > i + S_k - S_q, -math.inf)
     lse = torch.where(lse == -math.inf, math.inf, lse)  # rows that see nothing: exp(s − inf) is 0
-    return torch.exp(s - lse[..., None])
+    p = torch.exp(s - lse[:, :, rows, None])
+    dp = do[:, :, rows].to(dtype) @ v[:, :, keys].to(dtype).transpose(-1, -2)
+    return p, p * (dp - delta[:, :, rows, None])
 
 
-EXP = "torch.exp(s - lse[..., None])"
+EXP, DS = "torch.exp(s - lse[:, :, rows, None])", "p * (dp - delta[:, :, rows, None])"
+DELTA, HIDES = "delta[:, :, rows, None]", "j > i + S_k - S_q"
 GUARD = "    lse = torch.where(lse == -math.inf, math.inf, lse)  # rows that see nothing: exp(s − inf) is 0\n"
+I_AND_J = "torch.arange(S_q)[rows, None], torch.arange(S_k)[keys]"
 MISTAKES = {
-    "lse is missing: p = exp(s − lse)": [(EXP, "torch.exp(s)"), (GUARD, "")],
-    "each row of p is divided by its sum: lse holds the sum already": [(EXP, "torch.softmax(s, dim=-1).nan_to_num()"), (GUARD, "")],
-    "the scale is ignored: p = exp(scale · q kᵀ − lse)": ("scale * (", "("),
-    "the scores are scaled by 1/√D: use the scale that is given": ("scale * (", "q.shape[-1] ** -0.5 * ("),
-    "lse runs along the wrong axis: column j is shifted by the lse of row j (lse[..., None])": ("lse[..., None]", "lse[..., None, :]"),
-    "is_causal hides nothing: query i sees keys 0 … i + S_k − S_q": ("if is_causal", "if False"),
-    "the mask is strict: query i sees key i too": ("tril(S_k - S_q)", "tril(S_k - S_q - 1)"),
-    "the mask starts at the top left: align it so that the last query sees the last key": ("tril(S_k - S_q)", "tril()"),
+    "lse is missing: p = exp(s − lse)": (EXP, "torch.exp(s)"),
+    "p is divided by the sum of this tile: lse holds the sum of the whole row": (EXP, "torch.softmax(s, dim=-1)"),
+    "delta is the sum of this tile: the delta that is given is the sum of the whole row": (DELTA, "(p * dp).sum(dim=-1, keepdim=True)"),
+    "delta is not subtracted: ds = p ∘ (dp − delta)": (DS, "p * dp"),
+    "p doesn't multiply delta: ds = p ∘ (dp − delta)": (DS, "p * dp - delta[:, :, rows, None]"),
+    "ds is without p: ds = p ∘ (dp − delta)": (DS, "dp - delta[:, :, rows, None]"),
+    "ds has the wrong sign: ds = p ∘ (dp − delta)": (DS, "p * (delta[:, :, rows, None] - dp)"),
+    "ds is scaled: the scale is in the scores, and dq and dk get it later": (DS, f"scale * {DS}"),
+    "the scale is ignored: s = scale · q kᵀ": ("scale * (q", "(q"),
+    "the scores are scaled by 1/√D: use the scale that is given": ("scale * (q", "q.shape[-1] ** -0.5 * (q"),
+    "dp is do kᵀ: o = p v, so dp = do vᵀ": ("v[:, :, keys]", "k[:, :, keys]"),
+    "p and ds are exchanged: return (p, ds)": (f"return p, {DS}", f"return {DS}, p"),
+    "mask = True hides nothing: query i sees keys 0 … i + S_k − S_q": ("if mask", "if False"),
+    "the mask is on although mask is False": ("if mask", "if True"),
+    "the mask is strict: query i sees key i + S_k − S_q too": (HIDES, "j >= i + S_k - S_q"),
+    "the mask starts at the top left: align it so that the last query sees the last key": (HIDES, "j > i"),
+    "S_k − S_q has the wrong sign: query i sees keys 0 … i + S_k − S_q": (HIDES, "j > i + S_q - S_k"),
+    "the mask counts from the corner of the tile: i and j are places in the whole sequence, from rows.start and keys.start on": (
+        I_AND_J, "torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])"),
+    "the mask counts from the corner of the tile, and starts at the top left: i and j are places in the whole sequence": [
+        (I_AND_J, "torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])"), (HIDES, "j > i")],
+    "S_q and S_k are taken of the tile: the mask needs those of the whole tensors": (HIDES, "j > i + s.shape[-1] - s.shape[-2]"),
     "rows that see nothing give NaN: s and lse are −inf there, and −inf − (−inf) is NaN": (GUARD, ""),
-    "p is rounded to float16: for fp16 and bf16 it is float32": (EXP, f"{EXP}.to(q.dtype)"),
+    "p is rounded to float16: for fp16 and bf16 it is float32": (EXP, f"{EXP}.to(q.dtype).to(dtype)"),
     "the scores are computed in float16, which has too few digits and ends at 65,504": (
-        "q.to(dtype) @ k.to(dtype).transpose(-1, -2)", "q @ k.transpose(-1, -2)"),
+        "q[:, :, rows].to(dtype) @ k[:, :, keys].to(dtype)", "q[:, :, rows] @ k[:, :, keys]"),
+    "dp is computed in float16, which ends at 65,504": (
+        "do[:, :, rows].to(dtype) @ v[:, :, keys].to(dtype)", "do[:, :, rows] @ v[:, :, keys]"),
 }  # fmt: skip
 
 CONDITIONS = {
-    "unseen": "a row that sees no key has lse = −inf, and p = 0: causal with S_q > S_k, or S_k = 0",
-    "nan": NAN,
-    "half": "for fp16 and bf16 the scores and p are float32",
-    "float64": "float64 in gives float64's accuracy out",
-    "views": "q, k and lse may be views: any strides work",
+    **shared.CONDITIONS,
+    "unseen": "a row that sees no key has lse = −inf, and p = ds = 0: causal with S_q > S_k",
+    "half": "for fp16 and bf16 everything is float32, p and ds too",
+    "memory": "only this tile is computed, and no mask is built for the whole matrix",
 }
 
 
-def truth(q, k, lse, scale, is_causal):
-    return weights(q, k, lse, is_causal, scale)
+def truth(q, k, v, do, lse, delta, rows, keys, mask, scale):
+    p = weights(q, k, lse, mask, scale)[:, :, rows, keys]
+    dp = do[:, :, rows].double() @ v[:, :, keys].double().mT
+    return p, p * (dp - delta[:, :, rows, None].double())
 
 
 def tolerance(args, part):
-    """A score is off by a few units of the sum of absolute values that it is made of, and p by as large a part of itself."""
-    q, k, _, scale, _ = args
-    dtype = torch.promote_types(q.dtype, torch.float32)
-    size = float((q.double().abs() @ k.double().abs().mT).nan_to_num().max()) if k.numel() else 0.0
-    rtol = RTOL[dtype] + 4 * torch.finfo(dtype).eps * abs(scale) * size
-    return rtol, 1e-9 if dtype == torch.float64 else 1e-6
+    """A score is off by a few units of the sum of absolute values that it is made of, and p and ds by as large a part of themselves."""
+    q, k, v, do, _, delta, *_, scale = args
+    dtype, q, k, v, do = torch.promote_types(q.dtype, torch.float32), *(x.double().abs() for x in (q, k, v, do))
+    rtol = RTOL[dtype] + 4 * torch.finfo(dtype).eps * abs(scale) * float((q @ k.mT).nan_to_num().max())
+    size = 1.0 if part == "p" else max(1.0, float((do @ v.mT).nan_to_num().max()), float(delta.abs().nan_to_num().max()))
+    return rtol, size * (1e-9 if dtype == torch.float64 else 1e-6)
 
 
-class Hidden(HiddenByInfinity):
-    """Weights, and no finite number may stand for −∞."""
+class Tile(NoStandIn, Scores):
+    """Float32, or float64 where the inputs are; nothing as large as the whole matrix; and no finite number for −∞."""
 
-    def __init__(self, q, k, *rest):
-        super().__init__(q, k, k, q.shape[2], max(1, k.shape[2]))
-        self.weights = Weights(q)
+    def __init__(self, q, k, v, do, lse, delta, rows, keys, mask, scale):
+        super().__init__(q, k, v, rows.stop - rows.start, keys.stop - keys.start)
+        self.step = max(self.step, q.numel(), k.numel())  # one product may scale all of q or k
+        self.weights, self.has_whole = Weights(q), False
+        self.weights.names = ("p", "ds")
+        self.can_tell = len({*self.sizes, self.block_m, self.block_n, q.shape[-1]}) == 5
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.has_whole |= isinstance(result, torch.Tensor) and tuple(result.shape[-2:]) == self.sizes
+        return result
 
     def complaint(self, result):
-        return self.weights.complaint(result) or super().complaint(result)
+        if found := self.weights.complaint(result) or super().complaint(self.q):  # not of the result, whose dtype is right
+            return found
+        if self.can_tell and self.has_whole:
+            S_q, S_k = self.sizes
+            return f"a tensor of the whole size, {S_q} × {S_k}, is built: compute this tile alone, and its mask alone"
+        return ""
+
+
+def at(rows, keys, nan=None):
+    """The options of a case for this tile. nan: which tensor begins with NaN."""
+
+    def pack(*args):
+        tensors = [x.index_fill(2, torch.tensor([0]), math.nan) if n == nan else x for n, x in enumerate(args[:6])]
+        return *tensors, slice(*rows), slice(*keys), *args[8:]
+
+    return {"where": f", rows {rows[0]}:{rows[1]}, keys {keys[0]}:{keys[1]}", "pack": pack}
 
 
 def inputs():
-    def given(s, lse, otherwise, scale=1.0, is_causal=False, **options):
-        """q is the identity and k = sᵀ, so that q kᵀ is s. lse is not that of s, so that an answer which sums again is seen."""
-        s, lse = torch.tensor(s), torch.tensor(lse)
-        on = f"q kᵀ = {show_nested(s.tolist())}, lse = {show_nested(lse.tolist())}, scale = {scale:g}{', causal' if is_causal else ''}"
-        q, k = torch.eye(len(s)), s.T.contiguous()
-        return case(q[None, None], k[None, None], lse[None, None], scale, is_causal, on=on, otherwise=otherwise, **options)
+    seed, draw = torch.Generator().manual_seed(0), generator()
+    rule, q, k, v, do = EXERCISE.rule, [1.0, 2.0, 0.5, 1.5], [1.0, 0.5, 2.0, -1.0], [3.0, 5.0, 1.0, 2.0], [2.0, 1.0, 3.0, 1.0]
 
-    def drawn(sizes, scale, is_causal, draw, words="", factor=1.0, change=lambda x: x, edge="", **options):
-        B, H, S_q, S_k, D = sizes
-        q, k = (change(factor * torch.randn(B, H, S, D, generator=draw)) for S in (S_q, S_k))
-        lse = reference.attention(q, k, k, is_causal, scale)[1].to(torch.promote_types(q.dtype, torch.float32))
-        on = f"{words}(B, H, S_q, S_k, D) = {sizes}, scale = {scale:g}{', causal' if is_causal else ''}"
-        return case(q, k, change(lse) if edge == "views" else lse, scale, is_causal, on=on, edge=edge, **options)
+    def few(rows, keys, otherwise, is_causal=False, S_q=4, S_k=4, nan=None, **options):
+        return head(q[:S_q], k[:S_k], v[:S_k], do[:S_q], is_causal, otherwise=otherwise, **at(rows, keys, nan), **options)
 
-    yield given([[1.0, 2.0]], [3.0], "p = exp(s − lse), with the lse that is given")
-    yield given([[2.0, 4.0]], [3.0], "s = scale · q kᵀ, and p = exp(s − lse)", 0.5)
-    yield given([[2.0, 4.0]], [3.0], "a scale of 0 is a scale: every score is 0", 0.0)
-    yield given([[1.0, 2.0], [3.0, 1.0]], [3.0, 5.0], "two rows: each has its own lse")
-    yield given([[1000.0, 1001.0]], [1002.0], "exp(1000) overflows: subtract lse before exp, not divide after it")
-    yield given([[-1000.0, -1001.0]], [-999.0], "exp underflows: subtract lse before exp, not divide after it")
-    seed = torch.Generator().manual_seed(0)
-    yield drawn((2, 3, 4, 6, 5), 0.5, False, seed, otherwise="every head has scores and an lse of its own")
-    s = [[1.0, 2.0, 0.0], [4.0, 1.0, 3.0], [2.0, 0.0, 1.0]]
-    yield given(s, [3.0, 5.0, 4.0], "query i sees keys 0 … i, and the other pairs have p = 0", is_causal=True)
-    yield given(s[:2], [3.0, 5.0], "S_q < S_k: query i sees keys 0 … i + S_k − S_q", is_causal=True)
-    yield given([[1.0, 1000.0], [4.0, 1.0]], [3.0, 5.0], "exp overflows at a hidden pair: hide it before exp", is_causal=True)
-    large = [[-3e30, 1.0], [-3e30, -3e30]]
-    yield given(large, [-2e30, -2e30], "scores may be any finite numbers: a hidden pair is hidden by −inf", is_causal=True)
-    draw = generator()
-    for sizes, scale in (((1, 1, 1, 1, 1), 1.0), ((2, 3, 5, 9, 8), 0.3), ((2, 2, 9, 5, 4), -0.25)):
-        unseen = {"edge": "unseen"} if sizes[2] > sizes[3] else {}
-        for is_causal in (False, True):
-            for words, factor in (("randn, ", 1.0), ("3·randn, ", 3.0), ("30·randn, ", 30.0)):
-                yield drawn(sizes, scale, is_causal, draw, words, factor, fresh=True, **(unseen if is_causal else {}))
-            for words, dtype in (("float16, ", torch.float16), ("bfloat16, ", torch.bfloat16)):
-                yield drawn(sizes, scale, is_causal, draw, words, change=lambda x, dtype=dtype: x.to(dtype), fresh=True, edge="half")
-    yield given([[1.0], [3.0], [2.0]], [-INF, -INF, 3.0], "rows 0 and 1 see no key, lse = −inf: p = 0 there", is_causal=True, edge="unseen")
-    s = [[0.0, 0.0], [1.0, 2.0], [0.0, 1.0]]
-    yield given(s, [-INF, 3.0, 2.0], "S_q > S_k: query i sees keys 0 … i + S_k − S_q", is_causal=True, edge="unseen")
-    nothing = torch.ones(1, 1, 2, 1), torch.ones(1, 1, 0, 1), torch.full((1, 1, 2), -INF)
-    yield case(*nothing, 1.0, False, on="S_q = 2, S_k = 0", otherwise="no key: p is empty", edge="unseen")
-    yield given([[1.0, 2.0], [math.nan, 1.0]], [3.0, 5.0], "", edge="nan")
-    yield given([[1.0, 2.0], [3.0, 1.0]], [3.0, math.nan], "", edge="nan")
+    yield head([[1.0, 0.5]], [[1.0, 2.0], [0.0, 1.0]], [[3.0, 1.0], [0.0, 2.0]], [[1.0, 2.0]], scale=0.25, otherwise=rule,
+               **at((0, 1), (0, 2)))  # fmt: skip
+    yield few((0, 2), (0, 1), "a tile has some of a row's keys: lse and delta are those of the whole row")
+    yield few((1, 3), (2, 4), "rows 1 and 2, keys 2 and 3: take the tile's own rows of q, do, lse and delta, and its own of k and v")
+    yield drawn(
+        (2, 3, 4, 6, 5), 0.5, False, seed, otherwise="every head of every batch element has a tile of its own", **at((1, 4), (2, 4))
+    )
+    for row in ([1000.0, 1001.0], [-1000.0, -1001.0]):
+        overflow = "exp(s) overflows or underflows: subtract lse before exp, don't divide after it"
+        yield head([1.0], row, [3.0, 5.0], [2.0], otherwise=overflow, **at((0, 1), (0, 2)))
+    yield few((0, 2), (0, 3), "mask = True: query i sees keys 0 … i + S_k − S_q", True)
+    yield few((2, 4), (1, 4), "i and j are places in the whole sequence: row 2 sees keys 0 … 2", True)
+    yield few((0, 2), (1, 4), "S_q < S_k: query i sees keys 0 … i + S_k − S_q", True, S_q=2)
+    large = "scores may be any finite numbers: a hidden pair is hidden by −inf, before exp"
+    yield head([1.0, 1.0], [1.0, 1000.0], [3.0, 5.0], [2.0, 1.0], True, otherwise=large, **at((0, 2), (0, 2)))
+    yield head([1.0, 1.0], [-3e30, -3e30], [3.0, 5.0], [2.0, 1.0], True, otherwise=large, **at((0, 2), (0, 2)))
+    yield few((0, 3), (0, 2), "rows 0 and 1 see no key, and lse = −inf: p = ds = 0 there", True, S_k=2, edge="unseen")
+    yield few((2, 4), (0, 2), "S_q > S_k: query i sees keys 0 … i + S_k − S_q", True, S_k=2, edge="unseen")
+    for n, name in enumerate(("q", "k", "v", "do", "lse", "delta")):
+        yield few((0, 2), (0, 1), f"{name} begins with NaN: {shared.NAN}", nan=n, edge="nan")
+    half = {"dtype": torch.float16, "edge": "half", **at((0, 1), (0, 1))}
+    yield head(
+        [1.0], [0.0, 0.0], [300.0, 300.0], [300.0], otherwise="dp is 90,000, and float16 ends at 65,504: compute dp in float32", **half
+    )
     digits = "float16 has too few digits for this score: convert q and k to float32 before they are multiplied, by scale too"
-    overflow = "q kᵀ is 90,000, and float16 ends at 65,504: compute the scores in float32"
-    for q, k, lse, scale, words in ((300.0, 300.0, 9.35, 1e-4, overflow), (1000.0, 1.0, 1000.4, 1.0004, digits)):
-        q, k = (torch.full((1, 1, 1, 1), x, dtype=torch.float16) for x in (q, k))
-        on = f"float16, q = {q.item():g}, k = {k.item():g}, scale = {scale:g}, lse = {lse:g}"
-        yield case(q, k, torch.full((1, 1, 1), lse), scale, False, on=on, otherwise=words, edge="half")
-    yield drawn((1, 1, 2, 3, 2), 1 / 3, False, seed, "float64, ", change=torch.Tensor.double, edge="float64")
+    yield head([1000.0], [1.0], [1.0], [1.0], scale=1.0004, otherwise=digits, **half)
+    yield drawn((1, 2, 3, 5, 4), 0.5, False, seed, words="float16, ", dtype=torch.float16, edge="half", **at((0, 2), (1, 4)))
+    yield drawn((1, 1, 2, 3, 2), 1 / 3, False, seed, words="float64, ", dtype=torch.float64, edge="float64", **at((0, 1), (0, 2)))
+    for is_causal in (False, True):
+        yield drawn((1, 2, 11, 14, 3), 1.0, is_causal, seed, edge="memory", **at((4, 8), (6, 12)))
+    for shape, scale, rows, keys in (
+        ((1, 1, 1, 1, 1), 1.0, (0, 1), (0, 1)),
+        ((2, 3, 9, 17, 8), 0.3, (4, 8), (8, 16)),
+        ((2, 2, 9, 5, 4), -0.25, (3, 9), (0, 2)),
+    ):
+        for is_causal in (False, True):
+            edge = "unseen" if is_causal and shape[2] > shape[3] else ""
+            yield drawn(shape, scale, is_causal, draw, words="randn, ", edge=edge, **at(rows, keys))
+            for words, dtype in (("float16, ", torch.float16), ("bfloat16, ", torch.bfloat16)):
+                yield drawn(shape, scale, is_causal, draw, words=words, dtype=dtype, edge="half", **at(rows, keys))
     for n in range(3):
-        yield drawn((2, 3, 4, 6, 5), 0.5, True, draw, "views, ", change=lambda x, n=n: list(views(x))[n][1], fresh=True, edge="views")
+        change = lambda x, n=n: list(views(x))[n][1]  # noqa: E731
+        yield drawn((2, 3, 7, 10, 8), 0.35, True, draw, words="views, ", change=change, edge="views", **at((2, 7), (3, 9)))
 
 
 EXERCISE = Exercise(
-    task="Recompute p from q, k and lse.",
+    task="Compute p and ds of one tile.",
     conditions=CONDITIONS,
     hints=(
-        "Softmax divides exp(s) by the sum of exp(s), and lse is the logarithm of that sum. What does the division become inside exp?",
-        "p = exp(scale · q kᵀ − lse[..., None]), hidden scores set to −inf before exp: key j is hidden where j > i + S_k − S_q. Scores are "
-        "float32.",
+        "Softmax divides exp(s) by the sum of exp(s) over the row, and lse is the logarithm of that sum. What does the division become inside exp?",
+        "p = exp(s − lse), with the tile's own rows of lse: lse[:, :, rows, None]. Then dp = do vᵀ, and ds = p ∘ (dp − delta) by (6.5).",
+        "With mask, hide s before exp, as in exercise 4.4: i = torch.arange(S_q)[rows, None] and j = torch.arange(S_k)[keys] are places in the "
+        "whole sequence, and s is −inf where j > i + S_k − S_q.",
         "A row that sees nothing has s = lse = −inf, and −inf − (−inf) is NaN. Put +inf in place of lse there: exp(−inf − inf) is 0.",
     ),
-    solution=recompute_p,
-    reasoning="exp(s) / Σ exp(s) = exp(s − log Σ exp(s)). There is no maximum and no sum, so each tile of p can be computed by itself. In "
-    "rows that see nothing, lse = +inf works: exp(−inf − inf) is 0.",
-    more="The package's version, algorithm.recompute_p, takes fewer heads for k than for q, and checks its arguments.",
+    solution=p_and_ds,
+    reasoning="exp(s) / Σ exp(s) = exp(s − log Σ exp(s)), so lse replaces the row's maximum and its sum, and delta the row's sum of p ∘ dp. "
+    "Both belong to the whole row, so each tile can be computed by itself. In rows that see nothing, lse = +inf works: exp(−inf − inf) is 0.",
+    more="The package's version is algorithm.p_and_ds. Its algorithm.recompute_p makes the whole p.",
     inputs=inputs,
     truth=truth,
-    rule="p = exp(s − lse), with s = scale · q kᵀ",
+    rule="p = exp(s − lse) and ds = p ∘ (dp − delta), with s = scale · q kᵀ and dp = do vᵀ",
     mistakes=MISTAKES,
+    parts=("p", "ds"),
     tolerance=tolerance,
-    watch=Hidden,
+    watch=Tile,
 )

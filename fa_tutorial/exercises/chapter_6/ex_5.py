@@ -5,8 +5,8 @@ import math
 
 import torch
 
-from fa_tutorial.algorithm import p_and_ds
 from fa_tutorial.exercises.chapter_6 import shared
+from fa_tutorial.exercises.chapter_6.ex_4 import p_and_ds as my_p_and_ds
 from fa_tutorial.exercises.chapter_6.shared import tolerance
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.exercises.watch import SeenByKeys, where_it_tells
@@ -15,7 +15,6 @@ from fa_tutorial.exercises.watch import SeenByKeys, where_it_tells
 def dkdv_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
     """(dk, dv). q, do: (B, H, S_q, D); k, v: (B, H, S_k, D); lse, delta: (B, H, S_q)."""
     S_q, S_k = q.shape[2], k.shape[2]
-    lse = torch.where(lse == -math.inf, math.inf, lse)  # rows that see nothing: p = 0
     dk, dv = torch.zeros(k.shape, dtype=lse.dtype), torch.zeros(v.shape, dtype=lse.dtype)
     for j in range(0, S_k, block_n):
         keys = slice(j, min(j + block_n, S_k))
@@ -25,14 +24,13 @@ def dkdv_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
             full = math.ceil(max(0, keys.stop - 1 - S_k + S_q) / block_m)
         for row_block in range(start, math.ceil(S_q / block_m)):
             rows = slice(row_block * block_m, min((row_block + 1) * block_m, S_q))
-            p, ds = p_and_ds(q, k, v, do, lse, delta, rows, keys, row_block < full, scale)
+            p, ds = my_p_and_ds(q, k, v, do, lse, delta, rows, keys, row_block < full, scale)
             dv[:, :, keys] += p.transpose(-1, -2) @ do[:, :, rows].to(p.dtype)
             dk[:, :, keys] += scale * ds.transpose(-1, -2) @ q[:, :, rows].to(ds.dtype)
     return dk.to(k.dtype), dv.to(v.dtype)
 
 
 DV, DK = "p.transpose(-1, -2) @ do[:, :, rows].to(p.dtype)", "scale * ds.transpose(-1, -2) @ q[:, :, rows].to(ds.dtype)"
-GUARD = "    lse = torch.where(lse == -math.inf, math.inf, lse)  # rows that see nothing: p = 0\n"
 START, FULL = "max(0, j - S_k + S_q) // block_m", "math.ceil(max(0, keys.stop - 1 - S_k + S_q) / block_m)"
 CALL, BLOCKS = "rows, keys, row_block < full, scale", "range(start, math.ceil(S_q / block_m))"
 OFFSET = "query i sees keys 0 … i + S_k − S_q, so key j is first seen by query j − (S_k − S_q)"
@@ -42,13 +40,15 @@ MISTAKES = {
     "1/√D stands in place of the scale: use the scale that is given": ("    S_q, S_k =", "    scale = q.shape[-1] ** -0.5\n    S_q, S_k ="),
     "dv is scaled: only the scores are, and so dq and dk": (DV, f"scale * {DV}"),
     "ds is not transposed: dk = scale · dsᵀ q": ("ds.transpose(-1, -2)", "ds"),
+    "p stands where ds belongs: dk = scale · dsᵀ q": (DK, DK.replace("ds.", "p.", 1)),
     "dk and dv are overwritten in every step: add up the row blocks": ("[:, :, keys] +=", "[:, :, keys] ="),
     "dk and dv are exchanged: return (dk, dv)": ("return dk.to(k.dtype), dv.to(v.dtype)", "return dv.to(v.dtype), dk.to(k.dtype)"),
-    "is_causal changes nothing: p_and_ds masks where its `mask` is True": ("if is_causal:", "if False:"),
-    "the blocks before full are not masked: p_and_ds masks where its `mask` is True": (CALL, "rows, keys, False, scale"),
+    "is_causal changes nothing: my_p_and_ds masks where its `mask` is True": ("if is_causal:", "if False:"),
+    "the blocks before full are not masked: my_p_and_ds masks where its `mask` is True": (CALL, "rows, keys, False, scale"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("do, lse, delta, rows", "do, lse, torch.zeros_like(delta), rows"),
     "the mask is on although is_causal is False": (CALL, "rows, keys, True, scale"),
     f"the causal loop is aligned top left: {OFFSET}": [(" - S_k + S_q", "")],
+    "start is negative where the first keys are seen by every query: no block comes before block 0": (START, "(j - S_k + S_q) // block_m"),
     f"S_k − S_q has the wrong sign: {OFFSET}": (" - S_k + S_q", " + S_k - S_q"),
     f"start is without S_k − S_q: {OFFSET}": (START, "j // block_m"),
     f"full is without S_k − S_q: {OFFSET}": (FULL, "math.ceil((keys.stop - 1) / block_m)"),
@@ -62,7 +62,6 @@ MISTAKES = {
     "the loop over rows runs to S_k: q has S_q rows": (BLOCKS, BLOCKS.replace("S_q", "S_k")),
     "a last block of rows that is shorter is left out": (BLOCKS, "range(start, S_q // block_m)"),
     "a last block of keys that is shorter is left out": ("range(0, S_k, block_n)", "range(0, S_k - block_n + 1, block_n)"),
-    "rows that see nothing give NaN: lse and s are −inf there, and −inf − (−inf) is NaN; pass +inf as their lse": (GUARD, ""),
     "the sums are kept in the inputs' dtype, and float16 loses small terms: sum in float32": [
         ("k.shape, dtype=lse.dtype", "k.shape, dtype=k.dtype"), ("v.shape, dtype=lse.dtype", "v.shape, dtype=v.dtype")],
     "the products are rounded to float16: p and ds may be rounded, but each product stays in float32 until it is summed": [
@@ -77,7 +76,10 @@ def truth(*args):
 
 @functools.cache  # the same tensors each time: what is right for them is computed once
 def fixed():
-    sums, rule = "dk and dv are summed over the row blocks", "dv = pᵀ do, dk = scale · dsᵀ q"
+    sums, rule = (
+        "dk and dv are summed over the row blocks, and a tile's p and ds take lse and delta of the whole row",
+        "dv = pᵀ do, dk = scale · dsᵀ q",
+    )
     return *shared.ladder(sums, rule, "dk", "dv"), shared.skips()
 
 
@@ -92,12 +94,12 @@ EXERCISE = Exercise(
     hints=(
         "The outer loop takes a block of keys, the inner loop walks over the blocks of queries. Which rows of dk and dv does a tile add "
         "to?",
-        f"p_and_ds(q, k, v, do, lse, delta, {CALL}) gives a tile's p and ds. Add pᵀ do to dv[:, :, keys] and scale · "
+        f"my_p_and_ds(q, k, v, do, lse, delta, {CALL}) gives a tile's p and ds. Add pᵀ do to dv[:, :, keys] and scale · "
         "dsᵀ q to dk[:, :, keys], with the tile's own rows of do and q. The slices must end at S_q and S_k.",
         "Key j is first seen by query j − (S_k − S_q), or by query 0 where that is negative. For the block's first key, the block that "
         "holds this query is start. For its last key, the queries from it on see all keys, so round up to the block that is full.",
         "p and ds are float32 for fp16 inputs: convert the tiles of do and q before you multiply, and keep the sums in float32 until the "
-        "end. Where lse is −inf, pass +inf in its place, as in 6.4.",
+        "end.",
     ),
     solution=dkdv_loop,
     reasoning="Each tile needs only its own rows of q, do, lse and delta and its own rows of k and v. The outer loop owns a block of "

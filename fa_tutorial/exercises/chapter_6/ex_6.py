@@ -7,8 +7,8 @@ from unittest import mock
 import torch
 
 from fa_tutorial import algorithm
-from fa_tutorial.algorithm import p_and_ds
 from fa_tutorial.exercises.chapter_6 import shared
+from fa_tutorial.exercises.chapter_6.ex_4 import p_and_ds as my_p_and_ds
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.exercises.watch import SeenTiles, where_it_tells
 
@@ -16,7 +16,6 @@ from fa_tutorial.exercises.watch import SeenTiles, where_it_tells
 def dq_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
     """dq. q, do: (B, H, S_q, D); k, v: (B, H, S_k, D); lse, delta: (B, H, S_q)."""
     S_q, S_k = q.shape[2], k.shape[2]
-    lse = torch.where(lse == -math.inf, math.inf, lse)  # rows that see nothing: p = 0
     dq = torch.zeros(q.shape, dtype=lse.dtype)
     for row_block in range(math.ceil(S_q / block_m)):
         rows = slice(row_block * block_m, min((row_block + 1) * block_m, S_q))
@@ -25,12 +24,11 @@ def dq_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
             full, end = algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k)
         for key_block in range(end):
             keys = slice(key_block * block_n, min((key_block + 1) * block_n, S_k))
-            _, ds = p_and_ds(q, k, v, do, lse, delta, rows, keys, key_block >= full, scale)
+            _, ds = my_p_and_ds(q, k, v, do, lse, delta, rows, keys, key_block >= full, scale)
             dq[:, :, rows] += scale * ds @ k[:, :, keys].to(ds.dtype)
     return dq.to(q.dtype)
 
 
-GUARD = "    lse = torch.where(lse == -math.inf, math.inf, lse)  # rows that see nothing: p = 0\n"
 STEP, BLOCKS, MASK = "scale * ds @ k[:, :, keys].to(ds.dtype)", "range(math.ceil(S_q / block_m))", "rows, keys, key_block >= full, scale"
 CALL = "(row_block, block_m, block_n, S_q, S_k)"
 MISTAKES = {
@@ -41,7 +39,7 @@ MISTAKES = {
     "v stands where k belongs: dq = scale · ds k": ("k[:, :, keys]", "v[:, :, keys]"),
     "p stands where ds belongs: dq = scale · ds k": ("_, ds =", "ds, _ ="),
     "dq is overwritten in every step: add up the key blocks": ("dq[:, :, rows] +=", "dq[:, :, rows] ="),
-    "the tiles from full on are not masked, and not every query sees all of their keys: p_and_ds masks where its `mask` is True": (
+    "the tiles from full on are not masked, and not every query sees all of their keys: my_p_and_ds masks where its `mask` is True": (
         MASK, "rows, keys, False, scale"),
     "the mask comes one block late: block number full is the first that needs it": (">= full", "> full"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("do, lse, delta, rows", "do, lse, torch.zeros_like(delta), rows"),
@@ -55,10 +53,12 @@ MISTAKES = {
     "the causal loop is aligned top left: query i sees keys 0 … i + S_k − S_q, so its last key depends on S_k − S_q too": (
         "range(end)", "range(min(math.ceil(rows.stop / block_n), math.ceil(S_k / block_n)) if is_causal else end)"),
     "block_m and block_n are exchanged in the call of causal_tiles": (CALL, CALL.replace("m, block_n", "n, block_m")),
+    "the loop begins at full: the blocks before full are seen too, and need no mask": ("range(end)", "range(full, end)"),
+    "is_causal changes nothing: begin with its bounds, full and end": ("if is_causal", "if False"),
+    "causal_rows bounds the queries of a block of keys, and yours is a block of queries: take causal_tiles": ("causal_tiles", "causal_rows"),
     "the loop ends at full: the blocks from full to end − 1 are seen in part": ("range(end)", "range(full)"),
     "the loop over keys runs to S_q: k and v have S_k rows": ("full = end = math.ceil(S_k", "full = end = math.ceil(S_q"),
     "a last block of rows that is shorter is left out": (BLOCKS, "range(S_q // block_m)"),
-    "rows that see nothing give NaN: lse and s are −inf there, and −inf − (−inf) is NaN; pass +inf as their lse": (GUARD, ""),
     "the sum is kept in the inputs' dtype, and float16 loses small terms: sum in float32": ("dtype=lse.dtype", "dtype=q.dtype"),
     "the product is rounded to float16: ds may be rounded, but each product stays in float32 until it is summed": (
         STEP, "scale * (ds.to(k.dtype) @ k[:, :, keys])"),
@@ -78,7 +78,9 @@ def tolerance(args, part):
 
 @functools.cache  # the same tensors each time: what is right for them is computed once
 def fixed():
-    return *shared.ladder("dq is summed over the key blocks", "dq = scale · ds k", "dq"), shared.skips()
+    return *shared.ladder(
+        "dq is summed over the key blocks, and a tile's ds takes lse and delta of the whole row", "dq = scale · ds k", "dq"
+    ), shared.skips()
 
 
 def inputs():

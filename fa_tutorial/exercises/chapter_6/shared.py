@@ -1,4 +1,4 @@
-"""What 6.2 and 6.4 to 6.6 share: attention's gradients in float64, the error that a right answer may have, and the inputs of the loops."""
+"""What the exercises of chapter 6 share: attention's gradients in float64, the error that a right answer may have, and inputs."""
 
 from __future__ import annotations
 
@@ -82,15 +82,16 @@ def pack(*args):
     return args
 
 
-def made(q, k, v, do, is_causal=False, scale=1.0, blocks=None, on="", change=lambda x: x, pack=pack, **options):
-    """lse and delta are those of the forward. change: makes a view of each tensor. pack: what an exercise takes of all this."""
+def made(q, k, v, do, is_causal=False, scale=1.0, blocks=None, on="", change=lambda x: x, pack=pack, where=None, **options):
+    """lse and delta are those of the forward. change: makes a view of each tensor. pack: what an exercise takes of all this. where: the tiles
+    in words, the blocks' sizes unless given."""
     o, lse = reference.attention(q, k, v, is_causal, scale)
     state = torch.promote_types(q.dtype, torch.float32)
     delta = (do.double() * o.to(q.dtype).double()).sum(-1)
     tensors = map(change, (q, k, v, do, lse.to(state), delta.to(state)))
     sizes = blocks or (q.shape[2], max(1, k.shape[2]))
-    tiles = "" if pack is given_p else f", blocks {sizes[0]} × {sizes[1]}"
-    on += f", scale = {scale:g}{', causal' if is_causal else ''}{tiles}"
+    blocks = "" if pack is given_p else f", blocks {sizes[0]} × {sizes[1]}"
+    on += f", scale = {scale:g}{', causal' if is_causal else ''}{blocks if where is None else where}"
     return case(*pack(*tensors, *sizes, is_causal, scale), on=on, **options)
 
 
@@ -151,8 +152,8 @@ def ladder(sums, rule, *parts):
     yield head(q[:2], k[:3], v[:3], do[:2], blocks=(8, 8), otherwise="blocks may be larger than S_q and S_k")
     yield from masks()
     for blocks, otherwise in (((2, 2), "four tiles: the one below the diagonal is seen whole, two are masked, the one above it is hidden"),
-                              ((3, 1), "tiles of 3 rows and 1 key: compare positions, which are block number · block size, and not block numbers"),
-                              ((1, 2), "tiles of 1 row and 2 keys: compare positions, which are block number · block size, and not block numbers"),
+                              ((3, 1), "tiles of 3 rows and 1 key: bounds and mask come from positions, which are block number · block size"),
+                              ((1, 2), "tiles of 1 row and 2 keys: bounds and mask come from positions, which are block number · block size"),
                               ((3, 3), "4 rows and 4 keys in blocks of 3: masked tiles may be ragged")):  # fmt: skip
         yield head(q, k, v, do, True, blocks=blocks, otherwise=otherwise)
     first = "2 queries and 3 keys: query i sees keys 0 … i + S_k − S_q, so query 0 sees two"
