@@ -18,7 +18,7 @@ from fa_tutorial.bench.measure import measure
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
 from measure import __main__ as command
-from measure import alone, changed_kernels, chapter_8, chapter_9, chapter_10, chapter_11, chapters_0_to_7, clocks, tuned_steps
+from measure import alone, chapter_8, chapter_9, chapter_10, chapter_11, chapters_0_to_7, clocks, tuned_steps
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
@@ -199,13 +199,6 @@ for tiles in chapter_11.LOADS:
 print(json.dumps(found))
 """
     assert compiling.in_a_process(code) == {"every tile": 2, "two tiles": 2, "one tile, once": 2}
-
-
-def test_a_softmax_of_several_rows_is_that_of_each():
-    x = randn(8, 32)
-    out = torch.empty_like(x)
-    changed_kernels.softmax_of_rows_kernel[(4,)](x, out, 20, 32, 32, ROWS=2, BLOCK=32)
-    assert torch.allclose(out[:, :20], torch.softmax(x[:, :20], dim=1))
 
 
 @needs_gpu

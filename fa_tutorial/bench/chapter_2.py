@@ -20,21 +20,39 @@ def draw_transposes(speeds: dict[str, float], gpu: str) -> Figure:
     return figure
 
 
-def draw_limits(card: dict, transposes: list[tuple[int, float]], softmaxes: dict[str, tuple[int, float]]) -> Figure:
-    """GB/s of stored launches over the KiB that the programs on an SM load together, softmaxes by name; with what 1.6
-    programs of 1 KiB a nanosecond move, and a copy. card: results.load's."""
+def draw_limits(card: dict) -> Figure:
+    """GB/s of stored launches over the KiB that an SM has room to load together: transposes by tiles of 1 KiB and
+    softmaxes of 1 KiB a row, with what programs of 1 KiB move as fast as they start, and a copy.
+
+    card: results.load's."""
     figure = Figure()
     ax = figure.subplots()
-    ax.plot(*zip(*sorted(transposes), strict=True), "o-", label="transpose, 16 × 16: 8, 4, 2 and 1 warps")
-    ax.plot(*zip(*softmaxes.values(), strict=True), "^", label="softmax, 256 columns")
-    for name, point in softmaxes.items():
-        ax.annotate(name, point, (0, -20), textcoords="offset points", ha="center", fontsize="small")
+    for kernel, style, label in (
+        ("transpose_warps", "o-", "transpose, tiles of 16 × 16"),
+        ("softmax_rows", "^", "softmax, rows of 256"),
+    ):
+        rows = results.select(card["kernels"], kernel=kernel)
+        each = rows["rows_each"] if kernel == "softmax_rows" else 1
+        ax.plot((64 // rows["warps"]).clip(upper=32) * each, rows["gb_s"], style, label=label)
+    for x, y, side, name in (
+        (8.6, 1730, "left", "8 warps"),
+        (17, 2660, "left", "4 warps"),
+        (33.5, 3010, "left", "1 or 2 warps"),
+        (30.5, 3450, "right", "1 row, 1 warp"),
+        (30.5, 3890, "right", "2 rows, 4 warps"),
+        (64, 3580, "center", "2 rows, 1 warp\n4 rows, 4 warps"),
+        (128, 3800, "center", "4 rows, 1 warp"),
+    ):
+        ax.text(x, y, name, ha=side, fontsize="small")
     copy = card["provenance"]["ceilings"]["copy_gb_s"]
-    starts = 1.6 * 2 * 1024  # GB/s, where each program reads and writes 1 KiB
-    ax.axhline(starts, color="0.3", linestyle="--", label="1.6 programs of 1 KiB a nanosecond")
-    ax.axhline(copy, color="0.3", linestyle=":", label="a copy")
-    ax.set(xlim=(0, 72), xticks=[0, 8, 16, 32, 64], ylim=(0, 4700), ylabel="GB/s")
-    ax.set(xlabel="KiB that the programs on an SM load together", title="NVIDIA H200, stored results")
+    start_ms = results.select(card["kernels"], kernel="start", warps=1)["ms"].item()  # of 2¹⁸ programs
+    most = 2**18 * 2 * 1024 / start_ms / 1e6  # GB/s, where each program reads and writes 1 KiB
+    ax.axhline(most, color="0.3", linestyle="--", label="1.63 programs of 1 KiB a nanosecond")
+    ax.axhline(copy, color="0.3", linestyle=":", label="copy")
+    ax.set_xscale("log", base=2)
+    ax.set(xlim=(6.5, 190), xticks=[8, 16, 32, 64, 128], xticklabels=[8, 16, 32, 64, 128], ylim=(0, 4700))
+    ax.set(xlabel="KiB that the programs on an SM can load together", ylabel="GB/s")
+    ax.set_title("NVIDIA H200, stored results")
     ax.legend(loc="lower right")
     return figure
 

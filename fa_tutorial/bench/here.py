@@ -14,22 +14,26 @@ from fa_tutorial.bench import results, timing
 
 
 def gpu() -> str:
-    """The GPU whose speeds gb_per_s gives, in words."""
+    """The GPU whose times milliseconds gives, in words."""
     return torch.cuda.get_device_name() if hardware.device().type == "cuda" else "NVIDIA H200, stored results"
 
 
+def milliseconds(call: Callable[[], Any], **stored: Any) -> float:
+    """The time of `call` on this GPU. Without one, call isn't run, and the H200's row whose fields are `stored` has
+    it."""
+    if hardware.device().type == "cuda":
+        return timing.time_call(call).ms
+    return results.select(results.load("h200")["kernels"], **stored)["ms"].item()
+
+
 def gb_per_s(call: Callable[[], Any], bytes_moved: int, **stored: Any) -> float:
-    """The GB/s at which `call` moves bytes_moved on this GPU. Without one, call isn't run, and the H200's row whose
-    fields are `stored` gives them.
+    """The GB/s at which `call` moves bytes_moved, in the time that milliseconds gives.
 
     kernel="copy" is the H200's plain copy.
     """
-    if hardware.device().type == "cuda":
-        return bytes_moved / timing.time_call(call).ms / 1e6
-    h200 = results.load("h200")
-    if stored == {"kernel": "copy"}:
-        return h200["provenance"]["ceilings"]["copy_gb_s"]
-    return results.select(h200["kernels"], **stored)["gb_s"].item()
+    if stored == {"kernel": "copy"} and hardware.device().type != "cuda":
+        return results.load("h200")["provenance"]["ceilings"]["copy_gb_s"]
+    return bytes_moved / milliseconds(call, **stored) / 1e6
 
 
 def backward_tflops(launch: Callable[..., Any]) -> dict[int, float]:

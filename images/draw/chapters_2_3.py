@@ -183,8 +183,8 @@ def draw_gpu() -> Figure:
 
 @image("02_coalescing.png")
 def draw_coalescing() -> Figure:
-    """The 32-byte sectors that a warp touches along a row and down a column, and why a transpose needs both."""
-    figure, ax = canvas(6.15)
+    """The 32-byte sectors that a warp touches along a row and down a column."""
+    figure, ax = canvas(5.15)
     threads, columns, per_sector = torch.arange(32), 8192, 8  # fp32: eight elements fill a sector
     along, down = ((threads * stride // per_sector).unique().numel() for stride in (1, columns))
     cell, left = 0.265, 0.3
@@ -212,60 +212,38 @@ def draw_coalescing() -> Figure:
             look = {"colour": "sky", "share": 0.6} if element == 0 else {"hatch": MASKED}
             box(ax, left + 1.05 + element * cell, y, cell, 0.34, **look)
         outline(ax, left + 1.05, y, per_sector * cell, 0.34)
-    write(
-        ax,
-        left,
-        5.35,
-        f"{down} sectors of 32 bytes:\n{32 * down:,} bytes delivered, 128 used",
-        BODY,
-        ha="left",
-        weight="bold",
-        linespacing=1.3,
-    )
-    write(ax, left, 5.88, "hatched: not used by this warp", ha="left")
-    write(ax, 4.8, 2.35, "A transpose needs both", HEAD, ha="left", weight="bold")
-    for x, name, here in ((4.8, "x", lambda row, col: row == 1), (6.9, "out", lambda row, col: col == 1)):
-        grid(ax, x, 2.85, 4, 4, 0.38, lambda row, col, here=here: {"colour": "orange", "share": 0.6} if here(row, col) else {})
-        write(ax, x + 0.76, 4.6, name, weight="bold")
-    arrow(ax, (6.42, 3.42), (6.8, 3.42), width=2.4)
-    write(ax, 4.8, 5.1, "a row of x is a column of out", BODY, ha="left")
+    used = f"{down} sectors of 32 bytes:\n{32 * down:,} bytes delivered, 128 used"
+    write(ax, 4.0, 3.6, used, BODY, ha="left", weight="bold", linespacing=1.3)
+    write(ax, 4.0, 4.2, "hatched: not used by this warp", ha="left")
     return figure
 
 
 @image("02_turned_tile.png")
 def draw_turned_tile() -> Figure:
-    """16 elements of x, coloured by the thread that loads them, and the same in out, by the thread that stores them: four threads work on
-    one row at a time, and 12 of the elements change threads on the way."""
+    """16 elements of x, coloured by the thread that loads them, the same in shared memory, where four threads write rows and read columns,
+    and in out, coloured by the thread that stores them: 12 of the elements change threads on the way."""
     figure, ax = canvas(3.15)
-    side, y, left, middle, right = 0.45, 0.85, 0.6, 4.0, 6.6
+    side, y, left, middle, right = 0.45, 0.85, 0.6, 3.85, 6.6
     colours = ("blue", "orange", "green", "purple")
     for x, name, element in (
         (left, "tile of x, loaded row by row", lambda r, c: 4 * r + c),
+        (middle, "shared memory", lambda r, c: 4 * r + c),
         (right, "tile of out, stored row by row", lambda r, c: 4 * c + r),
     ):
         write(ax, x + 2 * side, 0.22, name, BODY, weight="bold")
-        grid(
-            ax,
-            x,
-            y,
-            4,
-            4,
-            side,
-            lambda r, c, element=element: {"text": str(element(r, c)), "colour": colours[c], "share": 0.45, "size": BODY},
-        )
+
+        def look(r, c, x=x, element=element):
+            return {"text": str(element(r, c)), "colour": "yellow" if x == middle else colours[c], "share": 0.45, "size": BODY}
+
+        grid(ax, x, y, 4, 4, side, look)
         for thread in range(4):
-            write(ax, x + (thread + 0.5) * side, y - 0.18, f"t{thread}")
-        outline(ax, x, y, 4 * side, side)
-    box(ax, middle - 0.35, y + 0.35, 1.5, 1.1, "shared\nmemory", "yellow", share=0.4, line=2, weight="bold")
-    for x, end in ((left + 4 * side + 0.2, middle - 0.5), (middle + 1.3, right - 0.2)):
+            along, down = (-0.17, (thread + 0.5) * side) if x == middle else ((thread + 0.5) * side, -0.18)
+            write(ax, x + along, y + down, f"t{thread}")
+        outline(ax, x, y, *((side, 4 * side) if x == middle else (4 * side, side)))
+    for x, end in ((left + 4 * side + 0.2, middle - 0.45), (middle + 4 * side + 0.2, right - 0.2)):
         arrow(ax, (x, y + 2 * side), (end, y + 2 * side), width=2.4)
-    write(
-        ax,
-        0.6,
-        2.95,
-        "t0 to t3: threads of a warp; framed: what they access together. Element 1 is loaded by t1 and stored by t0.",
-        ha="left",
-    )
+    note = "t0 to t3: threads of a warp; framed: what they access together. Element 1 is loaded by t1 and stored by t0."
+    write(ax, left, 2.95, note, ha="left")
     return figure
 
 

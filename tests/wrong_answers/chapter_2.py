@@ -57,6 +57,15 @@ def add_in_program_0(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def softmax_row_after_row(x_ptr, out_ptr, cols, stride_x, stride_out, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    offs = tl.arange(0, BLOCK)
+    for row in range(tl.program_id(0) * ROWS, (tl.program_id(0) + 1) * ROWS):
+        x = tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-float("inf")).to(tl.float32)
+        p = tl.exp(x - tl.max(x, axis=0))
+        tl.store(out_ptr + row * stride_out + offs, p / tl.sum(p, axis=0), mask=offs < cols)
+
+
+@triton.jit
 def softmax_in_program_0(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
     if tl.program_id(0) == 0:
         for row in range(tl.num_programs(0)):
@@ -145,6 +154,10 @@ WRONG_ANSWERS = (
     edit("2.5", "sides exchanged", ("rows, block_r)", "rows, block_c)"), ("cols, block_c)", "cols, block_r)"), ("=block_r", "=block_c"),
          ("C=block_c", "C=block_r"), told="you launch (BLOCK_R, BLOCK_C) = (4, 2)"),
     edit("2.5", "addresses", ("kernel[grid](x, out", "kernel[grid](x.data_ptr(), out.data_ptr()"), told="x and out are passed as tensors"),
+    edit("2.5", "on the CPU", ("device=x.device", "device='cpu'"), told="the result is right, but out is on the CPU wherever x is",
+         gpu="out is on another device than x"),
+    edit("2.5", "rounded down", ("triton.cdiv(rows, block_r), triton.cdiv(cols, block_c)", "rows // block_r, cols // block_c"),
+         told="a part of a tile at the edge needs a program too: round up"),
     edit("2.5", "no grid", ("kernel[grid](", "kernel("), told="the grid is missing: a launch is kernel[grid](…)"),
     edit("2.5", "too many programs", ("(triton.cdiv(rows, block_r), triton.cdiv(cols, block_c))", "(rows, cols)"),
          told="the result is right, but the grid (4, 4) has programs without a tile"),
@@ -167,22 +180,14 @@ WRONG_ANSWERS = (
     edit("2.6", "start within 8", ("start + r", "start % 8 + r"), told="whatever the strides: here it is 26 bytes: sectors((64, 3), (1, 3), 2, 13) gives"),
     edit("2.6", "start by columns", ("start + r * strides[0] + c *", "r * strides[0] + (start + c) *"), told="here it is 26 bytes"),
     edit("2.6", "a tensor", (".numel()", ""), told="eight floats side by side fill one sector"),
-    edit("2.8", "column stride cast", ("BLOCK_C).to(tl.int64)", "BLOCK_C)"), ("[None, :] * stride_c  #", "[None, :] * stride_c.to(tl.int64)  #"),
-         told="Triton makes a constant of an argument that is 1"),
-    edit("2.8", "first cast", ("(first + pid).to", "(first.to(tl.int64) + pid).to"), told="Triton makes a constant of an argument that is 1"),
-    edit("2.8", "32 bits by name", (".to(tl.int64)", ".to(tl.int32)", 2), told="cast a factor to tl.int64, before you multiply"),
-    edit("2.8", "cast after the product", (".to(tl.int64)", "", 2),
-         ("offs_c[None, :] * stride_c  #", "(offs_c[None, :] * stride_c).to(tl.int64)  #"), told="the casts come too late"),
-    edit("2.8", "casts after the products", (".to(tl.int64)", "", 2),
-         ("offs_r[:, None] * stride_r + offs_c[None, :] * stride_c  #",
-          "(offs_r[:, None] * stride_r).to(tl.int64) + (offs_c[None, :] * stride_c).to(tl.int64)  #"), told="the casts come too late"),
-    edit("2.8", "float32", (".to(tl.int64)", ".to(tl.float32)", 2), told="a float32 has 24 bits for the digits"),
-    edit("2.8", "cast after the sum",
-         ("(first + pid).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)", "((first + pid) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)"),
-         told="a row's number may itself pass 2³¹"),
-    edit("2.8", "float64", (".to(tl.int64)", ".to(tl.float64)", 2), told="a pointer takes only integer offsets"),
-    edit("2.8", "stored by the tile's number", ("place = (pid * BLOCK_R", "place = ((first + pid) * BLOCK_R"), told="leave place as it was"),
-    edit("2.8", "every program the same", ("place = (pid * BLOCK_R + tl", "place = (tl"), told="small offsets stay what they were"),
+    edit("2.8", "no column", ("tl.max(x, axis=1)[:, None]", "tl.max(x, axis=1)"), told="[:, None] makes it a column"),
+    edit("2.8", "down the columns", ("tl.max(x, axis=1)[:, None]", "tl.max(x, axis=0)[None, :]"),
+         ("tl.sum(p, axis=1)[:, None]", "tl.sum(p, axis=0)[None, :]"), told="a row's numbers lie along its axis 1"),
+    edit("2.8", "the grid of 2.7", ("tl.program_id(0) * ROWS", "tl.program_id(0)"), told="program i begins at row i"),
+    edit("2.8", "no mask", ("offs < cols", "offs < BLOCK"), told="past the end of a row there is another"),
+    ("2.8", softmax_row_after_row, "take the rows of a program as one tile, [ROWS, BLOCK]", None),
+    edit("2.8", "loads twice", ("    p = ", "    x = tl.load(x_ptr + rows * stride_x + offs, mask=mask, other=-float('inf')).to(tl.float32)\n    p = "),
+         told="load the tile once", gpu=None),
     ("2.3", add_in_program_0, "a program for each block", None),
     ("2.4", transpose_column_by_column, "load and store a whole tile at once", None),
     edit("2.5", "PyTorch's copy", ("return out", "return x.t().contiguous()"), told="it isn't the tensor that the kernel writes to"),

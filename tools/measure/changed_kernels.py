@@ -1,6 +1,6 @@
-"""Kernels of chapters 2, 3, 5 and 7 otherwise: one that does nothing, a softmax of several rows a program, the matmul
-without its loads, the forward with one loop that masks every tile, the backward with tiles that are transposed later,
-and the backward in one loop that adds dq up in memory.
+"""Kernels of chapters 2, 3, 5 and 7 otherwise: one that does nothing, the matmul without its loads, the forward with
+one loop that masks every tile, the backward with tiles that are transposed later, and the backward in one loop that
+adds dq up in memory.
 
 Each takes the place of the package's own while it is measured.
 """
@@ -17,16 +17,6 @@ import triton.language as tl  # noqa: E402
 @triton.jit
 def nothing_kernel():
     """Programs that only start and end."""
-
-
-@triton.jit
-def softmax_of_rows_kernel(x_ptr, out_ptr, cols, stride_x, stride_out, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """layout.softmax_kernel with ROWS rows a program. Grid: (rows / ROWS,)."""
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
-    offs = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
-    x = tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-float("inf"))  # [ROWS, BLOCK]
-    e = tl.exp(x - tl.max(x, axis=1)[:, None])  # [ROWS, BLOCK]
-    tl.store(out_ptr + row * stride_out + offs, e / tl.sum(e, axis=1)[:, None], mask=offs < cols)
 
 
 @triton.jit

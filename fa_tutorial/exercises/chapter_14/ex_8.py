@@ -110,7 +110,7 @@ def inputs():
 
 
 def note(kernel):
-    return "" if "int64" in source_of(kernel) else "head · S · D may pass 2³¹, as in 2.8: cast the head, .to(tl.int64)"
+    return "" if "int64" in source_of(kernel) else "head · S · D may pass 2³¹ (end of chapter 2): cast the head, .to(tl.int64)"
 
 
 EXERCISE = Exercise(

@@ -38,6 +38,10 @@ MISTAKES = {
     "the start moves past q's S tokens, but q, k and v lie together in each token: index 1 moves by H · D elements": (START, "S * H * D"),
     "that is the k of a (B, 3, S, H, D) tensor: in this qkv the dimension of size 3 comes after the tokens": [
         (START, "S * H * D"), (STRIDES, "(3 * S * H * D, D, H * D, 1)")],
+    "that is the k of a (B, S, H, 3, D) tensor: in this qkv the dimension of size 3 comes before the heads": [
+        (START, "D"), (STRIDES, "(S * 3 * H * D, 3 * D, 3 * H * D, 1)")],
+    "start and strides count elements, and these are bytes of fp32": [
+        (START, "4 * H * D"), (STRIDES, "(S * 12 * H * D, 4 * D, 12 * H * D, 4)")],
 }  # fmt: skip
 
 

@@ -1,95 +1,94 @@
-"""Exercise 2.8, offsets_kernel."""
-
-import dis
+"""Exercise 2.8, softmax_of_rows_kernel."""
 
 import torch
 
+from fa_tutorial.exercises.chapter_2.ex_7 import CONDITIONS, by_hand, tolerance
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.harness_kernel import Launch, Out
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.layout import tl, triton
-from fa_tutorial.source import unwrapped
 
 
 @triton.jit
-def offsets_kernel(out_ptr, first, stride_r, stride_c, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """out: where the elements of tiles first, first + 1, … of a matrix lie. Grid: (tiles,)."""
-    pid = tl.program_id(0)
-    offs_r = (first + pid).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)  # [BLOCK_R]
-    offs_c = tl.arange(0, BLOCK_C).to(tl.int64)  # [BLOCK_C]
-    offsets = offs_r[:, None] * stride_r + offs_c[None, :] * stride_c  # [BLOCK_R, BLOCK_C]
-    place = (pid * BLOCK_R + tl.arange(0, BLOCK_R))[:, None] * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
-    tl.store(out_ptr + place, offsets)
+def softmax_of_rows_kernel(x_ptr, out_ptr, cols, stride_x, stride_out,
+                           ROWS: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """out = softmax(x) over each row, ROWS rows a program. BLOCK ≥ cols. Grid: (rows / ROWS,)."""
+    rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]  # [ROWS, 1]
+    offs = tl.arange(0, BLOCK)[None, :]  # [1, BLOCK]
+    mask = offs < cols
+    x = tl.load(x_ptr + rows * stride_x + offs, mask=mask, other=-float("inf")).to(tl.float32)
+    p = tl.exp(x - tl.max(x, axis=1)[:, None])  # [ROWS, BLOCK]
+    y = p / tl.sum(p, axis=1)[:, None]
+    tl.store(out_ptr + rows * stride_out + offs, y, mask=mask)
 
 
-ROWS, COLUMNS = "(first + pid).to(tl.int64)", "tl.arange(0, BLOCK_C).to(tl.int64)"
-OFFSETS = "offs_r[:, None] * stride_r + offs_c[None, :] * stride_c"
-NARROW = [(ROWS, "(first + pid)"), (COLUMNS, "tl.arange(0, BLOCK_C)")]
+FIRST, MAXIMUM, SUM, OTHER = "tl.program_id(0) * ROWS", "tl.max(x, axis=1)[:, None]", "tl.sum(p, axis=1)[:, None]", '-float("inf")'
 MISTAKES = {
-    "the products overflow, because both factors have 32 bits: cast a factor to tl.int64, before you multiply": NARROW,
-    "the columns are still 32-bit integers: offs_c · stride_c overflows where the columns lie far apart": (
-        COLUMNS, "tl.arange(0, BLOCK_C)"),
-    "the rows are still 32-bit integers: offs_r · stride_r overflows": (ROWS, "(first + pid)"),
-    "the casts come too late, each product has only 32 bits by then: cast a factor, before you multiply": [
-        *NARROW, (OFFSETS, "(offs_r[:, None] * stride_r).to(tl.int64) + (offs_c[None, :] * stride_c).to(tl.int64)")],
-    "an unsigned 32-bit integer ends at 2³²: cast to tl.int64": [
-        (ROWS, "(first + pid).to(tl.uint32)"), (COLUMNS, "tl.arange(0, BLOCK_C).to(tl.uint32)")],
-    "first is missing: program i takes tile first + i": ("(first + pid)", "pid"),
-    "stride_c is missing: column c lies c · stride_c elements further": (OFFSETS, "offs_r[:, None] * stride_r + offs_c[None, :]"),
+    "program i begins at row i: it takes rows i · ROWS, i · ROWS + 1, …": (FIRST, "tl.program_id(0)"),
+    "every program takes the first ROWS rows: program i begins at row i · ROWS": (f"{FIRST} + ", ""),
+    "the maximum is the whole tile's: each row has its own (axis=1)": (MAXIMUM, "tl.max(x)"),
+    "the sum is the whole tile's: each row has its own (axis=1)": (SUM, "tl.sum(p)"),
+    "exp overflows: subtract the row's maximum before exp": (f"x - {MAXIMUM}", "x"),
+    "exp(x − m) is not divided by its sum": (f"p / {SUM}", "p"),
+    "the positions past the end of a row count: load them as −inf (other=)": (OTHER, "0.0"),
 }  # fmt: skip
 
-
-def in_integers(kernel):
-    """The kernel as it is; Wrong where it names a float's type."""
-    code = getattr(unwrapped(kernel), "__code__", None)
-    named = {step.argval for step in (dis.get_instructions(code) if code else ())}
-    for name, bits in (("float32", 24), ("float64", 53)):
-        if name in named:
-            raise Wrong(f"a {name} has {bits} bits for the digits, and a pointer takes only integer offsets: cast to tl.int64")
-    return kernel
+ROWS_OF_I = "program i takes rows i · ROWS to i · ROWS + ROWS − 1"
 
 
-def truth(first, stride_r, stride_c, programs, BLOCK_R, BLOCK_C):
-    rows = first * BLOCK_R + torch.arange(programs * BLOCK_R)
-    return (rows[:, None] * stride_r + torch.arange(BLOCK_C)[None, :] * stride_c).double()
+def truth(x, ROWS, BLOCK, stride_x, stride_out):
+    return torch.softmax(x.double(), -1)
 
 
-def launch(first, stride_r, stride_c, programs, BLOCK_R, BLOCK_C):
-    out = Out((programs * BLOCK_R, BLOCK_C), torch.float64)  # holds every integer below 2⁵³
-    meta = {"BLOCK_R": BLOCK_R, "BLOCK_C": BLOCK_C}
-    return Launch((programs,), (out, first, stride_r, stride_c), meta)
+def launch(x, ROWS, BLOCK, stride_x, stride_out):
+    args = (In(x, (stride_x, 1)), Out(x.shape, x.dtype, (stride_out, 1)), x.shape[1], stride_x, stride_out)
+    shapes = "a block with a number for each row is [ROWS]: [:, None] makes it a column"
+    return Launch((len(x) // ROWS,), args, {"ROWS": ROWS, "BLOCK": BLOCK}, shapes, left_out=torch.finfo(x.dtype).max)
 
 
 def inputs():
-    stored = "the offsets are stored in out, which holds only the tiles of these programs: leave place as it was"
+    def softmax(x, ROWS, BLOCK, otherwise="", more=0, **options):
+        x = torch.as_tensor(x)
+        on = f"x of shape {tuple(x.shape)}, {str(x.dtype).removeprefix('torch.')}, ROWS = {ROWS}, BLOCK = {BLOCK}"
+        return case(x, ROWS, BLOCK, x.shape[1] + more, x.shape[1] + 2 * more, on=on, otherwise=otherwise, **options)
 
-    def offsets(first, strides, otherwise=""):
-        on = f"first = {first:,}, strides {strides}, 2 programs, tiles of (4, 8)"
-        return case(first, *strides, 2, 4, 8, on=on, otherwise=otherwise, stray=stored)
-
-    yield offsets(1, (10, 1), "small offsets stay what they were: row · stride_r + column · stride_c")
-    yield offsets(10_000, (65_536, 1), "row 40,000 of a matrix with 65,536 columns starts past 2³¹")
-    yield offsets(3, (1, 2**29), "columns may lie as far apart as rows: in a transposed view they do")
-    yield offsets(1_000_000, (65_537, 3), "some offsets are past 2³² and odd")
-    yield offsets(1_000_000, (2**20 + 1, 2**30 + 1))
-    yield offsets(600_000_000, (3, 1), "a row's number may itself pass 2³¹: cast before you multiply by BLOCK_R")
+    place = f"{ROWS_OF_I}: element c of row r lies at r · stride_x + c in x, and at r · stride_out + c in out"
+    x = [[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0], [0.0, 0.0, 5.0, 1.0], [1.0, 0.0, 2.0, 0.0]]
+    yield softmax(x[:2], 2, 4, "a program's tile is [ROWS, BLOCK], and a row's numbers lie along its axis 1", stray=place)
+    yield softmax(x, 2, 4, place, stray=place)
+    yield softmax(
+        [[0.0, 1.0, 2.0, 3.0], [1000.0, 1001.0, 1000.0, 999.0]], 2, 4, "each row has its own maximum, which is subtracted before exp"
+    )
+    past = "past the end of a row there is another: the load needs mask=offs < cols and other=−inf, the store the same mask"
+    yield softmax([[-200.0, -201.0, -202.0], [-1.0, -2.0, -3.0]], 2, 4, past, stray=past)
+    yield softmax([row[:3] for row in x], 4, 4, place, more=3)
+    draw = generator()
+    for rows, ROWS, cols, BLOCK in ((3, 1, 16, 16), (4, 2, 100, 128), (8, 4, 17, 32)):
+        yield softmax(10 * torch.randn(rows, cols, generator=draw), ROWS, BLOCK, "", 1, fresh=True)
+    yield softmax([[-1e30, -1e30, -1e30], [0.0, 1.0, 2.0]], 2, 4, edge="low")
+    yield softmax(3 * torch.randn(2, 64, generator=torch.Generator().manual_seed(0)).half(), 2, 64, edge="half")
 
 
 EXERCISE = Exercise(
-    task="Repair a kernel whose offsets overflow.",
+    task="Write a softmax kernel whose programs take ROWS rows each, as one tile.",
+    conditions=CONDITIONS,
     hints=(
-        "A product of two 32-bit integers is a 32-bit integer. Which two products can pass 2³¹? What if one factor of each had 64 bits?",
-        "Cast before you multiply, and cast blocks, not arguments: (first + pid).to(tl.int64) * BLOCK_R for the rows, and tl.arange(0, BLOCK_C).to(tl.int64) for the columns.",
+        "Which rows does program i take? Make them a column and the columns a row, as in 2.4. Along which axis of the tile does a row of x lie?",
+        "rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]. tl.max(x, axis=1) has a number for each row, and [:, None] makes "
+        "it a column, which broadcasts over the tile.",
     ),
-    solution=offsets_kernel,
-    reasoning="Triton's integers have 32 bits unless you say otherwise: program numbers, tl.arange and small arguments. One 64-bit factor "
-    "makes the product 64 bits wide, and the sum with it. A cast of the product comes too late.",
-    more="The package's kernels cast each program number, .to(tl.int64), so that every product with it has 64 bits.",
+    solution=softmax_of_rows_kernel,
+    reasoning="A tile is reduced along axis 1, so each row keeps its own maximum and sum, and the launch needs only rows / ROWS programs.",
     inputs=inputs,
     truth=truth,
     launch=launch,
-    rule="the offset of an element is row · stride_r + column · stride_c, whatever its size",
+    rule="y = exp(x − m) / Σ exp(x − m), m being the row's maximum",
     mistakes=MISTAKES,
-    adapt=in_integers,
-    tolerance=lambda args, part: (0.0, 0.0),
+    adapt=by_hand,
+    tolerance=tolerance,
+    seen={
+        "overlap": f"rows are written by more than one program: {ROWS_OF_I}",
+        "pieces": "take the rows of a program as one tile, [ROWS, BLOCK], with one load and one store",
+        "again": "load the tile once, and use it for the maxima, the exponentials and their sums",
+    },
 )
