@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from fa_tutorial.bench import results
-from fa_tutorial.figures import COLOURS, GREY
+from fa_tutorial.figures import COLOURS
 
 NAMES = {"softcap": "soft cap", "alibi": "ALiBi", "tuned": "chapter 8's\ncausal"}
 PASSES = {"fwd": "forward", "bwd": "backward"}
@@ -33,11 +33,15 @@ def documents(S: int, seed: int = 0) -> list[int]:
     return lengths
 
 
-def document_tiles(lengths: list[int], block: int) -> list[int]:
-    """How many tiles of block × block a causal mask within each document leaves of each block of queries."""
-    ends = torch.tensor(lengths).cumsum(0)
-    first = (ends - torch.tensor(lengths)).repeat_interleave(torch.tensor(lengths))[::block]  # of each tile row's keys
-    return (torch.arange(len(first)) - first // block + 1).tolist()
+def document_kinds(lengths: list[int], block: int) -> torch.Tensor:
+    """(blocks, blocks) integers: the kinds of the tiles of a causal mask within each document."""
+    sizes = torch.tensor(lengths)
+    first = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)  # each query's first key
+    start = block * torch.arange(len(first) // block)
+    row, column = start[:, None], start[None, :]
+    needed = (column <= row) & (column + block > first[::block, None])
+    whole = (column < row) & (column >= first[block - 1 :: block, None])
+    return needed.int() + whole.int()
 
 
 def tile_grids(kinds: dict[str, torch.Tensor]) -> Figure:
@@ -53,22 +57,6 @@ def tile_grids(kinds: dict[str, torch.Tensor]) -> Figure:
     panels[0].set_ylabel("blocks of queries")
     handles = [Patch(linewidth=0.5, label=name, **look) for name, look in zip(KINDS, LOOKS, strict=True)]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
-    return figure
-
-
-def score_curves(c: float, H: int) -> Figure:
-    """The soft cap at c with its derivative, and what ALiBi adds to a score in each of H heads."""
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9, 2.8))
-    s, distance = torch.linspace(-3 * c, 3 * c, 121), torch.arange(33)
-    left.plot(s, s, color=GREY, linewidth=1, label="s")
-    left.plot(s, c * torch.tanh(s / c), "-", label=f"soft cap, c = {c:g}")
-    left.plot(s, 1 - torch.tanh(s / c) ** 2, "--", label="its derivative")
-    left.set(xlabel="s", ylabel="score, or derivative", ylim=(-2 * c, 2 * c))
-    left.legend()
-    for h, style in zip(range(1, H + 1), ("-", "--", "-.", ":"), strict=False):
-        right.plot(distance, -(2.0 ** (-8 * h / H)) * distance, style, label=f"head {h}")
-    right.set(xlabel="distance", ylabel="added to s")
-    right.legend()
     return figure
 
 

@@ -16,6 +16,11 @@ def soft_cap_by_growing_exponentials(s, b, h, i, j, aux):
     return aux[2] * (e - 1) / (e + 1), 4 * e / ((e + 1) * (e + 1))
 
 
+def idle_times_by_waves(tiles, slots, start, tile):
+    waves = (tiles[t : t + slots] for t in range(0, len(tiles), slots))
+    return [sum(start + max(wave) * tile for wave in waves)] * slots
+
+
 def window_kinds_by_pairs(left, S, block_m, block_n):
     distance = torch.arange(S) - torch.arange(S)[:, None]
     seen = ((distance <= 0) & (distance >= -left)).view(S // block_m, block_m, S // block_n, block_n)
@@ -99,11 +104,15 @@ WRONG_ANSWERS = (
         ("the whole ones' counts by columns", ("count_ptr + row_blocks + row", "count_ptr + across + row")))),
     edit("10.3", "begins anew", ("    for t in range(whole)", "    l = tl.zeros((BLOCK_M,), dtype=tl.float32)\n    for t in range(whole)"),
          told="attention over the tiles of the row's two lists"),
+    edit("10.3", "m begins anew", ("    for t in range(whole)", "    m = tl.full((BLOCK_M,), -float('inf'), dtype=tl.float32)\n    for t in range(whole)"),
+         told="both add to one m, l and acc"),
+    *(edit("10.3", words, change, told="each whole tile adds to the first loop's m, l and acc") for words, change in (
+        ("whole tiles without alpha", ("acc * alpha[:, None])\n    l =", "acc)\n    l =")), ("the last whole tile is lost", ("range(whole)", "range(whole - 1)")))),
     edit("10.3", "one entry too many", ("range(mixed)", "range(mixed + 1)"), told="t runs from 0 to the count − 1", gpu=None),
     edit("10.3", "an empty list's first entry is visited", ("range(mixed)", "range(tl.maximum(mixed, 1))"), told="may be empty"),
     edit("10.3", "lists overlap", ("row * across + t", "row + t"), told="its own row of index, of ceil(S_k / BLOCK_N) entries"),
     edit("10.3", "the first entry alone is read", ("tl.load(index_ptr + row * across + t)", "(tl.load(index_ptr + row * across) + t)"),
-         told="the whole ones at its end"),
+         told="whole ones at its end"),
     edit("10.3", "lists without the ragged tile", ("row * across", "row * (S_k // BLOCK_N)", 2), told="the last tiles may be ragged"),
     edit("10.3", "BLOCK_M for BLOCK_N", ("+ t) * BLOCK_N", "+ t) * BLOCK_M"), told="BLOCK_M and BLOCK_N may differ"),
     edit("10.3", "no end of the keys", ("(j < S_k) & ", ""),
@@ -164,7 +173,7 @@ WRONG_ANSWERS = (
     edit("10.7", "normalised again", ("    o = (z", "    p = p / p.sum(dim=1, keepdim=True).clamp(min=1e-30)\n    o = (z"),
          told="p is normalised again, without the sink"),
     edit("10.7", "a mask of the kept pairs for the sum", ("z * (do @ v.T)", "(z > 0) * (do @ v.T)"),
-         told="ds is the gradient by the scores"),
+         told="dp holds all of z"),
     edit("10.8", "the last block's query past the end", (".clamp(max=total - 1)", ""), told="where the last query is token 9: raises IndexError"),
     edit("10.8", "first alone", (", (stop + block - 1) // block", ""), told="want a tuple (first, end)"),
     edit("10.8", "in float32", ("start // block", "(start // block).float()"), told="a tile's number is an integer"),
@@ -175,5 +184,6 @@ WRONG_ANSWERS = (
     edit("10.9", "the last of them", ("sorted(idle)", "max(idle)"), told="returns one number, want a list of 2"),
     edit("10.9", "one start for each slot that works", ("start + n * tile", "n * tile"), ("sorted(idle)", "sorted(x + start * (x > 0) for x in idle)"),
          told="has a start of its own"),
+    ("10.9", idle_times_by_waves, "a program keeps its own slot, and no other"),
     edit("10.9", "a slot without a program is left out", ("sorted(idle)", "sorted(x for x in idle if x)"), told="idle from 0 on"),
 )  # fmt: skip

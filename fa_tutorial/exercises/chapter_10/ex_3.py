@@ -176,10 +176,10 @@ def inputs():
     loop = "each block of queries visits the tiles of its own row of index, of ceil(S_k / BLOCK_N) entries, and no other tile"
     yield rows(1, 1, 16, 16, 3, stray="t runs from 0 to the count − 1, and here one tile is mixed and none whole")
     ends = "count is (2, blocks of queries), and a row's whole tiles stand at its places across − 1, across − 2, …"
-    yield rows(1, 1, 16, 32, ALL, "a whole tile asks no mask: only the loop over mixed tiles calls MASK_MOD", stray=ends)
+    yield rows(1, 1, 16, 32, ALL, "each whole tile adds to the first loop's m, l and acc, without a mask", stray=ends)
     yield rows(1, 1, 32, 32, 5, loop)
     yield rows(1, 1, 48, 48, 10, "a list may begin after tile 0: k_tile, j and v_tile all start at index's number · BLOCK_N")
-    yield rows(1, 1, 96, 96, 47, "the mixed tiles stand at the start of a row of index, and the whole ones at its end")
+    yield rows(1, 1, 96, 96, 47, "mixed tiles at a row's start, whole ones at its end: both add to one m, l and acc")
     yield rows(1, 1, 32, 64, 20, "S_q and S_k may differ")
     yield rows(1, 1, 32, 64, 10, "BLOCK_M and BLOCK_N may differ", blocks=(16, 32))
     yield rows(2, 2, 32, 32, 5, f"all heads and batch entries share the lists: {lists}")

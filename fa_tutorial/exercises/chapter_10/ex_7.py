@@ -57,7 +57,7 @@ CONDITIONS = {"hidden": "a pair may be hidden, and a row may see no key or keep 
 
 
 FIRST = {
-    "ds": "ds is the gradient by the scores: where a pair is dropped, z is 0, but its p took part in the softmax",
+    "ds": "ds is p (dp − delta), where dp holds all of z, and p takes part even where z is 0",
     "dv": "o = (z ∘ p) v, and dv is its gradient by v",
     "dsink": "dsink is the gradient by the sink, which takes part in the softmax as a key does whose value is 0",
 }

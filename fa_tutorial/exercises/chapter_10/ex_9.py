@@ -66,7 +66,7 @@ def inputs():
         on = on or f"programs of {', '.join(map(str, tiles))} tiles, {slots} slots, start = {start}, tile = {tile}"
         return case(tiles, slots, start, tile, on=on, otherwise=otherwise, **options)
 
-    yield queue([3, 1], 2, 1.0, 2.0, "a program takes start + n · tile")
+    yield queue([3, 1], 2, 1.0, 2.0, "a program keeps its own slot, and no other, for start + n · tile")
     yield queue([3, 1, 1], 2, 1.0, 2.0, "the third program takes the slot that falls idle first, and has a start of its own")
     yield queue([1, 2, 3, 1, 2, 2, 1, 5], 4, 0.5, 1.0, "the programs start in the list's order, each in the slot that falls idle first")
     yield queue([2, 0, 0], 2, 1.0, 2.0, "a program of 0 tiles has its start, too")
