@@ -67,27 +67,29 @@ def row(provider: str, S: int, B: int = 1, kernel: str = "decode", **more: Any) 
 
 
 def two_limits(
-    points: list[tuple[int, float]], larger: dict[int, tuple[int, float]], pull: float, copy: float, sms: int = 132
+    points: dict[int, tuple[int, float]], larger: dict[int, tuple[int, float]], pull: float, copy: float, sms: int = 132
 ) -> Figure:
     """GB/s by the number of programs, beside what the SMs pull and what the memory gives.
 
-    points: (programs, GB/s) of one sequence, B = 1; larger: the same of several, by B. pull: GB/s of an SM with a
-    program. copy: GB/s of a copy.
+    points: (programs, GB/s) of one sequence, B = 1, by splits; larger: the same of several, by B. pull: GB/s of an SM
+    with a program. copy: GB/s of a copy.
     """
     figure, ax = plt.subplots(figsize=(8, 3.4), layout="constrained")
     look = {"textcoords": "offset points", "va": "center"}
     ax.loglog([8, sms, 600], [8 * pull, sms * pull, sms * pull], "--", color=COLOURS["vermilion"])
-    ax.annotate(f"the SMs, at {pull:.0f} GB/s each", (20, 20 * pull), (12, -14), color=COLOURS["vermilion"], **look)
+    ax.annotate(f"the SMs, at {pull:.0f} GB/s each", (32, 430), (0, 0), color=COLOURS["vermilion"], **look)
     ax.axhline(copy, linestyle=":", color="black")
     ax.annotate("the memory, at a copy's rate", (8, copy), (0, 9), **look)
-    ax.loglog(*zip(*points, strict=True), "o", color=COLOURS["blue"])
-    ax.annotate("B = 1", points[-1], (9, -4), color=COLOURS["blue"], **look)
+    ax.loglog(*zip(*points.values(), strict=True), "o", color=COLOURS["blue"])
+    for splits, place in points.items():
+        name = f"{splits} splits" if splits > 1 else "B = 1, 1 split"
+        ax.annotate(name, place, (9, -8), color=COLOURS["blue"], **look)
     ax.loglog(*zip(*larger.values(), strict=True), "^", color=COLOURS["green"], markersize=8)
     for B, place in larger.items():
         ax.annotate(f"B = {B}", place, (0, 13), color=COLOURS["green"], ha="center", **look)
     ax.axvline(sms, color=GREY, linewidth=1)
-    ax.annotate(f"{sms} SMs", (sms, 230), (-5, 0), ha="right", **look)
-    ax.set(xlabel="programs", ylabel="GB/s", ylim=(200, 9000))
+    ax.annotate(f"{sms} SMs", (sms, 190), (-5, 0), ha="right", **look)
+    ax.set(xlabel="programs", ylabel="GB/s", ylim=(150, 9000))
     ax.set_xticks([8, 16, 32, 64, 128, 256, 512], ["8", "16", "32", "64", "128", "256", "512"])
     ax.set_yticks([250, 500, 1000, 2000, 4000], ["250", "500", "1,000", "2,000", "4,000"])
     ax.minorticks_off()

@@ -8,43 +8,44 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.drawing import BODY, HEAD, MASKED, arrow, box, canvas, grid, image, legend, number, outline, write
+from draw.drawing import BODY, HEAD, MASKED, arrow, box, canvas, image, legend, number, outline, write
 from fa_tutorial import softmax
+from fa_tutorial.bench.chapter_11 import row as stored
 from fa_tutorial.figures import COLOURS
 from fa_tutorial.forward import CONFIGS
 
-# ---------------------------------------------------------------- a busy card
+# ---------------------------------------------------------------- the SMs' time
 
-SMS, COLUMNS, SIDE = 132, 12, 0.215
-# (title, programs, what they are)
-BUSY = (
-    ("8 programs", 8, "one per key head"),
-    ("64 programs", 64, "one per query head, or 8 splits"),
-    ("256 programs", 256, "32 splits per key head"),
+SMS, KEY_HEADS = 132, 8
+STEPS = (
+    ("chapter 5: 64 programs of 512 tiles", 64, stored("basic", 32_768)),
+    ("a shared tile: 8 programs of 512 tiles", 8, stored("decode", 32_768, kernel="splits", splits=1)),
+    ("8 splits: 64 programs of 64 tiles", 64, stored("decode", 32_768, kernel="splits", splits=8)),
+    ("16 splits: 128 programs of 32 tiles", 128, stored("decode", 32_768, kernel="splits", splits=16)),
 )
 
 
-@image("11_busy_card.png")
-def draw_busy_card() -> Figure:
-    """The 132 SMs of an H200, and those with a program: one per key head; one per query head, or 8 splits; and 32 splits."""
-    figure, ax = canvas(4.1)
-    for column, (title, programs, which) in enumerate(BUSY):
-        x = 0.2 + column * 2.95
-
-        def look(row: int, col: int, programs: int = programs) -> dict:
-            sm = row * COLUMNS + col
-            here = (sm < programs) + (sm + SMS < programs)  # the second round puts two on an SM
-            return {} if not here else {"colour": "orange", "share": 0.35 if here == 1 else 0.8, "text": f"{here}", "size": 9}
-
-        write(ax, x, 0.25, title, HEAD, ha="left", weight="bold")
-        write(ax, x, 0.55, which, ha="left")
-        grid(ax, x, 0.75, SMS // COLUMNS, COLUMNS, SIDE, look)
-        busy = min(programs, SMS)
-        write(ax, x, 3.35, f"{busy} of {SMS} SMs busy: {busy / SMS:.0%}", ha="left", weight="bold")
-    legend(ax, 3.8, (
-        (0.2, {}, "an SM without a program"),
-        (3.15, {"colour": "orange", "share": 0.35, "text": "1", "size": 9}, "one program"),
-        (6.1, {"colour": "orange", "share": 0.8, "text": "2", "size": 9}, "two programs"),
+@image("11_time_of_the_sms.png")
+def draw_time_of_the_sms() -> Figure:
+    """The SMs that work in a step of one sequence, and for how long, in four ways to share it out."""
+    figure, ax = canvas(5.6)
+    left, unit, sm = 1.0, 0.0125, 0.8 / SMS  # inches a µs, and an SM
+    for place, (title, busy, found) in enumerate(STEPS):
+        top, us, seen = 0.5 + place * 1.17, found["us"], KEY_HEADS if place == 0 else busy
+        write(ax, left, top - 0.2, f"{title}, {us:.0f} µs", BODY, ha="left", weight="bold")
+        write(ax, left - 0.1, top + 0.4, f"{SMS} SMs", ha="right")
+        box(ax, left, top, us * unit, SMS * sm)
+        if busy > seen:
+            box(ax, left, top + seen * sm, us * unit, (busy - seen) * sm, colour="orange", share=0.3, hatch=MASKED)
+        box(ax, left, top, us * unit, seen * sm, colour="orange", share=0.9)
+        x = left + (0.12 if busy == KEY_HEADS else us * unit + 0.12)  # where there is room
+        write(ax, x, top + 0.4, f"{busy} SMs · {us:.0f} µs = {busy * us / 1000:.1f} ms", ha="left")
+    for us in range(0, 601, 100):
+        write(ax, left + us * unit, 4.98, f"{us} µs" if us == 0 else f"{us}", 10)
+    legend(ax, 5.35, (
+        (0.15, {"colour": "orange", "share": 0.9}, "each key, once"),
+        (2.4, {"colour": "orange", "share": 0.3, "hatch": MASKED}, "the same keys, for seven more heads"),
+        (6.7, {}, "an SM does nothing"),
     ))  # fmt: skip
     return figure
 

@@ -1,4 +1,4 @@
-"""Right answers to chapter 11 in other words: a step's time by its slowest part, a merge kernel by loop over parts, a split by tiles, pages
+"""Right answers to chapter 11 in other words: a step's time by its slowest part, a merge kernel by loop over parts, and by (11.2), a split by tiles, pages
 by tl.where."""
 
 from edits import edit
@@ -30,6 +30,21 @@ def merge_in_a_loop(o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, splits, D,
     tl.store(lse_ptr + row, largest + tl.log(total))
 
 
+@triton.jit
+def merge_two_by_two(o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, splits, D, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr):
+    row, offs_d = tl.program_id(0), tl.arange(0, BLOCK_D)
+    acc, lse = tl.zeros((BLOCK_D,), tl.float32), -float("inf")
+    for split in range(splits):
+        part = tl.load(lse_parts_ptr + split * rows + row)
+        largest = tl.maximum(lse, part)
+        merged = largest + tl.log(tl.exp(lse - largest) + tl.exp(part - largest))
+        v = tl.load(o_parts_ptr + (split * rows + row) * D + offs_d, mask=offs_d < D, other=0.0)
+        if part > -float("inf"):
+            acc, lse = acc * tl.exp(lse - merged) + v * tl.exp(part - merged), merged
+    tl.store(o_ptr + row * D + offs_d, acc, mask=offs_d < D)
+    tl.store(lse_ptr + row, lse)
+
+
 def splits_without_empty_parts(n, tiles, sms):
     """By the length of a part, without the splits that get no keys."""
     rows = {}
@@ -52,6 +67,9 @@ RIGHT_ANSWERS = (
     ("11.6", window_part_by_tiles),
     ("11.1", step_us_by_the_slower_limit),
     ("11.2", merge_in_a_loop),
+    ("11.2", merge_two_by_two),  # by (1.13)
+    edit("11.2", "by (11.2)", ("    p = tl.exp(s - m)\n    l = tl.sum(p, axis=0)\n", "    lse = m + tl.log(tl.sum(tl.exp(s - m), axis=0))\n    p = tl.exp(s - lse)\n"),
+         (" / l, mask", ", mask"), ("m + tl.log(l)", "lse")),
     edit("11.3", "by tiles, empty parts by tl.where",
          ("tl.minimum((split + 1) * part, S)", "tl.minimum(split * part + part, tl.cdiv(S, BLOCK_N) * BLOCK_N)"),
          ("acc / l_or_one[:, None]", "tl.where(l[:, None] == 0.0, 0.0, acc / l_or_one[:, None])"),

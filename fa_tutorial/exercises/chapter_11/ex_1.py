@@ -21,6 +21,8 @@ MISTAKES = {
     "a number has 4 bytes: fp16 has 2": (BYTES, "8 * B * H_k * S * D"),
     "q and o are counted too: leave them out": (BYTES, f"{BYTES} + 4 * B * H_q * D"),
     "there is a program for each query head: one program takes all queries of a key head": (PROGRAMS, "B * H_q * splits"),
+    "keys are counted, and programs started, once per query head: each of the H_k key heads is read once, by one program a part": [
+        (BYTES, "4 * B * H_q * S * D"), (PROGRAMS, "B * H_q * splits")],
     "the splits are left out: each key head of each sequence has that many programs": (PROGRAMS, "B * H_k"),
     "the sequences are counted once: each of the B brings its own cache, and its own programs": [("4 * B", "4"), (PROGRAMS, "H_k * splits")],
     "more SMs are busy than there are: at most sms": (BUSY, PROGRAMS),

@@ -69,6 +69,9 @@ MISTAKES = {
     f"the rows of the tile are taken for tokens: {TOKEN}": (SEEN, "S - rows + offs_m"),
     "the tile of q ends at S_q: it has `rows` rows, S_q for each query head of the group": (
         "load_tile(q, b, h_k, 0, rows", "load_tile(q, b, h_k, 0, S_q"),
+    "the tile of q begins at the part's first key: every part has the same rows of q, from row 0 on": (
+        "load_tile(q, b, h_k, 0,", "load_tile(q, b, h_k, start,"),
+    "o is stored up to row S_q: it has `rows` rows, S_q for each query head of the group": ("split, batch_head, 0, rows", "split, batch_head, 0, S_q"),
     "the scores aren't scaled: attend gets scale": ("last_seen, S, D, scale,", "last_seen, S, D, 1.0,"),
     f"the row is taken for the token: {TOKEN}": (SEEN, "S - S_q + offs_m"),
     f"the mask starts at key 0: {TOKEN}": (SEEN, "offs_m % S_q"),

@@ -27,7 +27,7 @@ MISTAKES = {
     "the most splits within 5 % of the best are taken: each costs something, so take the fewest": (CHOSEN, CHOSEN.replace("next(", "max(")),
     "two programs of an SM count as one: it computes the tiles of both": (PROGRAMS, "math.ceil(n * splits / (2 * sms))"),
     "an SM's programs are left out: it computes the tiles of all of them": (f" * {PROGRAMS}", ""),
-    "the busiest SM has ceil(n · splits / sms) programs: round up that quotient": (PROGRAMS, "(n * splits / sms)"),
+    "the parts are rounded up to whole tiles, and so is the number of programs of an SM: round up both quotients, then multiply": (PROGRAMS, "(n * splits / sms)"),
     "the parts are not rounded up: they are whole tiles": (PART, "(tiles / splits)"),
     "a split may have a single tile: tiles / splits is at least 4": (POSSIBLE, "range(1, tiles + 1)"),
     "tiles / splits is below 4: at most tiles // 4 splits have 4 tiles each": (POSSIBLE, "range(1, math.ceil(tiles / 4) + 1)"),

@@ -118,7 +118,7 @@ def inputs():
         return case(q, k, v, table.int(), torch.tensor(lengths).int(), *sizes, on=on, otherwise=otherwise, stray=stray, **options)
 
     behind = "key n is row n % 16 of page table[b, n // 16]; here a page is one tile, so each tile starts at its page's row 0"
-    yield paged((32,), 1, 16, 1, behind)
+    yield paged((32,), 1, 16, 2, behind)
     yield paged(
         (40,),
         1,
