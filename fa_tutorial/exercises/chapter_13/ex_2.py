@@ -25,9 +25,7 @@ def ring_rank(q, k, v, ranks):
 STEP, YIELD = "for _ in range(1, ranks):", "        k, v = yield k, v\n"
 JOIN, FIRST = "o, lse = join(o, lse, *attend(q, k, v))", "    o, lse = attend(q, k, v)\n"
 MISTAKES = {
-    "k and v are passed on once more than needed: after ranks − 1 steps every rank has seen every key": ("    return", "    yield k, v\n    return"),
     "one step too many: after `ranks` steps a rank meets its own keys again": (STEP, "for _ in range(ranks):"),
-    "that takes 4 ranks, whatever `ranks` is": (STEP, "for _ in range(1, 4):"),
     "one step is missing: each rank has to see the keys of all ranks": (STEP, "for _ in range(2, ranks):"),
     "what comes is thrown away, and its own keys are used again: take what yield gives": (YIELD, "        yield k, v\n"),
     "its own keys are sent in each step, so it only ever sees its neighbour's: pass on what came": [
@@ -35,34 +33,12 @@ MISTAKES = {
     "only the last part is left: each part joins what is there": (JOIN, "o, lse = attend(q, k, v)"),
     "the parts are added up: each is divided by its own sum already, so join them by their lse": (
         JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"),
-    "the parts are averaged, as if all had the same share: join them by their lse": [
-        (JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"), ("    return o, lse", "    return o / ranks, lse")],
-    "the parts are averaged one by one, as if each had half the share: join them by their lse": (
-        JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = (o + part) / 2, torch.logaddexp(lse, lse_part)"),
-    "the exponentials of large lse overflow: subtract the new lse before the exponential, as join does": (
-        JOIN, "part, lse_part = attend(q, k, v)\n        both = (lse.exp() + lse_part.exp()).log()\n"
-        "        o, lse = (lse.exp()[..., None] * o + lse_part.exp()[..., None] * part) / both.exp()[..., None], both"),
-    "lse is overwritten before o is weighted by it: weight o by the old lse, minus the new one": (
-        JOIN, "part, lse_part = attend(q, k, v)\n        lse = torch.logaddexp(lse, lse_part)\n        o = o + torch.exp(lse_part - lse)[..., None] * part"),
     "its own keys are left out": (FIRST, "    o, lse = torch.zeros_like(q), torch.full(q.shape[:3], -torch.inf, dtype=q.dtype)\n"),
     "its own keys count twice: pass them on first, then attend to what comes": (
         YIELD + "        o, lse = join(o, lse, *attend(q, k, v))", "        o, lse = join(o, lse, *attend(q, k, v))\n        k, v = yield k, v"),
-    "lse isn't carried on: the next part needs that of all keys so far": (JOIN, "o, _ = join(o, lse, *attend(q, k, v))"),
-    "each part joins the lse of step 0, and not that of all keys so far: carry the new lse on": [
-        (FIRST, f"{FIRST}    both = lse\n"), (JOIN, JOIN.replace("o, lse =", "o, both =")), ("return o, lse", "return o, both")],
-    "a causal mask hides keys here, and this attention has none": (FIRST, FIRST.replace("k, v)", "k, v, True)")),
-    "a visiting shard gets a causal mask, and this attention has none": (JOIN, JOIN.replace("k, v)", "k, v, True)")),
-    "causal masks hide keys here, and this attention has none": [
-        (FIRST, FIRST.replace("k, v)", "k, v, True)")), (JOIN, JOIN.replace("k, v)", "k, v, True)"))],
-    "the running o is rounded to q's dtype in each step, so errors of all steps add up: keep it as wide as join returns it": (
-        JOIN, f"{JOIN}\n        o = o.to(q.dtype)"),
     "two yields are two steps: k and v travel in one, k, v = yield k, v": (YIELD, "        k = yield k\n        v = yield v\n"),
-    "each part joins the own keys' o and lse alone: it joins all that came before": [
-        (FIRST, f"{FIRST}    own = o, lse\n"), (JOIN, "o, lse = join(*own, *attend(q, k, v))")],
-    "k travels without its v, so a visitor's keys weigh this rank's own values: send both": (YIELD, "        k = yield k\n"),
     "o = 0 with lse = 0 counts as one more key, of score 0: before any key lse is −∞": (
         FIRST, f"{FIRST}    o, lse = join(torch.zeros_like(o), torch.zeros_like(lse), o, lse)\n"),
-    "k and v arrive as each other": (YIELD, "        v, k = yield k, v\n"),
 }  # fmt: skip
 
 
@@ -97,7 +73,7 @@ def adapt(answer, q, k, v, ranks):
 
 
 RULES = {
-    "o": "a shard's keys give a part, and each part joins the running o by (13.2)",
+    "o": "a shard's k and v, unmasked, give a part, which joins the running o by (13.2)",
     "lse": "lse is that of all keys so far: each part's lse joins it by (13.2)",
     "sends": "ranks − 1 times what came last is passed on",
 }

@@ -20,9 +20,6 @@ RESULT = "H_k * itemsize * flops / (H_q * bandwidth)"
 MISTAKES = {
     "that is half of it: count only the pairs that are seen, half of all, and both k and v": (RESULT, f"{RESULT} / 2"),
     "that is twice as much: a pair takes part in two matmuls, a multiply-add is 2 FLOPs, and k and v leave once": (RESULT, f"2 * {RESULT}"),
-    "that is a quarter of it: half of the pairs are seen, a pair takes 4 FLOPs, and both k and v are sent": (RESULT, f"{RESULT} / 4"),
-    "that is four times as much: half of the pairs are seen, a pair takes 4 FLOPs, and k and v leave once": (RESULT, f"4 * {RESULT}"),
-    "that is three times as much: a step sends k and v, once": (RESULT, f"3 * {RESULT}"),
     "flops and bandwidth are exchanged: a faster GPU needs a longer shard, a faster link a shorter one": (
         RESULT, "H_k * itemsize * bandwidth / (H_q * flops)"),
     "the heads of k and v are H_k: grouped-query attention sends less": (RESULT, "itemsize * flops / bandwidth"),
@@ -32,7 +29,6 @@ MISTAKES = {
     "that is one over the number of tokens": (RESULT, "(H_q * bandwidth) / (H_k * itemsize * flops)"),
     "D cancels: both the FLOPs and the bytes are proportional to it": (RESULT, f"{RESULT} / D"),
     "the bandwidth is in bytes a second, not in bits": (RESULT, f"8 * {RESULT}"),
-    "q travels as well there: only k and v do": (RESULT, "(2 * H_k + H_q) * itemsize * flops / (2 * H_q * bandwidth)"),
 }  # fmt: skip
 
 

@@ -32,75 +32,23 @@ YIELD, HOME, TILE = (
 OWN_LSE, OWN_O = "played.attend(q, k, v)[1]", "played.attend(q, k, v)[0]"
 MISTAKES = {
     "the gradients stop one rank before home: after ranks − 1 steps a rank holds those of the rank after it, so they need one step more": (HOME, ""),
-    "k and v travel home as well, where nobody needs them: the last step is for dk and dv alone": (HOME, HOME.replace("dk, dv = yield dk, dv", "_, _, dk, dv = yield k, v, dk, dv")),
-    "k and v travel home as well, where nobody needs them, and with one rank nothing travels": (
-        HOME, "    _, _, dk, dv = yield k, v, dk, dv\n"),
-    "dk and dv go too far: after the last pair they are one step from home, whatever `ranks` is": (HOME, HOME.replace("if ranks > 1:", "for _ in range(ranks - 1):")),
-    "the gradients go around once more than they need: after ranks steps they are home": (HOME, HOME.replace("if ranks > 1:", "for _ in range((ranks + 1) * (ranks > 1)):")),
     "dk and dv stay here while the keys travel, so that gradients of different keys are added up: they travel with their keys": [
         (YIELD, "k, v = yield k, v"), (HOME, "")],
     "the part's own o and lse give weights that add up to 1 over this shard alone: take the whole row's": (
         TILE, f"attention_backward(q, k, v, {OWN_O}, do, {OWN_LSE})", 2),
     "the part's own lse gives weights that add up to 1 over this shard alone: take the whole row's": (
         TILE, f"attention_backward(q, k, v, o, do, {OWN_LSE})", 2),
-    "the part's own o gives a delta of this shard alone: take the whole row's": (TILE, f"attention_backward(q, k, v, {OWN_O}, do, lse)", 2),
-    "a visiting shard's own o and lse give weights that add up to 1 over this shard alone: take the whole row's": (
-        f"dq_part, dk_part, dv_part = {TILE}", f"dq_part, dk_part, dv_part = attention_backward(q, k, v, {OWN_O}, do, {OWN_LSE})"),
-    "a visiting shard's own lse gives weights that add up to 1 over this shard alone: take the whole row's": (
-        f"dq_part, dk_part, dv_part = {TILE}", f"dq_part, dk_part, dv_part = attention_backward(q, k, v, o, do, {OWN_LSE})"),
-    "a visiting shard's own o gives a delta of this shard alone: take the whole row's": (
-        f"dq_part, dk_part, dv_part = {TILE}", f"dq_part, dk_part, dv_part = attention_backward(q, k, v, {OWN_O}, do, lse)"),
     "o and do are exchanged: attention_backward takes o first": (TILE, "attention_backward(q, k, v, do, o, lse)", 2),
     "its own pair is left out": (f"dq, dk, dv = {TILE}\n", "dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))\n"),
-    "a visitor's parts are divided by the number of ranks: the parts of one gradient add up": (
-        "dq + dq_part, dk + dk_part, dv + dv_part", "dq + dq_part / ranks, dk + dk_part / ranks, dv + dv_part / ranks"),
-    "a rank's own pair is counted twice, in dq, dk and dv: begin from zero, or from its own pair and go on with what comes": (
-        f"dq, dk, dv = {TILE}\n", f"dq, dk, dv = (2 * x for x in {TILE})\n"),
     "its own pair is counted twice, and the last pair never: pass on first, then take the gradients of what came": (
         f"        {YIELD}\n        dq_part, dk_part, dv_part = {TILE}\n        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part\n",
         f"        dq_part, dk_part, dv_part = {TILE}\n        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part\n        {YIELD}\n"),
     "dk and dv leave only after the next pair has joined, so that gradients of different keys are added up: they leave with their keys": [
         (YIELD, "k, v = yield k, v"), ("dv + dv_part\n", "dv + dv_part\n        dk, dv = yield dk, dv\n"), (HOME, "")],
-    "a rank's own pair is counted twice, in dk and dv: begin from zero, or from its own pair and go on with what comes": (
-        f"dq, dk, dv = {TILE}\n", f"dq, dk, dv = {TILE}\n    dk, dv = 2 * dk, 2 * dv\n"),
-    "dq travels away with the keys: q stays, and so does dq": [
-        (YIELD, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"), (HOME, HOME.replace("dk, dv", "dq, dk, dv"))],
-    "dq travels away with the keys, and doesn't come home: q stays, and so does dq": (YIELD, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"),
-    "with one rank dk and dv are home already: nothing is sent": (HOME, HOME.replace("if ranks > 1:\n        ", "")),
-    "dk and dv are exchanged in the last step: yield gives them in the order in which they were sent": (HOME, HOME.replace("dk, dv =", "dv, dk =")),
     "dk and dv are overwritten in each step: add to what the earlier ranks have put in": (
         "dq + dq_part, dk + dk_part, dv + dv_part", "dq + dq_part, dk_part, dv_part"),
-    "dk and dv are overwritten in each step, and stay here: they travel with their keys, and each rank adds its part": [
-        (YIELD, "k, v = yield k, v"), ("dq + dq_part, dk + dk_part, dv + dv_part", "dq + dq_part, dk_part, dv_part"), (HOME, "")],
-    "a visitor's parts of dk and dv are lost: add them to the dk and dv that came with its keys": (
-        "dq + dq_part, dk + dk_part, dv + dv_part", "dq + dq_part, dk, dv"),
-    "a visitor's parts of dk and dv are lost: dk and dv travel with their keys, and each rank adds its part": [
-        (YIELD, "k, v = yield k, v"), ("dq + dq_part, dk + dk_part, dv + dv_part", "dq + dq_part, dk, dv"), (HOME, "")],
-    "dq is overwritten in each step: add up what all shards give": ("dq + dq_part, dk + dk_part", "dq_part, dk + dk_part"),
     "only the rank's own keys are used: take what yield gives": (YIELD, "yield k, v, dk, dv"),
-    "the keys that come are thrown away, and its own are used again: take k and v from yield": (YIELD, "_, _, dk, dv = yield k, v, dk, dv"),
-    "k and v are never sent, so each rank sees its own keys alone": (YIELD, "dk, dv = yield dk, dv"),
-    "a pair's dk and dv are added after its keys have left, so to the gradients of other keys: add, and then pass on": [
-        (f"    dq, dk, dv = {TILE}\n", "    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))\n"), ("range(1, ranks)", "range(1, ranks + 1)"),
-        (f"        {YIELD}\n        dq_part, dk_part, dv_part = {TILE}\n",
-         f"        dq_part, dk_part, dv_part = {TILE}\n        if ranks > 1:\n            k, v, dk, dv = (yield k, v, dk, dv) if _ < ranks else (k, v, *(yield dk, dv))\n"),
-        (HOME, "")],
-    "all pairs but the last add their dk and dv after the keys have left, so to the gradients of other keys: add, and then pass on": [
-        (f"    dq, dk, dv = {TILE}\n", "    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))\n"),
-        (f"        {YIELD}\n        dq_part, dk_part, dv_part = {TILE}\n", f"        dq_part, dk_part, dv_part = {TILE}\n        {YIELD}\n"),
-        (HOME, f"    dq, dk, dv = (x + part for x, part in zip((dq, dk, dv), {TILE}, strict=True))\n{HOME}")],
     "the gradients are returned in the order dk, dv, dq: return dq, dk, dv": ("return dq, dk, dv", "return dk, dv, dq"),
-    "dk and dv are averaged: the parts of one gradient add up": ("dk + dk_part, dv + dv_part", "(dk + dk_part) / 2, (dv + dv_part) / 2"),
-    "a visiting shard joins lse once more: the lse of the forward is the whole row's already": (
-        YIELD, f"{YIELD}\n        lse = torch.logaddexp(lse, {OWN_LSE})"),
-    "dq is averaged: the parts of one gradient add up": ("return dq, dk, dv", "return dq / ranks, dk, dv"),
-    "all three gradients are divided by the number of ranks: the parts of one gradient add up": (
-        "return dq, dk, dv", "return dq / ranks, dk / ranks, dv / ranks"),
-    "the gradients are averaged: the parts of one gradient add up": (
-        "dq + dq_part, dk + dk_part, dv + dv_part", "(dq + dq_part) / 2, (dk + dk_part) / 2, (dv + dv_part) / 2"),
-    "dk and dv arrive as each other": (YIELD, "k, v, dv, dk = yield k, v, dk, dv"),
-    "dk and dv are rounded to 16 bits in each step, so errors of all ranks add up: keep the running gradients as wide as they come": (
-        YIELD, f"{YIELD}\n        dk, dv = dk.bfloat16().to(k.dtype), dv.bfloat16().to(v.dtype)"),
 }  # fmt: skip
 
 
@@ -159,8 +107,8 @@ def refused(answer):
 
 RULES = {
     "dq": "dq stays, and adds up the parts of all keys, unrounded, each from the whole row's o and lse",
-    "dk": "dk travels with its keys, adds up the parts of all ranks, unrounded, and ends on the rank where it began",
-    "dv": "dv travels with its keys, adds up the parts of all ranks, unrounded, and ends on the rank where it began",
+    "dk": "dk travels with its keys, adds up the parts of all ranks, unrounded, and comes home as dk",
+    "dv": "dv travels with its keys, adds up the parts of all ranks, unrounded, and comes home as dv",
     "tensors sent": "k and v travel ranks − 1 times, dk and dv ranks times at most",
 }
 

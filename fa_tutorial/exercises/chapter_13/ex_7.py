@@ -38,14 +38,9 @@ MISTAKES = {
     "the first k and v leave only after their tile: they are there before it, so start them first": (FIRST, "    dkv = tile(kv)\n    passing = start(kv)\n"),
     "a visitor's k and v leave only after their tile: they are there before it, so start them first": [(PASS, ""), (TILE, f"{TILE}\n{PASS.rstrip()}")],
     "its own k and v are sent in each step: pass on what came": [("    passing = start(kv)\n    dkv", "    own, passing = kv, start(kv)\n    dkv"), (PASS, PASS.replace("kv", "own"))],
-    "k and v are waited for right after their start: wait for them after the tile": [
-        ("passing = start(kv)\n    dkv", "passing = start(kv)\n    passing.wait()\n    dkv"), (PASS, f"{PASS}            passing.wait()\n")],
-    "its own tile is computed twice: a rank computes `ranks` tiles": (FIRST, f"{FIRST}    dkv = tile(kv)\n"),
     "the gradients stop one rank before home: send dk and dv once more at the end": (LAST, "return dkv"),
-    "k and v travel home as well, where nobody needs them": ("if step < ranks - 1:", "if step < ranks:"),
     "the gradients that come are those of the keys that are here now: add this tile's part to them": (TILE, "home.wait(); dkv = tile(kv)"),
     "this tile's part is added before the others come: dk and dv leave, and then are lost": (TILE, "dkv = dkv + tile(kv); home.wait()"),
-    "dk and dv leave with this tile's keys missing: start them after their own tile is added": (TILE, "tile(kv); dkv = home.wait()"),
 }  # fmt: skip
 
 
