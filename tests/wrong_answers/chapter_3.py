@@ -69,7 +69,7 @@ WRONG_ANSWERS = (
     edit("3.2", "stored in every step", ("    c_ptrs = c_ptr + ", "        c_ptrs = c_ptr + "), ("    tl.store(", "        tl.store("),
          told="stored more than once: store acc once, after the loop along K", gpu=None),
     edit("3.3", "acc at 2 bytes", ("acc = block_m * block_n * 4", "acc = block_m * block_n * 2"),
-         told="acc gets twice its room: each of its numbers takes 4 bytes"),
+         told="acc has block_m · block_n float32 numbers, which may take at most half of the registers"),
     edit("3.3", "a stage too many", ("num_stages * block_k", "(num_stages + 1) * block_k"), told="is its room counted too large"),
     ("3.3", tile_by_max_of_half, "by your count no tile fits, and one does"),
     edit("3.3", "a and b in registers", ("acc <= registers / 2", "acc + buffers <= registers / 2"), told="a's and b's tiles aren't in them"),
@@ -78,7 +78,7 @@ WRONG_ANSWERS = (
     edit("3.3", "bytes per FLOP, the smallest", (RATE, f"-{RATE}"), ("None, 0.0", "None, -1e9"),
          told="both fit: the larger does more FLOPs per byte"),
     edit("3.3", "rounded down, the last of equals", (RATE, RATE.replace(" / ", " // ")), ("> most", ">= most"), told="compare FLOPs per byte"),
-    *(edit("3.3", f"{quotient} is compared", (RATE, quotient), told="are rounded here")
+    *(edit("3.3", f"{quotient} is compared", (RATE, quotient), told="and don't round them")
       for quotient in ("2 * block_m * block_n // (block_m + block_n)", "round(block_m * block_n / (block_m + block_n))")),
     edit("3.3", "shared memory for c's tile", ("block_k * (block_m + block_n)", "block_m * block_n"),
          told="shared memory holds num_stages tiles of a, block_m × block_k, and as many of b"),
