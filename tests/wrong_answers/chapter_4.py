@@ -61,7 +61,7 @@ WRONG_ANSWERS = (
     edit("4.4", "tiles of the first row", OF_A_ROW, told="four tiles: query i sees keys 0 … i"),
     edit("4.4", "offset twice, by hand", ("torch.arange(rows.start, rows.stop)[:, None]", ("torch.arange(rows.start, rows.stop)[:, None] "
                                                                                           "+ S_k - S_q")),
-         told="S_k − S_q is added to i twice"),
+         told="S_q < S_k: query i sees keys 0 … i + S_k − S_q"),
     edit("4.4", "skips nothing", ("range(end)", "range(math.ceil(S_k / block_n))"),
          told="one edge is left: the result is right, but tiles are computed that no row of their block sees"),
     edit("4.4", "lse unwritten", ("lse[:, :, rows] = m + torch.log(l)", "pass"), told="lse = m + log l"),

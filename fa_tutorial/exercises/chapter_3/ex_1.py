@@ -24,28 +24,14 @@ def blocked_matmul(a, b, block_m, block_n, block_k):
 
 
 ZEROS = "            acc = torch.zeros(tile.shape, dtype=torch.float32, device=a.device)\n"
-ROWS, COLUMNS, STEPS = "range(0, M, block_m)", "range(0, N, block_n)", "range(0, K, block_k)"
-ALL = "torch.zeros((block_m, block_n), dtype=torch.float32)"
 MISTAKES = {
     "each step along K overwrites the one before: add it": ("acc += a_tile", "acc = a_tile"),
     "the accumulator is set to 0 only once, before the first tile: it starts at 0 for each tile of c": [
-        (ZEROS, ""), ("    for m in", f"    acc = {ALL}\n    for m in")],
-    "the accumulator is set to 0 only once for a row of tiles: it starts at 0 for each tile of c": [
-        (ZEROS, ""), ("        for n in", f"        acc = {ALL}\n        for n in")],
+        (ZEROS, ""), ("    for m in", "    acc = torch.zeros((block_m, block_n))\n    for m in")],
     "a and b are multiplied element by element: multiply tiles with @": ("a_tile @ b_tile", "a_tile * b_tile"),
-    "the factors are swapped: a's tile comes first": ("a_tile @ b_tile", "b_tile @ a_tile"),
     "the bounds of the two loops are swapped: rows of tiles run to M, columns of tiles to N": [
-        (ROWS, "range(0, N, block_m)"), (COLUMNS, "range(0, M, block_n)")],
+        ("range(0, M, block_m)", "range(0, N, block_m)"), ("range(0, N, block_n)", "range(0, M, block_n)")],
     "columns are cut by block_m: a tile of c has block_n columns": ("n + block_n", "n + block_m"),
-    "b's tile has block_m columns here: it has block_n": ("b[k : k + block_k, n : n + block_n]", "b[k : k + block_k, n : n + block_m]"),
-    "a's tile has block_n rows here: it has block_m": ("a[m : m + block_m, k : k + block_k]", "a[m : m + block_n, k : k + block_k]"),
-    "a's tile has block_n rows and b's block_m columns here: it's the other way round": [
-        ("a[m : m + block_m, k : k + block_k]", "a[m : m + block_n, k : k + block_k]"),
-        ("b[k : k + block_k, n : n + block_n]", "b[k : k + block_k, n : n + block_m]")],
-    "a step takes block_n elements of K: it takes block_k": ("k + block_k", "k + block_n"),
-    "K's ragged last block is dropped: a block of K may be shorter": (STEPS, "range(0, K - block_k + 1, block_k)"),
-    "the ragged last tiles are never computed: a tile may be smaller": [
-        (ROWS, "range(0, M - block_m + 1, block_m)"), (COLUMNS, "range(0, N - block_n + 1, block_n)")],
     "the sum is rounded to a's dtype after every step: keep it in float32, and round once at the end": (ZEROS, ZEROS.replace("torch.float32", "a.dtype")),
     "the sum is kept in fp16, whatever a's dtype: the accumulator is float32": (ZEROS, ZEROS.replace("torch.float32", "torch.float16")),
     "each product is rounded to a's dtype before it is added: multiply float32 tiles, and add in float32": (".float()", ""),
@@ -92,13 +78,12 @@ def inputs():
     four = torch.arange(1.0, 9.0).view(2, 2, 2)
     yield case(*four, 2, 2, 2, on=on, otherwise="one tile of c is a @ b")
     yield digits(0, 2, 2, 6, (2, 2, 2), "a tile of c is the sum over all steps along K")
-    yield digits(1, 4, 6, 2, (2, 2, 2), "each tile of c is a sum of its own: that of its rows of a times its columns of b")
-    for seed, (M, N, blocks) in enumerate(
-        ((1, 4, (1, 2, 2)), (4, 1, (2, 1, 2)))
-    ):  # a tile that is cut too short still fits acc, by broadcasting
-        yield digits(9 + seed, M, N, 2, blocks, "rows are cut by block_m, columns by block_n")
+    yield digits(1, 4, 6, 2, (2, 2, 2), "each tile of c is a sum of its own, from 0 on: its rows of a times its columns of b")
+    cut = "rows are cut by block_m, columns by block_n, K by block_k"
+    for seed, (M, N, blocks) in enumerate(((1, 4, (1, 2, 2)), (4, 1, (2, 1, 2)))):  # too short a tile still fits acc, by broadcasting
+        yield digits(9 + seed, M, N, 2, blocks, cut)
     for seed, (sizes, blocks) in enumerate((((4, 6, 8), (2, 3, 4)), ((6, 4, 8), (3, 2, 4)), ((6, 8, 6), (3, 4, 2)))):
-        yield digits(2 + seed, *sizes, blocks, "rows are cut by block_m, columns by block_n, K by block_k")
+        yield digits(2 + seed, *sizes, blocks, cut)
     yield digits(6, 2, 2, 3, (2, 2, 2), "the last block of K may be shorter", "ragged")
     yield digits(7, 3, 5, 2, (2, 2, 2), "the last tiles may be smaller", "ragged")
     for sizes, blocks in (((1, 1, 1), (16, 16, 16)), ((15, 17, 16), (4, 8, 5)), ((33, 16, 70), (16, 32, 32))):

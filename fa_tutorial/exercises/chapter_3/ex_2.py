@@ -42,7 +42,6 @@ def matmul_kernel(
 
 
 TILE = "offs_{1}[:, None] * stride_{0}{2} + offs_{3}[None, :] * stride_{0}{4}".format
-MOVES = "        a_ptrs += step * stride_ak\n        b_ptrs += step * stride_bk\n"
 PLACE, DOT = "pid // tiles_n, pid % tiles_n", "acc = tl.dot(a, b, acc, "
 MISTAKES = {
     **{f"{x}'s strides are swapped: stride_{x}{r} leads to the next row of {x}, stride_{x}{c} to the next column": (
@@ -52,10 +51,7 @@ MISTAKES = {
     "each step along K overwrites the one before: add it to acc": (DOT, "acc = tl.dot(a, b, "),
     ("acc is added twice in each step: tl.dot(a, b, acc) has added it already, so acc = tl.dot(a, b, acc), not "
     "+="): (DOT, "acc += tl.dot(a, b, acc, "),
-    "a's and b's pointers stay where they are: every step reads K's first block again": (MOVES, ""),
     "tile_n is 0 in every program, as program_id(1) would be, for the grid has one axis": (PLACE, "pid, tl.program_id(1)"),
-    "// and % are swapped: program pid computes tile (pid // tiles_n, pid % tiles_n)": (
-        PLACE, "pid % tiles_n, pid // tiles_n"),
     "c's mask has M and N exchanged: its rows end at M, its columns at N": (
         "mask=mask_m & mask_n)", "mask=(offs_m[:, None] < N) & (offs_n[None, :] < M))"),
     "acc is rounded to bf16, whatever c's dtype: round it to c_ptr.dtype.element_ty": ("acc.to(c_ptr.dtype.element_ty)", "acc.to(tl.bfloat16)"),

@@ -20,27 +20,19 @@ def pick_tile(tiles, block_k, num_stages, itemsize, registers, shared_memory):
 
 RATE = "2 * block_m * block_n / ((block_m + block_n) * itemsize)"
 ACC, BUFFERS = "acc = block_m * block_n * 4", "buffers = num_stages * block_k * (block_m + block_n) * itemsize"
-HALF, SHARED = "acc <= registers / 2", "buffers <= shared_memory"
 MISTAKES = {
     "block_m and block_n are exchanged in what is returned": ("best, most = (block_m, block_n)", "best, most = (block_n, block_m)"),
     "the largest tile is taken: a long one reads more bytes for each FLOP than a square one": (RATE, "block_m * block_n"),
     "the tile that reads the fewest bytes is taken: count its FLOPs for each of these bytes": (
         RATE, "1 / (block_m + block_n)"),
-    "FLOPs per byte are rounded here, so that different tiles look equal: divide with /, and don't round": (RATE, RATE.replace(" / ", " // ")),
     "acc is counted with itemsize: it is float32 whatever the inputs are": (ACC, "acc = block_m * block_n * itemsize"),
     "acc's numbers are counted, and it takes 4 bytes for each": (ACC, "acc = block_m * block_n"),
-    "acc gets twice its room: each of its numbers takes 4 bytes, and all of them together at most half of the registers": (HALF, "acc <= registers"),
-    "acc is kept in shared memory here: it stays in registers": (SHARED, "acc + buffers <= shared_memory"),
-    "the registers do not limit acc here: it must fit into half of them": (f"{HALF} and ", ""),
-    "shared memory does not limit the tiles here: those of num_stages steps must fit": (f"{SHARED} and ", ""),
+    "acc is kept in shared memory here: it stays in registers": ("buffers <= shared", "acc + buffers <= shared"),
     "shared memory is counted by block_m · block_n, c's tile: a step takes a tile of a, block_m × block_k, and one of b, block_k × block_n": (
         BUFFERS, BUFFERS.replace("(block_m + block_n)", "block_m * block_n")),
     "shared memory is counted for one step, and it holds the tiles of num_stages steps": (
         BUFFERS, BUFFERS.replace("num_stages * ", "")),
-    "shared memory is counted for one element of K, and a step takes block_k of them": (
-        BUFFERS, BUFFERS.replace("block_k * ", "")),
     "shared memory is counted in numbers: multiply by itemsize": (BUFFERS, BUFFERS.replace(" * itemsize", "")),
-    "of two equal tiles the last is taken: take the first": ("> most", ">= most"),
 }  # fmt: skip
 
 

@@ -26,8 +26,6 @@ MISTAKES = {
     "within a band // and % are swapped: the row changes fastest": [("within % rows", "within / rows"), ("within // rows", "within % rows"), (" / ", " // ")],
     "this is row order: within a band the row changes fastest": (
         "return first_row + within % rows, within // rows", "return pid // tiles_n, pid % tiles_n"),
-    "each column runs down all of c: a band has only `group` rows of tiles": (
-        "return first_row + within % rows, within // rows", "return pid % tiles_m, pid // tiles_m"),
     "the band's first row is missing: every band starts at row 0": (ROW, "within % rows"),
     "the band's number is used as its first row: a band has `group` rows": ("band * group", "band"),
     "`rows` is the row where the band ends: subtract its first row": (ROWS, "rows = min(first_row + group, tiles_m)"),
@@ -36,10 +34,6 @@ MISTAKES = {
     "every band before the last is full: the place within the band is pid % (group · tiles_n)": [
         ("    within = pid % (group * tiles_n)\n", ""), (ROWS, f"{ROWS}\n    within = pid % (rows * tiles_n)\n    ")],
     f"{_LAST}: here it is counted with `group` rows": (ROWS, "rows = group"),
-    f"{_LAST}: tile_n is the place in the band divided by that number, not by `group`": ("within // rows", "within // group"),
-    f"{_LAST}: tile_m is that row plus the remainder by their number, not by `group`": ("within % rows", "within % group"),
-    f"{_LAST}: clamping tile_m to the last row computes one tile twice and another never": [
-        (ROWS, "rows = group"), (ROW, "min(first_row + within % rows, tiles_m - 1)")],
 }  # fmt: skip
 
 CONDITIONS = {"last_band": f"{_LAST}, when tiles_m is not a multiple of group", "large_group": "group may be larger than tiles_m"}

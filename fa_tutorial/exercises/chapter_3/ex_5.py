@@ -43,8 +43,7 @@ def scores_values_kernel(
     tl.store(o_ptrs, acc.to(o_ptr.dtype.element_ty), mask=mask_q)
 
 
-LIES = "{0}_ptr + offs_{1}[:, None] * stride_{0}{2} + offs_d[None, :] * stride_{0}{3}".format
-S, PV, KEYS = "s = scale * tl.dot(q, k_t, ", "acc = tl.dot(s.to(v.dtype), v, acc, ", "start + tl.arange(0, BLOCK_N)"
+S, PV = "s = scale * tl.dot(q, k_t, ", "acc = tl.dot(s.to(v.dtype), v, acc, "
 MISTAKES = {
     "q is multiplied by k, not by kᵀ: element (d, n) of kᵀ is element (n, d) of k": (
         "offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks", "offs_d[:, None] * stride_ks + offs_n[None, :] * stride_kd"),
@@ -52,16 +51,11 @@ MISTAKES = {
     "acc is rounded to fp16 in every step: it is float32": [
         ("zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)", "zeros((BLOCK_M, BLOCK_D), dtype=tl.float16)"),
         (PV, "acc += tl.dot(s.to(v.dtype), v, "), ('v, input_precision="ieee")', 'v, input_precision="ieee").to(tl.float16)')],
-    "s is rounded to fp16, whatever v's dtype: s.to(v.dtype)": (PV, PV.replace("s.to(v", "s.to(tl.float16).to(v")),
     **{f"o is rounded to {name}, whatever its dtype: round acc to o_ptr.dtype.element_ty": (
         "acc.to(o_ptr.dtype.element_ty)", f"acc.to(tl.{dtype})") for name, dtype in (("fp16", "float16"), ("bf16", "bfloat16"))},
-    **{f"{x}'s strides are swapped: stride_{x}s leads to the next row of {x}, stride_{x}d to the next column": (
-        LIES(x, rows, "s", "d"), LIES(x, rows, "d", "s")) for x, rows in ("qm", "vn", "om")},
     "s is multiplied by k again: the second product takes v": ("v_ptrs = v_ptr + ", "v_ptrs = k_ptr + "),
     "s goes through exp: there is no softmax yet, so o = s v": (PV, PV.replace("s.to", "tl.exp(s).to")),
     "s is scaled by 1/√D here: multiply q kᵀ by scale, whatever D is": (S, S.replace("scale", "(1 / tl.sqrt(tl.cast(D, tl.float32)))")),
-    "o is divided by S_k here: it is a sum over keys, no mean": ("acc.to(o_ptr", "(acc / S_k).to(o_ptr"),
-    "scale is missing: s = scale · q kᵀ": (S, S.replace("scale * ", "")),
     "acc is scaled again in every step: multiply s by scale": [
         (S, S.replace("scale * ", "")), (PV, PV.replace("tl.dot", "scale * tl.dot"))],
     "q kᵀ is rounded to v's dtype before scale comes, and may overflow fp16: multiply s by scale in float32, then round it": [
@@ -69,8 +63,6 @@ MISTAKES = {
     "each block of keys overwrites the one before: add its product to acc": (PV, PV.replace("acc, ", "")),
     ("acc is added twice in each step: tl.dot(s, v, acc) has added it already, so acc = tl.dot(s, v, acc), not "
     "+="): (PV, PV.replace("=", "+=")),
-    "every step reads the first block of keys again: offs_n starts at the step's first key": (KEYS, "tl.arange(0, BLOCK_N)"),
-    "q or k times the scale is rounded to 16 bits: scale s, which is float32": (S, "s = tl.dot((scale * q).to(q.dtype), k_t, "),
 }  # fmt: skip
 
 CONDITIONS = {
@@ -117,15 +109,8 @@ def inputs():
     wide = "a program has BLOCK_M rows of q and o, and s is [BLOCK_M, BLOCK_N]"
     yield digits(32, 16, 16, "BLOCK_M = 32, BLOCK_N = BLOCK_D = 16", wide, blocks=(32, 16, 16), stray=fits)
     yield digits(16, 16, 16, "scale = 0.5", "s = scale · q kᵀ", scale=0.5, stray=fits)
-    yield digits(
-        16,
-        48,
-        16,
-        "scale = 0.5, three blocks of keys",
-        "o adds up all blocks of keys: each step reads k's and v's rows from its start on",
-        scale=0.5,
-        stray=fits,
-    )
+    added = "each step adds scale · (q kᵀ) v of its own keys, k's and v's rows from its start on"
+    yield digits(16, 48, 16, "scale = 0.5, three blocks of keys", added, scale=0.5, stray=fits)
     rows = "a program has BLOCK_M rows of q and o, from tl.program_id(0) · BLOCK_M on, and each step takes BLOCK_N keys"
     yield digits(32, 64, 16, "BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), stray=fits)
     own, mixed = "each tensor has its own two strides", "columns columns spaced wide"

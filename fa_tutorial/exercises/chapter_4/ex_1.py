@@ -26,29 +26,17 @@ P, ALPHA, L = "p = torch.exp(s - shift[..., None])", "alpha = torch.exp(m - shif
 MISTAKES = {
     "your l is not rescaled when the maximum grows": (L, "l + p.sum(dim=-1)"),
     "alpha is inverted: it is exp(m − m_new), which is at most 1": (ALPHA, "alpha = torch.exp(shift - m)"),
-    "l_new is right, but the alpha that you return is 1: it is exp(m − m_new)": (
-        "return p, m_new, l_new, alpha", "return p, m_new, l_new, torch.ones_like(alpha)"),
     "the new block's sum is rescaled as well: multiply by alpha only what was summed before it": (L, "alpha * (l + p.sum(dim=-1))"),
     "m_new is the block's own maximum: the running one never falls": (M, "s.amax(dim=-1)"),
     "p is summed along the wrong dimension: a row's sum runs over its keys, dim=-1": (L, "alpha * l + p.sum(dim=-2)"),
     "one maximum is taken over the whole tile: each row has its own": (M, "torch.maximum(m, s.max())"),
-    "l_new adds the sum of the whole tile: each row has its own sum": (L, "alpha * l + p.sum()"),
     "p is measured from the old maximum: it must be measured from m_new": (
         P, "p = torch.exp(s - torch.where(m == -math.inf, shift, m)[..., None])"),
-    "p is measured from the block's own maximum: it must be measured from m_new": (
-        P, f"p = torch.exp(s - {SHIFT.replace('m_new', 's.amax(dim=-1)')}[..., None])"),
     "p is divided by its sum: the division waits until every block has been seen": (
         "    return p, m_new", "    p = p / p.sum(dim=-1, keepdim=True)\n    return p, m_new"),
     "a row that has seen nothing gives NaN: m_new is −inf, and −inf − (−inf) is NaN": (SHIFT, "m_new"),
-    "a row that has seen nothing gives NaN if another one has seen something: decide row by row, with torch.where": (
-        SHIFT, "torch.zeros_like(m_new) if (m_new == -math.inf).all() else m_new"),
     "alpha is NaN in a row that has seen nothing, and so is l: there m − m_new is −inf − (−inf), as s − m_new was for p": (
         ALPHA, "alpha = torch.exp(m - m_new)"),
-    "m_new, l_new and alpha keep a dimension of 1: they have the shape of m, one number per row": (
-        "return p, m_new, l_new, alpha", "return p, m_new[..., None], l_new[..., None], alpha[..., None]"),
-    **{f"the results come in the order ({order}): return (p, m_new, l_new, alpha)": ("return p, m_new, l_new, alpha", f"return {order}")
-       for order in ("m_new, l_new, p, alpha", "m_new, l_new, alpha, p", "m_new, p, l_new, alpha", "p, m_new, alpha, l_new",
-                     "p, alpha, m_new, l_new", "p, l_new, m_new, alpha")},
 }  # fmt: skip
 
 CONDITIONS = {

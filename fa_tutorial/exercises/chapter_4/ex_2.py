@@ -31,9 +31,7 @@ def flash_forward(q, k, v, block_m, block_n, scale):
     return o, lse
 
 
-KEYS, S = "slice(key_block * block_n, (key_block + 1) * block_n)", "s = scale * ("
 ACC, O = "alpha[..., None] * acc + p @ v[:, :, keys].float()", "acc / l[..., None]"
-START = "        m = torch.full(q_tile.shape[:3], -math.inf)  # [block_m]\n        l, acc ="
 MISTAKES = {
     "your acc is not rescaled when the maximum grows, and l is": (ACC, ACC.replace("alpha[..., None] * ", "")),
     "the new block's p v is rescaled as well: rescale only what was summed before it": (
@@ -44,16 +42,8 @@ MISTAKES = {
     "acc is divided by l in every block, but the next block needs the undivided sum: divide once, at the end": [
         (ACC, f"({ACC}) / l[..., None]"), (f"rows] = {O}", "rows] = acc")],
     "k is not transposed: s is q kᵀ": (".transpose(-1, -2)", ""),
-    "k's numbers are only put into another shape: its transpose is k.transpose(-1, -2)": (
-        ".transpose(-1, -2)", ".reshape(*k.shape[:2], k.shape[3], -1)"),
-    "the scale is missing: s = scale · q kᵀ": (S, "s = ("),
-    "the scale is 1/√D here: multiply by the scale that is given": (S, "s = q.shape[-1] ** -0.5 * ("),
-    "m, l and acc of one block of rows are carried over to the next: each begins with m = −inf, l = 0 and acc = 0": (
-        START, "        if row_block == 0:\n    " + START.replace("\n", "\n    ")),
-    "m is carried over from one block of rows to the next: each begins with m = −inf": (
-        START, "        if row_block == 0:\n    " + START),
+    "the scale is 1/√D here: multiply by the scale that is given": ("scale * (q_tile", "q.shape[-1] ** -0.5 * (q_tile"),
     "the loop over keys runs to S_q: k and v have S_k rows": ("math.ceil(S_k / block_n)", "math.ceil(S_q / block_n)"),
-    "a block of keys has block_m rows here, and block_n is asked for": (KEYS, KEYS.replace("block_n", "block_m")),
 }  # fmt: skip
 
 CONDITIONS = {

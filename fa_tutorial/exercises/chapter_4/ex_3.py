@@ -17,11 +17,9 @@ def causal_tiles(row_block, block_m, block_n, S_q, S_k):
     return full, end
 
 
-FIRST, LAST = "max(0, first + 1 + S_k - S_q)", "max(0, last + 1 + S_k - S_q)"
 FULL, END = "full = seen_by_first // block_n", "end = -(-seen_by_last // block_n)"
 MISTAKES = {
     "full and end are swapped: return (full, end)": ("return full, end", "return end, full"),
-    "full and end are where tiles begin, in keys: count the tiles": [(FULL, f"{FULL} * block_n"), (END, f"{END} * block_n")],
     ("full is found from the last row: a tile is whole only if the first row, which sees least, sees all of "
     "it"): (FULL, "full = seen_by_last // block_n"),
     "full and end are numbers of keys: divide by block_n": [(FULL, "full = seen_by_first"), (END, "end = seen_by_last")],
@@ -29,15 +27,10 @@ MISTAKES = {
     "end is found from the first row: the last row sees most": (END, "end = -(-seen_by_first // block_n)"),
     "end is one too many where the last row sees its last tile whole: round up, don't add 1": (END, "end = seen_by_last // block_n + 1"),
     "full and end are one key short at the diagonal: row i sees i + 1 + S_k − S_q keys, key i + S_k − S_q among them": [
-        (FIRST, FIRST.replace("1 + ", "")), (LAST, LAST.replace("1 + ", ""))],
+        ("first + 1", "first"), ("last + 1", "last")],
     "full and end are counted top left: S_k − S_q is missing": (" + S_k - S_q", ""),
     "row_block is used as a row: the block's first row is row_block · block_m": ("row_block * block_m", "row_block"),
-    "row_block · block_n is a key: the block's first row is row_block · block_m": ("row_block * block_m", "row_block * block_n"),
     "full counts a tile that the first row sees only in part: round down": (FULL, "full = -(-seen_by_first // block_n)"),
-    "end goes on past the last row: the last block of rows is ragged, and its last row is S_q − 1": (
-        "min(first + block_m, S_q) - 1", "first + block_m - 1"),
-    "full or end is negative where a row sees no key: a number of keys is at least 0": [
-        (FIRST, "first + 1 + S_k - S_q"), (LAST, "last + 1 + S_k - S_q")],
 }  # fmt: skip
 
 CONDITIONS = {

@@ -40,25 +40,21 @@ def causal_forward(q, k, v, block_m, block_n, scale):
 
 MASKED = "s.masked_fill(j > i + S_k - S_q, -math.inf)"
 I, J = "torch.arange(rows.start, rows.stop)[:, None]", "torch.arange(keys.start, keys.stop)[None, :]"
-O = "torch.where(l == 0, 1.0, l)[..., None]"
 LOCAL_I, LOCAL_J = "torch.arange(rows.stop - rows.start)[:, None]", "torch.arange(keys.stop - keys.start)[None, :]"
 MISTAKES = {
     "nothing is masked: in the tiles from full on, query i must not see later keys": (MASKED, "s"),
     "this is still the forward of 4.2: end the loop over keys at end, and mask the tiles from full on": [
-        (MASKED, "s"), ("range(end)", "range(math.ceil(S_k / block_n))"), (O, "l[..., None]")],
+        (MASKED, "s"), ("range(end)", "range(math.ceil(S_k / block_n))"), ("torch.where(l == 0, 1.0, l)", "l")],
     "the scale is 1/√D here: multiply by the scale that is given": ("s = scale * (", "s = q.shape[-1] ** -0.5 * ("),
     "the mask is strict: query i sees key i + S_k − S_q too": ("j > i", "j >= i"),
     "i counts rows from the tile's own start: add that start, so that it is the row's number in q": (I, LOCAL_I),
     "the mask compares places in the tile: add the tile's own start, to i and to j": [(I, LOCAL_I), (J, LOCAL_J)],
-    "only the last tile is masked: mask every tile from full on, since a block of rows may cross several": ("key_block >= full", "key_block == end - 1"),
     "the loop over keys starts at full: the whole tiles before it need no mask, but they count": ("range(end)", "range(full, end)"),
-    "the mask comes one tile late: the tile with the number full is the first that needs it": ("key_block >= full", "key_block > full"),
     "the loop over keys ends at full: the masked tiles, from full to end − 1, count as well": ("range(end)", "range(full)"),
     "hidden scores are set to 0, and exp(0 − m) is a weight like any other: use −inf": (MASKED, MASKED.replace("-math.inf", "0.0")),
     "end counts tiles, and your loop takes it for a number of keys: loop over range(end)": (
         "range(end)", "range(math.ceil(end / block_n))"),
     "the mask starts at the top left: align it so that the last query sees the last key": (MASKED, MASKED.replace(" + S_k - S_q", "")),
-    "S_k − S_q is added to i twice": (MASKED, MASKED.replace("S_q,", "S_q + S_k - S_q,")),
     "rows that see nothing give NaN, by 0 / 0 at the end: o must be 0": ("torch.where(l == 0, 1.0, l)", "l"),
 }  # fmt: skip
 

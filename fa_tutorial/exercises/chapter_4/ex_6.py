@@ -22,7 +22,6 @@ MISTAKES = {
     "an element of m or l has 4 bytes, whatever itemsize is": (OF_M, "4 * S_q * itemsize"),
     "a column reads only its own block of k and v: over all columns each is read once": (TOTAL, "columns * (once + every)"),
     "q, o, m and l move in every column": (TOTAL, "once + every"),
-    "a last column that is shorter counts as well: round up": ("-(-S_k // block_n)", "S_k // block_n"),
     "the columns are blocks of keys, so S_k decides how many there are": ("-(-S_k // block_n)", "-(-S_q // block_n)"),
     "these are FA2's bytes (4.7): here the outer loop is over keys": (
         TOTAL, "(2 * S_q * D + -(-S_q // block_n) * 2 * S_k * D) * itemsize + 4 * S_q"),
