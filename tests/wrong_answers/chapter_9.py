@@ -147,7 +147,7 @@ WRONG_ANSWERS = (
     edit("9.3", "the last round not released", ("        mbarrier.arrive", "        if i + STAGES < blocks:\n            mbarrier.arrive"),
          told="the last blocks are not released"),
     edit("9.3", "released a block late", (RELEASED, LATE_RELEASE), ("    return l", f"{LAST_RELEASE}    return l"), told="you release a stage late"),
-    edit("9.2", "no wait yielded", ("yield wait(empty", "wait(empty"), ("yield wait(full", "wait(full"), told="or nobody waits: the wait comes first (is it yielded?)"),
+    edit("9.2", "no wait yielded", ("yield wait(empty", "wait(empty"), ("yield wait(full", "wait(full"), told="where “wait for full[0], parity 0” is due (is the wait yielded?)"),
     edit("9.6", "no wait yielded", ("yield wait", "wait", 2), told="they need yield wait(full[stage], parity)"),
     edit("9.3", "p v waited for a block later", (SUMMED, ""), (RELEASED, ""), (SCORED, LATER), ("    return l", f"{LATER_END}    return l"),
          told="acc is a matmul under way at one end of an if or of a loop's body"),
