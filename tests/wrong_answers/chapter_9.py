@@ -216,7 +216,7 @@ WRONG_ANSWERS = (
     edit("9.6", "the meeting at stage 0", ("ds_full[stage], parity", "ds_full[0], parity"),
          told="“wait for ds_full[0], parity 0”, where “wait for ds_full[1], parity 0” is due"),
     edit("9.6", "the last stages not released", ("yield arrive(empty[stage])", "if i + 2 < blocks:\n            yield arrive(empty[stage])"),
-         told="you do not release q's last stages"),
+         told="where “arrive at empty[0]” is due: 1 block"),
     edit("9.6", "rows exchanged", ("ds_rows(stage, 1 - c)", "ds_rows(stage, d)"), ("ds_rows(stage, c)", "ds_rows(stage, 1 - c)"),
          ("ds_rows(stage, d)", "ds_rows(stage, c)"), told="where ds of block 0 is due"),
     edit("9.6", "endless", (DQ, f"while True:\n            {DQ}"), told="the roles have not ended"),
