@@ -37,7 +37,6 @@ NUMBER = "pid is (b · H + h) · row_blocks + row_block"
 HEAD = "head h of batch entry b starts b · x.strides[0] + h · x.strides[1] after x.ptr"
 RULE = "element (s, d) of a head is at s · x.strides[2] + d · x.strides[3]"
 OVER = "rows from S on belong to the next head, or to nobody, and columns from D on to the next row: load 0 there, by a mask and other=0.0"
-START = "start_m, batch_head = pid % row_blocks * BLOCK_M"
 STORE = "tl.store(out_ptr + rows[:, None] * BLOCK_D + offs_d[None, :], tile"
 MISTAKES = {
     "the tile is loaded transposed: rows go with x.strides[2], columns with x.strides[3]": [("x.strides[2]", "x.strides[-1]"), (
@@ -46,16 +45,12 @@ MISTAKES = {
     "offs_m lies along the columns: rows take offs_m[:, None], in the pointers as in the mask": ("offs_m[:, None] * x", "offs_m * x"),
     "the number of row blocks is rounded down, so the ragged last one is missing: tl.cdiv(S, BLOCK_M)": ("tl.cdiv(S, BLOCK_M)", "S // BLOCK_M"),
     "a row of out is D long here: tiles of out have BLOCK_D columns": ("rows[:, None] * BLOCK_D", "rows[:, None] * D"),
-    "row_block is not multiplied by BLOCK_M": (START, START.replace(" * BLOCK_M", "")),
     f"every program stores to the same place: {PLACE}": ("rows = pid * BLOCK_M + ", "rows = "),
     f"program pid stores at row pid of out, not at row pid · BLOCK_M: {PLACE}": ("rows = pid * BLOCK_M", "rows = pid"),
     f"the tile is stored where x has it, at row S · (b · H + h) + start_m: {PLACE}": ("rows = pid * BLOCK_M", "rows = batch_head * S + start_m"),
-    f"every program loads head 0: {HEAD}": ("h * x.strides[1]", "0 * x.strides[1]"),
     "batch and head are exchanged: pid // row_blocks is b · H + h, so // H gives b and % H gives h": ("b, h = batch", "h, b = batch"),
     f"x is read as if it were contiguous: {RULE}, and a view's heads and rows may be anywhere": [
         ("x.strides[0]", "H * S * D"), ("x.strides[1]", "S * D"), ("x.strides[2]", "D"), ("x.strides[3]", "1")],
-    f"x.strides[3] is not used: {RULE}": ("offs_d[None, :] * x.strides[3]", "offs_d[None, :]"),
-    f"b · H + h is multiplied by x.strides[1]: {HEAD}": ("b * x.strides[0] + h * x.strides[1]", "batch_head * x.strides[1]"),
     "only the elements of x are stored: store the whole tile, zeros too, for only the load needs a mask": (STORE, STORE + ", mask=mask"),
 }  # fmt: skip
 

@@ -35,30 +35,19 @@ def one_tile_kernel(q, k, v, o, H, S_q, S_k, D, scale,
 WHERE = "pass b and h to every load_tile and store_tile: pid // row_blocks is b · H + h, so // H gives b and % H gives h"
 PV = "dot(p.to(v_tile.dtype), v_tile)"
 S, P, O = "scale * dot(q_tile, tl.trans(k_tile))", "tl.exp(s - m[:, None])", "acc / l[:, None], b, h"
-Q_TILE, K_TILE, V_TILE = "load_tile(q, b, h, start_m", "load_tile(k, b, h, 0", "load_tile(v, b, h, 0"
 MISTAKES = {
     "scale is missing: s = scale · q kᵀ": (S, S[8:]),
-    "the kernel computes the scale itself: scale is an argument, which the caller chooses": (
-        S, f"(1 / tl.sqrt(D.to(tl.float32))) * {S[8:]}"),
     "acc is not divided: o = acc / l": (O, "acc, b, h"),
     "exp overflows: subtract the row's maximum before exp": (P, "tl.exp(s)"),
     "q kᵀ is rounded to TF32: tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't": (S, S.replace("dot(", "tl.dot(")),
-    ("p v has the 11 bits of TF32 or fp16: tl.dot rounds fp32 to TF32 unless you say otherwise, the course's dot doesn't, and p takes v's "
-    "dtype, not fp16"): (PV, "tl." + PV),
     "q kᵀ and p v are rounded to TF32: tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't": [
         (S, S.replace("dot(", "tl.dot(")), (PV, "tl." + PV)],
-    "l sums the scores: it is the sum of a row's p": ("tl.sum(p, axis=1)", "tl.sum(s, axis=1)"),
     "m is the maximum of q kᵀ, and p subtracts it from scale · q kᵀ: scale the scores first": [
         (S, S[8:]), ("tl.exp(s - m", "tl.exp(scale * s - m")],
     "q is multiplied by k, not by kᵀ: dot(q_tile, tl.trans(k_tile))": ("tl.trans(k_tile)", "k_tile"),
-    "the sum runs over the queries, and l of key i divides row i: it runs over a row's keys, axis 1": ("tl.sum(p, axis=1)", "tl.sum(p, axis=0)"),
     "s − m[None, :] subtracts the m of row j from column j: m[:, None] gives one number to each row": ("m[:, None]", "m[None, :]"),
     "acc / l[None, :] divides column j by the l of row j: l[:, None] gives one number to each row": ("l[:, None]", "l[None, :]"),
     "the base is 2: tl.exp2(s) is 2 to the power s, and exp(s) is exp2(s · log2(e))": ("tl.exp(", "tl.exp2("),
-    "every program loads the first rows of q: they start at row_block · BLOCK_M": (Q_TILE, "load_tile(q, b, h, 0"),
-    "k starts at start_m: the tile of keys starts at 0 in every program, for k as for v": (K_TILE, K_TILE[:-1] + "start_m"),
-    "v starts at start_m: the tile of keys starts at 0 in every program, for v as for k": (V_TILE, V_TILE[:-1] + "start_m"),
-    "k and v start at start_m in every program: the tile of keys starts at 0": [(K_TILE, K_TILE[:-1] + "start_m"), (V_TILE, V_TILE[:-1] + "start_m")],
 }  # fmt: skip
 SHIFT = "scores may be large: m is the maximum of a row of scale · q kᵀ, and p = exp(scale · q kᵀ − m)"
 CONDITIONS = {"large": "scores may be as large as 200: subtract each row's maximum", "half": HALF}

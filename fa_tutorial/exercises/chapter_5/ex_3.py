@@ -51,8 +51,7 @@ def key_loop_kernel(q, k, v, o, H, S_q, S_k, D, scale,
 
 
 ALPHA, P, L = "tl.exp(m - m_new)", "tl.exp(s - m_new[:, None])", "alpha * l + tl.sum(p, axis=1)"
-ACC, M_NEW, LAST = "dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])", "tl.maximum(m, tl.max(s, axis=1))", "        m = m_new\n"
-K_TILE, V_TILE, LOOP = "load_tile(k, b, h, start_n", "load_tile(v, b, h, start_n", "range(0, S_k, BLOCK_N)"
+ACC, LAST = "dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])", "        m = m_new\n"
 MISTAKES = {
     "acc is not divided: o = acc / l, after the loop": ("acc / l[:, None], b", "acc, b"),
     "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": (ACC, "dot(p.to(v_tile.dtype), v_tile, acc)"),
@@ -61,33 +60,15 @@ MISTAKES = {
     "replaced"): (ALPHA, "tl.exp(m_new - m_new)"),
     ("the first iteration gives NaN: m is still −∞ there, so exp(s − m) and exp(m_new − m) are ∞; p is exp(s − m_new), and alpha "
     "exp(m − m_new)"): (ALPHA, "tl.exp(m_new - m)"),
-    "exp(m) and exp(m_new) may both be 0, or ∞: alpha is exp of the difference, exp(m − m_new)": (ALPHA, "tl.exp(m) / tl.exp(m_new)"),
     "alpha multiplies the columns of acc: alpha[:, None] gives one number to each row": ("acc * alpha[:, None]", "acc * alpha"),
-    "the tile's Σ p is rescaled too: l = alpha · l + Σ p": (L, "alpha * (l + tl.sum(p, axis=1))"),
-    "the loop ends at S_q: the keys run to S_k": (LOOP, "range(0, S_q, BLOCK_N)"),
     "p v is rescaled too: bring acc to the new maximum first, acc · alpha, and then add p v": (
         ACC, "dot(p.to(v_tile.dtype), v_tile, acc) * alpha[:, None]"),
-    "acc is divided by l in every iteration: divide once, after the loop": (LAST, LAST + "        acc = acc / l[:, None]\n"),
     "acc is divided by l in every iteration, so earlier tiles lose weight with each that follows: divide once, after the loop": [
         (LAST, LAST + "        acc = acc / l[:, None]\n"), ("acc / l[:, None], b", "acc, b")],
-    "l is the last tile's Σ p alone: l = alpha · l + Σ p": (L, "tl.sum(p, axis=1)"),
     "each tile's p v replaces the one before: acc = alpha · acc + p v": (ACC, "dot(p.to(v_tile.dtype), v_tile)"),
     "only the last tile counts: m must carry over to the next iteration, and l and acc with it": (LAST, ""),
     "acc is added twice: dot(…, acc) has added it already, so acc = dot(…, acc), not +=": (f"acc = {ACC}", f"acc += {ACC}"),
-    "alpha · acc is added twice: dot(…, acc) has added it already": (f"acc = {ACC}", f"acc = acc * alpha[:, None] + {ACC}"),
-    "l restarts at 1 in every iteration, which forgets how much the earlier keys weigh: divide once, after the loop": (
-        LAST, LAST + "        acc, l = acc / l[:, None], l / l\n"),
-    "m is the maximum of the last tile alone, so alpha may overflow: m_new = max(m, the tile's maximum)": (M_NEW, "tl.max(s, axis=1)"),
-    "every iteration reads the first tile of k and v: their rows start at start_n": [(K_TILE, "load_tile(k, b, h, 0"), (V_TILE, "load_tile(v, b, h, 0")],
-    "every iteration reads the first tile of k: its rows start at start_n, as those of v": (K_TILE, "load_tile(k, b, h, 0"),
-    "every iteration reads the first tile of v: its rows start at start_n, as those of k": (V_TILE, "load_tile(v, b, h, 0"),
-    "the last tile is left out: the loop goes on while start_n < S_k": (LOOP, "range(0, S_k - BLOCK_N, BLOCK_N)"),
-    "l sums exp(s − m) with the old m: Σ p, with the p that v gets, is exp(s − m_new)": (L, "alpha * l + tl.sum(tl.exp(s - m[:, None]), axis=1)"),
-    "p is measured from the tile's own maximum: p = exp(s − m_new)": (P, "tl.exp(s - tl.max(s, axis=1)[:, None])"),
     "these are powers of 2, and a softmax takes powers of e: tl.exp": [(P, P.replace("exp", "exp2")), (ALPHA, ALPHA.replace("exp", "exp2"))],
-    "p is multiplied by alpha, in l and in acc: p refers to m_new already, so only the old l and acc need alpha": [
-        (L, "alpha * (l + tl.sum(p, axis=1))"), ("dot(p.to", "dot((alpha[:, None] * p).to")],
-    "start_n counts tiles, but load_tile takes the first key: range(0, S_k, BLOCK_N)": (LOOP, "range(0, S_k // BLOCK_N)"),
 }  # fmt: skip
 STATE = (
     "for each tile m_new = max(m, the tile's maximum), alpha = exp(m − m_new), l = alpha · l + Σ p and acc = alpha · acc + p v, by "

@@ -53,24 +53,13 @@ def any_length_kernel(q, k, v, o, H, S_q, S_k, D, scale,
 
 
 KEYS_MASK, WHERE = "offs_n[None, :] < S_k", 'tl.where(offs_n[None, :] < S_k, s, -float("inf"))'
-HIDDEN = f"        s = {WHERE}  # a missing key has no score\n"
-MAXIMUM = "        m_new = tl.maximum(m, tl.max(s, axis=1))  # [BLOCK_M]\n"
-ROW_BLOCKS, LOOP = "tl.cdiv(S_q, BLOCK_M)", "range(0, S_k, BLOCK_N)"
 MISTAKES = {
-    "missing keys have a score of 0, and exp(0 − m) is not 0: set the scores of keys past S_k to −inf": (HIDDEN, ""),
+    "missing keys have a score of 0, and exp(0 − m) is not 0: set the scores of keys past S_k to −inf": (WHERE, "s"),
     "offs_n does not move with the loop: it is start_n + tl.arange(0, BLOCK_N)": ("offs_n = start_n + ", "offs_n = "),
     "offs_n[:, None] numbers the rows of s, which are queries: keys are its columns, offs_n[None, :]": (KEYS_MASK, "offs_n[:, None] < S_k"),
     "one key too many: the last key is S_k − 1, so the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] <= S_k"),
     "one key too few: the last key is S_k − 1, so the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] < S_k - 1"),
-    "offs_n starts at start_m, which numbers queries: the tile's keys start at start_n": ("offs_n = start_n + ", "offs_n = start_m + "),
-    "the mask ends at S_q: the keys run to S_k": (KEYS_MASK, "offs_n[None, :] < S_q"),
-    "the mask ends at D, the number of columns: the keys run to S_k": (KEYS_MASK, "offs_n[None, :] < D"),
     "the mask is the wrong way round: it hides the keys that are there, and keeps those past S_k": (KEYS_MASK, "offs_n[None, :] >= S_k"),
-    "−inf is set after the maximum is taken, so a missing key's score of 0 may be the maximum: hide the keys first": (
-        HIDDEN + MAXIMUM, MAXIMUM + HIDDEN),
-    "the ragged last tile of keys is left out: the loop goes on while start_n < S_k": (LOOP, "range(0, S_k // BLOCK_N * BLOCK_N, BLOCK_N)"),
-    "the ragged last rows are never stored: the number of row blocks is rounded up, tl.cdiv(S_q, BLOCK_M)": (ROW_BLOCKS, "S_q // BLOCK_M"),
-    "k and v end at S_q here: load_tile takes the length of the tensor that it loads, S_k": ("start_n, S_k, D", "start_n, tl.minimum(S_q, S_k), D"),
     "the scale comes from BLOCK_D: it is an argument, made from the true D": ("scale * dot", "BLOCK_D ** -0.5 * dot"),
 }  # fmt: skip
 RAGGED = "the last tile of keys may be ragged: keys past S_k have the score −inf, and their rows of v are 0, because 0 · NaN is NaN"

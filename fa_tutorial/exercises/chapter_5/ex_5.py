@@ -16,14 +16,10 @@ from fa_tutorial.tiles import dot, load_tile  # noqa: F401
 
 attend = as_solution(forward.attend, __name__)
 
-SEEN, S = "offs_n[None, :] <= last_seen[:, None]", "scale * dot(q_tile, tl.trans(k_tile))"
 ACC, PV = "acc = acc * alpha[:, None]", "acc = dot(p.to(v_tile.dtype), v_tile, acc)"
 MISTAKES = {
     "offs_n counts from the tile's start, last_seen from key 0: offs_n is start_n + tl.arange(0, BLOCK_N)": ("offs_n = start_n + ", "offs_n = "),
-    "the mask is the wrong way round: keys up to last_seen are hidden": (SEEN, SEEN.replace("<=", ">")),
-    "the mask is strict: a row sees key last_seen too": (SEEN, SEEN.replace("<=", "<")),
-    "nothing is masked where MASK is True": ("if MASK:", "if not MASK:"),
-    "hidden scores are 0, and exp(0 − m) is a weight like any other: −inf": ('s, -float("inf")', "s, 0.0"),
+    "the mask is strict: a row sees key last_seen too": ("<= last_seen", "< last_seen"),
     "m and l are returned in each other's place: return m, l, acc": ("return m, l, acc", "return l, m, acc"),
     "acc is not rescaled: acc = alpha · acc + p v, by (4.3)": (ACC, "acc = acc"),
     "alpha multiplies the columns of acc: alpha[:, None] gives one number to each row": (ACC, ACC.replace("[:, None]", "")),
@@ -31,10 +27,7 @@ MISTAKES = {
         (ACC, "acc = acc"), (PV, f"{PV} * alpha[:, None]")],
     "p v replaces acc: acc = alpha · acc + p v, by (4.3)": (PV, PV.replace(", acc)", ")")),
     "acc is added twice: dot(…, acc) has added it already": (PV, PV.replace("acc =", "acc +=")),
-    "scale is missing: s = scale · q kᵀ": (S, S[8:]),
-    "every call reads the first tile of k and v: their rows start at start_n": ("h_k, start_n, rows", "h_k, start_n * 0, rows"),
-    "k and v come from head b, not from head h_k of batch entry b": [
-        ("load_tile(k, b, h_k", "load_tile(k, b, b"), ("load_tile(v, b, h_k", "load_tile(v, b, b")],
+    "scale is missing: s = scale · q kᵀ": ("scale * dot(", "dot("),
 }  # fmt: skip
 CONDITIONS = {
     "unseen": "a row that has seen no key yet keeps m = −∞, l = 0 and acc = 0",

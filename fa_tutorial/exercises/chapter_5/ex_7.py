@@ -22,18 +22,10 @@ NATURAL = "lse = m + log l"
 LSE, KEY_HEAD, LSE_PTR = "m + tl.log(l_or_one)", "h // (H_q // H_k)", "batch_head.to(tl.int64) * S_q + offs_m"
 MISTAKES = {
     f"l is added without its logarithm: {NATURAL}": (LSE, "m + l_or_one"),
-    f"m is missing: l is a sum of exp(s − m), so {NATURAL}": (LSE, "tl.log(l_or_one)"),
-    f"that is m alone: {NATURAL}": (LSE, "m"),
     "m is natural, but l's logarithm is in base 2: tl.log, or tl.log2 divided by log2(e)": (LSE, "m + tl.log2(l_or_one)"),
     f"the kernel reads key head h % H_k: {GROUP}": (KEY_HEAD, "h % H_k"),
     f"the kernel reads key head h // H_k: {GROUP}": (KEY_HEAD, "h // H_k"),
-    f"m is multiplied by log l: {NATURAL}": (LSE, "m * tl.log(l_or_one)"),
     f"lse is stored at the key head's row: {PLACE}": (LSE_PTR, "(b * H_k + h_k) * S_q + offs_m"),
-    f"lse of all heads is stored at head 0: {PLACE}": (LSE_PTR, "b * H_q * S_q + offs_m"),
-    f"lse of all batch entries is stored at entry 0: {PLACE}": (LSE_PTR, "h * S_q + offs_m"),
-    f"a batch entry of lse has H_q heads, not H_k: {PLACE}": (LSE_PTR, "(b * H_k + h) * S_q + offs_m"),
-    f"a head of lse has S_q rows, not S_k: {PLACE}": (LSE_PTR, "batch_head.to(tl.int64) * S_k + offs_m"),
-    f"every block of rows of lse is stored at row 0: {PLACE}": (LSE_PTR, "batch_head * S_q + tl.arange(0, BLOCK_M)"),
     "o is divided by l where l is 0: without a key o must be 0, not 0 / 0": ("acc / l_or_one[:, None]", "acc / l[:, None]"),
 }  # fmt: skip
 CONDITIONS = {

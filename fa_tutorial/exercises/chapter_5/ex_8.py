@@ -33,17 +33,10 @@ MISTAKES = {
     "the ragged last block of rows has no program: round up, triton.cdiv(S_q, tile.block_m)": (GRID, "S_q // tile.block_m * B * H_q"),
     "programs own blocks of query rows, block_m, not block_n": (GRID, GRID.replace("block_m", "block_n")),
     "programs count query heads, B · H_q, not key heads": (GRID, GRID.replace("H_q", "H_k")),
-    "the programs of one batch entry are launched: every head of every entry has its row blocks, B · H_q": (GRID, GRID.replace("B * ", "")),
     "lse is rounded to q's dtype: the kernel writes float32": (LSE, LSE.replace("torch.float32", "q.dtype")),
     "lse has a view's strides, and the kernel writes it as a contiguous tensor: empty_like keeps q's strides": (
         LSE, "torch.empty_like(q[..., 0], dtype=torch.float32)"),
-    "lse has one number a query head and row: (B, H_q, S_q)": (LSE, LSE.replace("H_q, S_q", "H_k, S_q")),
-    "o is float32: it has q's dtype": (O, O.replace("q.dtype", "torch.float32")),
-    "o has a row for each key: it has one for each query, (B, H_q, S_q, D)": (O, O.replace("S_q", "S_k")),
     "o is as wide as its tiles: BLOCK_D pads the tile, not the tensor": (O, O.replace("S_q, D", "S_q, padded_d(D)")),
-    "BLOCK_D is D: tl.arange takes powers of two, and tl.dot at least 16: padded_d(D)": ("padded_d(D)", "D"),
-    "H_q and H_k are exchanged": ("lse, H_q, H_k", "lse, H_k, H_q"),
-    "S_q and S_k are exchanged": ("S_q, S_k, D, scale", "S_k, S_q, D, scale"),
 }  # fmt: skip
 NAMES = ("kernel", "flash_forward_kernel")
 PARTS = (

@@ -11,10 +11,10 @@ OVERLAP = "two programs compute the same rows: program pid computes row block pi
 HALF = "fp16 works too (and bf16 on a GPU): the scores, m, l and acc stay float32"
 KEYS_READ = "keys past S_k are read: pass S_k to load_tile for k and for v"
 BLOCKS = "BLOCK_M and BLOCK_N may differ: a tile of q or o has BLOCK_M rows, a tile of k or v BLOCK_N"
-LOW = "all scores may be low: m starts at −inf, so that it is the maximum of the scores alone"
+LOW = "all scores may be low: m starts at −inf, below them all, and exp takes differences"
 FIRST = "keys past S_k are hidden before the maximum is taken: a score of 0 in their place may be the largest of all"
 ONCE = "a program stores each element once, after its loop"
-FALLS = "the maximum may be in the first tile: m never falls, so alpha is at most 1"
+FALLS = "the maximum may be in the first tile: m never falls, and p is exp(s − m)"
 
 
 def as_solution(kernel, module):

@@ -28,27 +28,16 @@ def ring_roles(tiles, stages, full, empty):
     return producer, consumer
 
 
-NEED, LOAD, LOADED = (
-    f"            yield {action}\n" for action in ("wait(empty[stage], 1 - parity)", "load(i, stage)", "arrive(full[stage])")
-)
-TILE, USE, USED = (f"            yield {action}\n" for action in ("wait(full[stage], parity)", "use(i, stage)", "arrive(empty[stage])"))
 MISTAKES = {
-    ("in the first round the producer's wait must pass at once: nobody has used the stage yet, so nobody releases "
-    "it"): ("1 - parity", "parity"),
-    "the consumer waits for the other parity of full[stage], and that passes at once: an earlier phase had it": (
-        "wait(full[stage], parity)", "wait(full[stage], 1 - parity)"),
+    "in the first round the producer's wait must pass at once: nobody has used the stage yet, so nobody releases it": ("1 - parity", "parity"),
     "the parities flip with every tile: a stage's phase number grows once a round": ("i // stages % 2", "i % 2"),
-    "the parities never flip: in round 1 of the ring that is not the phase that the tile needs": ("i // stages % 2", "0"),
-    "the producer does not wait for empty[stage] before it loads (is the wait yielded?)": (NEED, ""),
+    "the producer does not wait for empty[stage] before it loads (is the wait yielded?)": (
+        "yield wait(empty[stage], 1 - parity)", "pass"),
     "the producer waits for full[stage], at which it arrives itself: before a load it waits for empty[stage]": (
         "wait(empty[stage]", "wait(full[stage]"),
-    "the consumer does not wait for full[stage] before it uses a tile (is the wait yielded?)": (TILE, ""),
-    "the producer does not arrive at full[stage] after it has loaded a tile, and whoever needs that tile waits for it": (LOADED, ""),
-    "the consumer does not arrive at empty[stage] after it has used a tile, and whoever needs that stage waits for it": (USED, ""),
-    "the producer waits for empty[stage] after it has loaded: the wait comes first": (NEED + LOAD, LOAD + NEED),
-    "the consumer waits for full[stage] after it has used the tile, or nobody waits: the wait comes first (is it yielded?)": (TILE + USE, USE + TILE),
-    "the producer arrives at full[stage] before it has loaded the tile": (LOAD + LOADED, LOADED + LOAD),
-    "the consumer arrives at empty[stage] before it has used the tile": (USE + USED, USED + USE),
+    "the consumer does not wait for full[stage] before it uses a tile (is the wait yielded?)": ("yield wait(full[stage], parity)", "pass"),
+    "the producer does not arrive at full[stage] after it has loaded a tile, and whoever needs that tile waits for it": ("yield arrive(full[stage])", "pass"),
+    "the consumer does not arrive at empty[stage] after it has used a tile, and whoever needs that stage waits for it": ("yield arrive(empty[stage])", "pass"),
 }  # fmt: skip
 
 

@@ -33,18 +33,9 @@ def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
     return l, acc
 
 
-WAIT, RELEASE = "        mbarrier.wait(full.index(stage), parity)\n", "        mbarrier.arrive(empty.index(stage), count=1)\n"
 SUMMED = "        acc = warpgroup_mma_wait(0, [acc])  # [64, D]\n"
 STEP, RESCALED = "p, m, l, alpha = softmax_step(", "rescaled(acc, alpha), is_async"
 MISTAKES = {
-    "you do not wait for full[stage] before you read the stage": (WAIT, ""),
-    "you wait for the other parity of full[stage], which passes at once: an earlier phase had it": ("i // STAGES % 2", "1 - i // STAGES % 2"),
-    "the parities flip with every block: a stage's phase grows once a round, i // STAGES": ("i // STAGES % 2", "i % 2"),
-    "you wait for parity 0 of full[stage] in every round: its phase grows by one every STAGES blocks": ("i // STAGES % 2", "0"),
-    "you never arrive at empty[stage], and the producer waits for it": (RELEASE, ""),
-    "you arrive at empty[stage] while p v is under way: wait for it first": (SUMMED + RELEASE, RELEASE + SUMMED),
-    "you arrive at empty[stage] before v is read: the next load may overwrite it": [
-        (RELEASE, ""), (f"        {STEP}", f"{RELEASE}        {STEP}")],
     "acc is not rescaled: what was added before must shrink by alpha": (RESCALED, "acc, is_async"),
     "acc is rescaled after p v: this block's p is already relative to the new maximum, so shrink acc before p v is added": [
         (RESCALED, "acc, is_async"), (SUMMED, f"{SUMMED}        acc = rescaled(acc, alpha)\n")],
@@ -53,21 +44,11 @@ MISTAKES = {
         ("zeros, use_acc=False,", "zeros,"), ("p, m, l, alpha = softmax_step(", "zeros = s\n        p, m, l, alpha = softmax_step(")],
     "the second matmul reads k's tile: it multiplies p by v": ("p, v.index(stage)", "p, k.index(stage)"),
     "s is scaled twice: softmax_step multiplies it by scale_log2": ("softmax_step(s,", "softmax_step(s * scale_log2,"),
-    "p is multiplied by alpha, which belongs to acc: rescaled(acc, alpha) shrinks what was added before": [
-        (RESCALED, "acc, is_async"), ("left_operand(p,", "left_operand(p * alpha[:, None],")],
-    "l is multiplied by alpha once more: softmax_step has done so": (
-        "        p = left_operand", "        l = l * alpha\n        p = left_operand"),
-    "block 0 is left out: the loop begins at 0": ("range(blocks)", "range(1, blocks)"),
-    "the last block is left out: the loop goes through all blocks": ("range(blocks)", "range(blocks - 1)"),
     "the maximum is not carried on: keep the m that softmax_step returns": (STEP, "p, _, l, alpha = softmax_step("),
     "acc is divided by l here: return both, the consumer around your loop divides once, at the end": (
         "return l, acc", "return l, acc / l[:, None]"),
-    "the last blocks are not released: the next rows of a kernel take the same ring": (
-        RELEASE, f"        if i + STAGES < blocks:\n    {RELEASE}"),
     "m and l are swapped: softmax_step returns p, m, l, alpha": (STEP, "p, l, m, alpha = softmax_step("),
     "m and l are swapped: softmax_step takes s, m, l, scale_log2": ("softmax_step(s, m, l,", "softmax_step(s, l, m,"),
-    "softmax_step returns p, m, l, alpha, and here they are taken as p, alpha, m, l": (STEP, "p, alpha, m, l = softmax_step("),
-    "l and acc are swapped: return l, acc": ("return l, acc", "return acc, l"),
 }  # fmt: skip
 
 

@@ -53,11 +53,9 @@ FREE, WRITE, TELL = "            yield wait(taken, 1 - turn % 2)\n", "          
 HEARD, READ, TAKE = "            yield wait(told, turn % 2)\n", "            tile = slot[0]\n", "            yield arrive(taken)\n"
 STOP, END = "            if tile is None:\n                return\n", '            yield work("store o")\n'
 LOADS, USES = (f"            for _ in range(blocks[tile]):\n                yield wait({barrier}" for barrier in ("empty", "full"))
-BEGINS_ANEW = "begins anew with each work tile, but the barriers go on with their phases: count the blocks of all work tiles"
 MISTAKES = {
-    f"the ring's index {BEGINS_ANEW}": [(LOADS, f"            n = 0\n{LOADS}"), (USES, f"            n = 0\n{USES}")],
-    f"the producer's index in the ring {BEGINS_ANEW}": (LOADS, f"            n = 0\n{LOADS}"),
-    f"the consumer's index in the ring {BEGINS_ANEW}": (USES, f"            n = 0\n{USES}"),
+    "the ring's index begins anew with each work tile, but the barriers go on with their phases: count the blocks of all work tiles": [
+        (LOADS, f"            n = 0\n{LOADS}"), (USES, f"            n = 0\n{USES}")],
     "the producer writes the next number before it waits for taken: a consumer may not have read the one before": (FREE + WRITE, WRITE + FREE),
     "the producer arrives at told before the number is written": (WRITE + TELL, TELL + WRITE),
     "the consumer arrives at taken before it has read the number, and the next may overwrite it": (READ + TAKE, TAKE + READ),

@@ -27,23 +27,14 @@ def meeting_consumer(c, blocks, full, empty, ds_full):
 
 
 STEPS = ("s and dp", "ds", "dk", "dq")
-FULL, S, WRITE, HAND_OVER, DK, RELEASE, MEET, DQ = source_of(meeting_consumer).splitlines(keepends=True)[4:]
+FULL, S, _, HAND_OVER, DK, RELEASE, MEET, DQ = source_of(meeting_consumer).splitlines(keepends=True)[4:]
 MISTAKES = {
     "nobody arrives at ds_full[stage] after writing ds, and both consumers wait for it": (HAND_OVER, ""),
     "you do not wait for ds_full[stage] before dq, so it may read rows that the other consumer has not written": (MEET, ""),
-    "you arrive at ds_full[stage] before your rows of ds are written": (WRITE + HAND_OVER, HAND_OVER + WRITE),
-    "you wait for the other parity of ds_full[stage]: that passes before both have arrived, and blocks afterwards": (
-        "ds_full[stage], parity", "ds_full[stage], 1 - parity"),
-    "you wait for parity 0 in every round: a stage's phase grows by one every two blocks": ("i // 2 % 2", "0"),
-    "the parities flip with every block: a stage's phase grows once a round, i // 2": ("i // 2 % 2", "i % 2"),
     "s and dp start before their tiles are there: they need yield wait(full[stage], parity), with the parity of exercise 9.1": (FULL, ""),
-    "you release q's stage right after s and dp, and dk reads q once more: arrive at empty[stage] after dk": [
-        (RELEASE, ""), (WRITE, RELEASE + WRITE)],
     "you release q's stage before dk has read it: arrive at empty[stage] after dk": (DK + RELEASE, RELEASE + DK),
     "you release q's stage after dq, and dk is the last that reads it: the next load could start earlier": (RELEASE + MEET + DQ, f"{MEET}{DQ}\n{RELEASE}"),
     "you do not release q's stage, and the producer waits for it": (RELEASE, ""),
-    "you do not release q's last stages: arrive at empty[stage] after every dk, since a program's next keys take the same ring": (
-        RELEASE, f"        if i + 2 < blocks:\n    {RELEASE}"),
     "s and dp of the next block come before dq of this one: that is the next section's step, and here a block ends before the next begins": [
         (FULL + S, f"        if i == 0:\n    {FULL}    {S}"),
         (RELEASE, f"{RELEASE}        if i + 1 < blocks:\n            yield wait(full[1 - stage], (i + 1) // 2 % 2)\n            yield use(i + 1, 1 - stage)\n")],
