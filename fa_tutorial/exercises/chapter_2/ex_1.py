@@ -29,10 +29,7 @@ MISTAKES = {
         ("reversed(shape)", "shape"), (RETURN, "tuple(strides)")],
     "the product starts with the first size: start with the last one": ("reversed(shape)", "shape"),
     "each stride is only the next size: multiply all later sizes": ("step *= size", "step = size"),
-    "each size is added to the step: multiply by it": ("step *= size", "step += size"),
-    "the later sizes are added: multiply them": (RETURN, "tuple(sum(shape[i + 1 :]) or 1 for i in range(len(shape)))"),
     "strides count elements, not bytes": (RETURN, "tuple(4 * step for step in reversed(strides))"),
-    "that is the shape: how far do you move in memory when one index grows by 1?": (RETURN, "tuple(shape)"),
 }  # fmt: skip
 
 CONDITIONS = {"scalar": "an empty shape has an empty tuple of strides", "large": "large strides are exact: use Python integers"}

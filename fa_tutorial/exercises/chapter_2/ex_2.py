@@ -20,7 +20,6 @@ def view_of_k(S, H, D):
 
 START, STRIDES = "1 * H * D", "(S * 3 * H * D, D, 3 * H * D, 1)"
 MISTAKES = {
-    "that start counts bytes of fp32: start and strides count elements": (START, "4 * H * D"),
     "the two are exchanged: return start first, then the strides": (f"return start, {STRIDES}", f"return {STRIDES}, start"),
     "the strides are in the order of qkv, (B, S, H, D): the transpose swaps those of S and H": (
         STRIDES, "(S * 3 * H * D, 3 * H * D, D, 1)"),
@@ -28,14 +27,10 @@ MISTAKES = {
         STRIDES, "(H * S * D, S * D, D, 1)"),
     "these are the steps of a tensor that holds k alone: one step in s must skip q, k and v, and one in b all of their tokens": (
         STRIDES, "(S * H * D, D, H * D, 1)"),
-    "one step in s must skip q, k and v: 3 · H · D elements": (STRIDES, "(S * 3 * H * D, D, H * D, 1)"),
-    "one step in b must skip all of q, k and v: S · 3 · H · D elements": (STRIDES, "(S * H * D, D, 3 * H * D, 1)"),
     "that is where q starts: index 1 in the dimension of size 3 moves the start by that dimension's stride": (START, "0"),
-    "that is where v starts: k has index 1 in the dimension of size 3, v has index 2": (START, "2 * H * D"),
     "the start is the index itself: index 1 in the dimension of size 3 moves by that dimension's stride": (START, "1"),
     "the start moves by one head only: index 1 in the dimension of size 3 moves by H · D elements": (START, "D"),
     "the start moves by one token: index 1 in the dimension of size 3 moves by H · D elements": (START, "3 * H * D"),
-    "the start moves past q's S tokens, but q, k and v lie together in each token: index 1 moves by H · D elements": (START, "S * H * D"),
     "that is the k of a (B, 3, S, H, D) tensor: in this qkv the dimension of size 3 comes after the tokens": [
         (START, "S * H * D"), (STRIDES, "(3 * S * H * D, D, H * D, 1)")],
     "that is the k of a (B, S, H, 3, D) tensor: in this qkv the dimension of size 3 comes before the heads": [

@@ -34,18 +34,12 @@ MISTAKES = {
     "rows and cols are swapped in the mask: it needs offs_r < rows and offs_c < cols": [("None] < rows", "None] < cols"), (":] < cols", ":] < rows")],
     "only the first tile is copied: offs_r starts at program_id(0) · BLOCK_R, and offs_c at program_id(1) · BLOCK_C": [
         (f"{ROW} * BLOCK_R + ", ""), (f"{COLUMN} * BLOCK_C + ", "")],
-    "only the first BLOCK_R rows of x are copied: offs_r starts at program_id(0) · BLOCK_R": (f"{ROW} * BLOCK_R + ", ""),
-    "only the first BLOCK_C columns of x are copied: offs_c starts at program_id(1) · BLOCK_C": (f"{COLUMN} * BLOCK_C + ", ""),
     "the program ids are swapped: program_id(0) counts blocks of rows, program_id(1) blocks of columns": [
         (ROW, "ROW"), (COLUMN, ROW), ("ROW", COLUMN)],
     "one program id is used for both axes: program_id(0) counts blocks of rows, program_id(1) blocks of columns": (COLUMN, ROW),
-    "the program ids are not multiplied by the tile's size: tile (i, j) starts at row i · BLOCK_R and column j · BLOCK_C": [
-        (f"{ROW} * BLOCK_R", ROW), (f"{COLUMN} * BLOCK_C", COLUMN)],
     "BLOCK_R is used for the columns: offs_c starts at program_id(1) · BLOCK_C": (f"{COLUMN} * BLOCK_C", f"{COLUMN} * BLOCK_R"),
     "the two tl.arange are exchanged: offs_r takes BLOCK_R rows, offs_c BLOCK_C columns": [
         ("(0, BLOCK_R)", "(0, BLOCK)"), ("(0, BLOCK_C)", "(0, BLOCK_R)"), ("(0, BLOCK)", "(0, BLOCK_C)")],
-    "x is read as if it were contiguous: use stride_xr and stride_xc": (X, "offs_r[:, None] * cols + offs_c[None, :]"),
-    "out is written as if it were contiguous: use stride_or and stride_oc": (OUT, "offs_c[None, :] * rows + offs_r[:, None]"),
 }  # fmt: skip
 
 

@@ -26,17 +26,13 @@ def transposed(kernel, x, block_r, block_c):
 
 GRID = "(triton.cdiv(rows, block_r), triton.cdiv(cols, block_c))"
 MISTAKES = {
-    "one program copies one tile: the grid needs a program for each tile": (GRID, "(1, 1)"),
     "a part of a tile at the edge needs a program too: round up (triton.cdiv)": (
         GRID, "(rows // block_r, cols // block_c)"),
-    "the grid's axes are exchanged: axis 0 counts tiles along the rows, axis 1 along the columns": (
-        GRID, "(triton.cdiv(cols, block_c), triton.cdiv(rows, block_r))"),
     "the tile's sides are exchanged in the grid: BLOCK_R divides the rows, BLOCK_C the columns": (
         GRID, "(triton.cdiv(rows, block_c), triton.cdiv(cols, block_r))"),
     "the strides of x are exchanged: x.stride() has the row's first": ("*x.stride()", "*x.stride()[::-1]"),
     "the strides of out are exchanged: stride_or is the one of out's rows, out.stride()[0]": ("*out.stride()", "*out.stride()[::-1]"),
     "the strides of out stand in place of those of x: a view has its own": ("*x.stride()", "*out.stride()"),
-    "x's strides are those of a contiguous matrix: a view has its own, x.stride()": ("*x.stride()", "cols, 1"),
     "rows and cols are exchanged in the call, so the kernel masks the wrong side": ("rows, cols, *x", "cols, rows, *x"),
 }  # fmt: skip
 

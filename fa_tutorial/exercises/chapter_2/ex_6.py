@@ -18,7 +18,6 @@ def sectors(strides, tile, itemsize, start=0):
     return (offsets * itemsize // 32).unique().numel()
 
 
-OFFSETS, RESULT = "start + r * strides[0] + c * strides[1]", "(offsets * itemsize // 32).unique().numel()"
 MISTAKES = {
     "you take 8 elements for a sector, which is right for 4 bytes an element only: 32 // itemsize fit": (
         "offsets * itemsize // 32", "offsets // 8"),
@@ -30,14 +29,9 @@ MISTAKES = {
         ("start + r", "r"), ("offsets * itemsize // 32", "(start + offsets * itemsize) // 32")],
     "you count the elements that differ: several of them share a sector": ("offsets * itemsize // 32", "offsets"),
     "that is how many sectors the bytes would fill if they lay side by side: count those that are touched": (
-        RESULT, "-(-tile[0] * tile[1] * itemsize // 32)"),
-    "the two strides are exchanged": (OFFSETS, "start + r * strides[1] + c * strides[0]"),
-    "each row's sectors are added up, but rows may share a sector: count each once": (
-        RESULT, "sum(row.unique().numel() for row in offsets * itemsize // 32)"),
-    "that is all sectors from the first to the last: those in between may be untouched": (
-        RESULT, "int((offsets * itemsize // 32).max() - (offsets * itemsize // 32).min()) + 1"),
+        "(offsets * itemsize // 32).unique().numel()", "-(-tile[0] * tile[1] * itemsize // 32)"),
+    "the two strides are exchanged": ("r * strides[0] + c * strides[1]", "r * strides[1] + c * strides[0]"),
     "you divide elements by 32: a sector has 32 bytes, so multiply the offset by itemsize first": ("offsets * itemsize // 32", "offsets // 32"),
-    "a sector has 32 bytes, not 128": ("// 32", "// 128"),
 }  # fmt: skip
 
 

@@ -22,15 +22,14 @@ def softmax_of_rows_kernel(x_ptr, out_ptr, cols, stride_x, stride_out,
     tl.store(out_ptr + rows * stride_out + offs, y, mask=mask)
 
 
-FIRST, MAXIMUM, SUM, OTHER = "tl.program_id(0) * ROWS", "tl.max(x, axis=1)[:, None]", "tl.sum(p, axis=1)[:, None]", '-float("inf")'
+FIRST, SUM = "tl.program_id(0) * ROWS", "tl.sum(p, axis=1)[:, None]"
 MISTAKES = {
     "program i begins at row i: it takes rows i · ROWS, i · ROWS + 1, …": (FIRST, "tl.program_id(0)"),
     "every program takes the first ROWS rows: program i begins at row i · ROWS": (f"{FIRST} + ", ""),
-    "the maximum is the whole tile's: each row has its own (axis=1)": (MAXIMUM, "tl.max(x)"),
+    "the maximum is the whole tile's: each row has its own (axis=1)": ("tl.max(x, axis=1)[:, None]", "tl.max(x)"),
     "the sum is the whole tile's: each row has its own (axis=1)": (SUM, "tl.sum(p)"),
-    "exp overflows: subtract the row's maximum before exp": (f"x - {MAXIMUM}", "x"),
     "exp(x − m) is not divided by its sum": (f"p / {SUM}", "p"),
-    "the positions past the end of a row count: load them as −inf (other=)": (OTHER, "0.0"),
+    "the positions past the end of a row count: load them as −inf (other=)": ('-float("inf")', "0.0"),
 }  # fmt: skip
 
 ROWS_OF_I = "program i takes rows i · ROWS to i · ROWS + ROWS − 1"
