@@ -15,8 +15,7 @@ WRONG_ANSWERS = (
     edit("0.1", "float32", ("return B * H * pairs * per_pair", ("import torch\n    return int(torch.tensor([B, H, pairs, "
                                                                "per_pair]).float().prod())")),
          told="a large count is exact too"),
-    edit("0.1", "S pairs", ("S * (S + 1) // 2 if is_causal else S * S", "S"), told=("for every (query, key) pair of every head: "
-                                                                                   "attention_flops(1, 1, 3")),
+    edit("0.1", "S pairs", ("S * (S + 1) // 2 if is_causal else S * S", "S"), told="in each of B·H heads: attention_flops(1, 1, 3"),
     edit("0.2", "q per block", ("2 * S * D + blocks * 2", "S * D + blocks * 3"), told="q and o travel once"),
     edit("0.2", "o twice", ("2 * S * D + blocks", "3 * S * D + blocks"), told="each block of queries reads all of k and v"),
     edit("0.2", "nothing twice, no floats", ("blocks * 2 * S * D", "2 * S * D"), ("* itemsize + 4 * S", "* itemsize"),
