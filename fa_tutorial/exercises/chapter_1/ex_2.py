@@ -63,7 +63,9 @@ def inputs():
     for x in ([1.0, 2.0], [1.0, 1.0, 2.0, 4.0, 3.0]):
         yield case(torch.tensor(x), otherwise=growing)
     yield case(torch.tensor([-2.0, -1.0]), otherwise="all elements may be negative: m is their maximum, and l is measured from it")
-    yield case(torch.tensor([1000.0, 1001.0]), otherwise="exp(1000) overflows: no exponent may be positive, not even for a while")
+    high = "exp(1000) overflows: no exponent may be positive, not even for a while"
+    yield case(torch.tensor([1000.0, 1001.0]), otherwise=high)
+    yield case(torch.tensor([0.0, 1000.0]), on="x = [0, 1000]", otherwise=high, fresh=True)  # fresh: math.exp raises, torch.exp doesn't
     yield case(torch.tensor([-1000.0, -1001.0]), otherwise="exp(−1000) is 0: measure each term from the running maximum")
     yield case(torch.tensor([-1e30]), otherwise="an element may be any finite number, however low, and counts like any other")
     draw = generator()
