@@ -146,11 +146,9 @@ WRONG_ANSWERS = (
     ("1.4", lambda block: torch.randn(1_024, generator=torch.Generator().manual_seed(0)), "gives a row on which C and D are right"),
     edit("1.5", "m starts at −1e4", ("torch.tensor(-math.inf)", "torch.tensor(-1e4)"), UNGUARDED, told=("however low, and counts like any "
                                                                                                    "other")),
-    edit("1.5", "m starts at −1e30", ("torch.tensor(-math.inf)", "torch.tensor(-1e30)"), told=("m starts at a finite number, and scores may "
-                                                                                          "be smaller")),
+    edit("1.5", "m starts at −1e30", ("torch.tensor(-math.inf)", "torch.tensor(-1e30)"), told="a score may be any finite number"),
     edit("1.5", "normalised in each block", *NORMALISED, told="one edge is left: a −inf score gets the weight 0, and a block of only −inf"),
-    edit("1.5", "last block alone", ("alpha * acc + ", ""), ("alpha * l + ", ""), told=("two blocks: when the maximum grows, rescale acc "
-                                                                                       "and l")),
+    edit("1.5", "last block alone", ("alpha * acc + ", ""), ("alpha * l + ", ""), told="rescale the old acc and l"),
     edit("1.5", "lse in base 2 by log2", ("m + torch.log(l)", "m + torch.log2(l)"), told="one block: lse = m + log l, one number"),
     edit("1.5", "p from the old maximum", ("torch.exp(s - m_new)", "torch.exp(s - (m_new if m == -math.inf else m))"), told="p is measured from the old"),
     ("1.5", whole_row, "a block is used after the next one was asked for"),
@@ -163,8 +161,6 @@ WRONG_ANSWERS = (
     edit("1.5", "one row", ("torch.zeros(D)", "torch.zeros(())"), told="one edge is left"),
     edit("1.5", "alpha on the new acc", NEW_ACC, told="one block: alpha is 0 and belongs to the old acc and l"),
     edit("1.5", "alpha on all of l", ("alpha * l + p.sum()", "alpha * (l + p.sum())"), told="one block: alpha is 0 and belongs to the old acc"),
-    edit("1.5", "alpha on all of both", ("alpha * acc + p @ v", "alpha * (acc + p @ v)"), ("alpha * l + p.sum()", "alpha * (l + p.sum())"),
-         told="alpha multiplies the new block too"),
     edit("1.5", "m never grows", ("        m = m_new\n", ""), ("return o, m +", "return o, m_new +"), told="and set m to it"),
     edit("1.5", "alpha on the new l and acc, unguarded", NEW_ACC, NEW_L, UNGUARDED, told="one block: alpha is 0 and belongs"),
     edit("1.5", "stops", skips("s.max() == -math.inf and m > -math.inf", "break"),

@@ -12,27 +12,18 @@ def fused_hbm_bytes(S, D, block_m, itemsize):
     return elements * itemsize + 4 * S  # and a float32 per query
 
 
-BLOCKS, VECTORS, KEYS, FLOATS = "-(-S // block_m)", "2 * S * D + blocks", "blocks * 2 * S * D", "4 * S"
+KEYS, FLOATS = "blocks * 2 * S * D", "4 * S"
 MISTAKES = {
     "you count k and v once, but each block of queries reads all of k and v": (KEYS, "2 * S * D"),
     "one of k and v is missing: each block of queries reads both": (KEYS, "blocks * S * D"),
-    "only one of k and v is read again for each block in your count: each block of queries reads both": (KEYS, "(blocks + 1) * S * D"),
     "the float32 of each query is missing: 4 bytes for each": (f" + {FLOATS}", ""),
     "you multiply the float32 of each query by itemsize too: it takes 4 bytes, whatever itemsize is": (
         "elements * itemsize + 4 * S", "(elements + 4 * S) * itemsize"),
-    "you write D float32 for each query, but the log-sum-exp is one number": (FLOATS, "4 * S * D"),
-    "you count one float32 for each block, but each query writes its own": (FLOATS, "4 * blocks"),
-    "you give megabytes: asked are bytes": ("elements * itemsize + 4 * S", "(elements * itemsize + 4 * S) / 1e6"),
     "the number written for each query is a float32: 4 bytes, whatever itemsize is": (FLOATS, "itemsize * S"),
-    "you count 2 · S · D elements too many: q and o travel once, and k and v once per block, in all": (VECTORS, "4 * S * D + blocks"),
-    "where block_m divides S, you count k and v once more than there are blocks": (BLOCKS, "S // block_m + 1"),
-    "the last block is missing where it is smaller than the others: it reads all of k and v too": (BLOCKS, "S // block_m"),
-    "you count k and v for a fraction of a block: a smaller last block reads all of k and v too": (BLOCKS, "S / block_m"),
-    ("you count q and o once per block, but each block has its own rows of q and o, so they travel once in "
-    "all"): (f"{VECTORS} * 2", "blocks * 4"),
-    "S · D elements are missing: q is read once, and o is written once": (VECTORS, "S * D + blocks"),
+    "where block_m divides S, you count k and v once more than there are blocks": ("-(-S // block_m)", "S // block_m + 1"),
+    "you count q and o once per block, but each block has its own rows of q and o, so they travel once in all": (
+        "2 * S * D + blocks * 2", "blocks * 4"),
     "you count elements, not bytes: multiply by itemsize": ("elements * itemsize", "elements"),
-    "you fix the bytes of an element at 2: multiply by itemsize": ("elements * itemsize", "elements * 2"),
 }  # fmt: skip
 
 

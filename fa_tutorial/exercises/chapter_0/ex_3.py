@@ -23,10 +23,7 @@ GAIN, LIMIT = "before / after", '"arithmetic" if after == arithmetic else "memor
 MISTAKES = {
     "the gain is the ratio of the bytes, as if the FLOPs took no time: past the ridge, fewer bytes save nothing": (
         GAIN, "bytes_before / bytes_after"),
-    "you give the seconds that fusing saves: the gain is the time before over the time after": (GAIN, "before - after"),
     "you give how much faster the fused kernel is: asked is how many times as fast, one more": (GAIN, "before / after - 1"),
-    "you give a percentage: the gain is the time before over the time after": (GAIN, "100 * (before / after - 1)"),
-    "you give the share of the time that fusing saves: the gain is the time before over the time after": (GAIN, "1 - after / before"),
     "the gain is upside down: it is the time before over the time after": (GAIN, "after / before"),
     "the fused kernel waits for its bytes alone: its FLOPs may take longer": (f"after = {AFTER}", "after = bytes_after / bandwidth"),
     "the kernels before wait for their bytes alone: their FLOPs may take longer": (BEFORE, "bytes_before / bandwidth"),
@@ -40,10 +37,6 @@ MISTAKES = {
     "gain and limit are swapped: return (gain, limit)": (f"return {GAIN}, limit", f"return limit, {GAIN}"),
     "the limits are exchanged: left of the ridge the bytes take longer, right of it the FLOPs": (
         LIMIT, '"memory" if after == arithmetic else "arithmetic"'),
-    "you compare FLOP/byte with byte/s: the ridge is at peak_flops / bandwidth": (
-        "after == arithmetic", "flops / bytes_after > bandwidth"),
-    "you compare FLOP/byte with FLOP/s: the ridge is at peak_flops / bandwidth": (
-        "after == arithmetic", "flops / bytes_after >= peak_flops"),
 }  # fmt: skip
 
 

@@ -33,9 +33,6 @@ MISTAKES = {
     "held names what is in memory at the end: asked is the time of the peak": ("return peak, held", "return peak, list(now)"),
     "peak and held are swapped: return (peak, held)": ("return peak, held", "return held, peak"),
     "where the peak is reached twice, the first time counts": ("sum(now.values()) > peak", "sum(now.values()) >= peak"),
-    "held gives the sizes: asked are the names": ("list(now)", "list(now.values())"),
-    "held gives pairs of name and bytes: asked are the names": ("list(now)", "list(now.items())"),
-    "peak is in MiB: asked are bytes": ("return peak, held", "return peak / 2**20, held"),
 }  # fmt: skip
 
 

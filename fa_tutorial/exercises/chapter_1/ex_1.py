@@ -26,12 +26,7 @@ HALF_SUM = "the sum of 70,000 ones is inf in float16, so every weight is 0: comp
 MISTAKES = {
     "exp overflows: float32 holds exp(x) only up to x = 88.72, so subtract the row's maximum first": ("wide - m", "wide"),
     "one maximum is taken over the whole tensor: each row has its own": (MAXIMUM, "wide.max()"),
-    "one sum is taken over the whole tensor: each row has its own": (SUM, "p.sum()"),
-    "one maximum and one sum are taken over the whole tensor: each row has its own": [(MAXIMUM, "wide.max()"), (SUM, "p.sum()")],
     "the softmax runs over dimension 0: take it over the last": ("dim=-1", "dim=0"),
-    "the maximum of row i is subtracted from column i: the maximum has lost its dimension (keepdim=True keeps it)": (
-        MAXIMUM, "wide.amax(dim=-1)"),
-    "column i is divided by the sum of row i: the sum has lost its dimension (keepdim=True keeps it)": (SUM, "p.sum(dim=-1)"),
     "the maximum and the sum have lost their dimension, so that column i gets those of row i (keepdim=True keeps it)": (
         ", keepdim=True", ""),
     "the exponentials are not divided by their sum": (f"(p / {SUM})", "p"),

@@ -27,13 +27,7 @@ MISTAKES = {
     "the part with the smaller maximum is not rescaled before the sums are added": (f"{A} + {B}", "l_a + l_b"),
     "both corrections have the wrong sign: the exponent is m_part − m, which is never positive": [
         ("m_a - shift", "shift - m_a"), ("m_b - shift", "shift - m_b")],
-    "the corrections are exchanged: each part is rescaled from its own maximum": (
-        f"{A} + {B}", "l_a * torch.exp(m_b - shift) + l_b * torch.exp(m_a - shift)"),
-    "the first part is always rescaled to the second part's maximum, and its own may be larger": (
-        f"{A} + {B}", "l_a * torch.exp(m_a - m_b) + l_b"),
     "only the first part is ever rescaled, and the second one may have the smaller maximum": (B, "l_b"),
-    "the part with the smaller maximum is missing from l": (f"{A} + {B}", "torch.where(m_a > m_b, l_a, l_b)"),
-    "the sums are measured from 0, not from the new maximum": (GUARD, "shift = 0.0"),
     "m is the smaller of the two maxima": ("torch.maximum", "torch.minimum"),
     "m and l are swapped: return (m, l)": (f"return m, {A} + {B}", f"return {A} + {B}, m"),
     "exp overflows or underflows on the way: only differences of maxima may be exponents": (

@@ -36,33 +36,19 @@ ALPHA = "alpha = torch.exp(m - m_new)"
 MISTAKES = {
     "your acc is not rescaled when the maximum grows, and l is": (ACC, "acc + p @"),
     "your l is not rescaled when the maximum grows, and acc is": (L, "l + p.sum()"),
-    "neither acc nor l is rescaled when the maximum grows": [(ACC, "acc + p @"), (L, "l + p.sum()")],
     "acc and l are rescaled with the wrong sign in the exponent": (ALPHA, "alpha = torch.exp(m_new - m) if l > 0 else 0.0"),
-    "your first block vanishes: alpha is 0 there, and it belongs to the old acc and l, not to the new block": [
-        (ACC, "acc + alpha * p @"), (L, "l + alpha * p.sum()")],
-    "alpha multiplies the new block too, which is measured from the new maximum already: it belongs to the old acc and l alone": [
-        (ALPHA, "alpha = torch.exp(m - m_new) if l > 0 else torch.tensor(1.0)"),
-        (ACC, "alpha * (acc + p @"), (" v\n        m = m_new", " v)\n        m = m_new"), (L, "alpha * (l + p.sum())")],
-    "alpha multiplies the new block too: it belongs to the old acc and l alone, because p is measured from the new maximum": [
-        (ACC, "alpha * (acc + p @"), (" v\n        m = m_new", " v)\n        m = m_new"), (L, "alpha * (l + p.sum())")],
     "m stays −inf, so that alpha is 0 in every block: it becomes m_new once acc and l are measured from it": ("        m = m_new\n", ""),
     "p is measured from its block's own maximum, but acc and l from the running maximum": ("p = torch.exp(s - m_new)", "p = torch.exp(s - s.max())"),
     "p is measured from the old maximum, but acc and l from the new one: it is exp(s − m_new)": (
         "p = torch.exp(s - m_new)", "p = torch.exp(s - (m if m > -math.inf else m_new))"),
     "acc is divided by l in every block, but the next block needs the undivided sum: divide once, at the end": [
         ("        m = m_new\n", "        acc = acc / l\n        m = m_new\n"), ("acc / l if l > 0 else acc", "acc")],
-    "acc is not divided by l": ("acc / l if l > 0 else acc", "acc"),
     "exp overflows: the scores must be shifted by the running maximum before exp": [
         ("torch.exp(s - m_new)", "torch.exp(s)"), (ALPHA, "alpha = 1.0"), (LSE, "torch.log(l)")],
-    "m starts at a finite number, and scores may be smaller: start at −inf": ("torch.tensor(-math.inf)", "torch.tensor(-1e9)"),
     "a first block of only −inf gives NaN: m is still −inf then, and −inf − (−inf) is NaN": (
         "        if m_new == -math.inf:\n            continue  # nothing seen yet\n", ""),
     "nothing is seen, and o is 0 / 0 = NaN: it must be 0": ("acc / l if l > 0 else acc", "acc / l"),
-    "m stays the first block's maximum: it must grow with the scores": (
-        "torch.maximum(m, s.max())", "torch.maximum(m, s.max()) if m == -math.inf else m"),
-    "that is Σ exp(scores) itself, and lse is its logarithm": (LSE, "l * torch.exp(m)"),
     "that is log l, which is measured from m: lse = m + log l": (LSE, "torch.log(l)"),
-    "your lse is in base 2: it is a natural logarithm": (LSE, "(m + torch.log(l)) / math.log(2)"),
     "o and lse are swapped: return (o, lse)": ("return o, m + torch.log(l)", "return m + torch.log(l), o"),
 }  # fmt: skip
 
@@ -151,7 +137,7 @@ def inputs():
     yield weights([1.0, 2.0], 2, otherwise=first)
     rows = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     yield case(torch.tensor([1.0, 2.0]), rows, 2, otherwise="o is the sum of the rows of values, each times its key's weight")
-    yield weights([1.0, 2.0], 1, otherwise="two blocks: when the maximum grows, rescale acc and l by the same factor, and set m to it")
+    yield weights([1.0, 2.0], 1, otherwise="two blocks: when the maximum grows, rescale the old acc and l by one factor, and set m to it")
     yield weights([2.0, 1.0], 1, otherwise="the maximum is in the first block: measure the second block from it")
     yield weights([1.0, 2.0, 3.0], 1, otherwise="three blocks: carry acc and l from block to block")
     yield weights([1.0, 2.0, 3.0], 2, otherwise="the last block may be ragged: 3 scores are a block of 2 and a block of 1")

@@ -19,25 +19,18 @@ def join(o_a, lse_a, o_b, lse_b):
     return torch.exp(lse_a - shift) * o_a + torch.exp(lse_b - shift) * o_b, lse
 
 
-LSE = "torch.logaddexp(lse_a, lse_b)"
 SUM = "torch.exp(lse_a - shift) * o_a + torch.exp(lse_b - shift) * o_b"
 MISTAKES = {
     "the two outputs count the same in your o: the weight of a part is its share of the plain sum": (SUM, "(o_a + o_b) / 2"),
-    "you add the outputs as they are: each must count with its share of the plain sum": (SUM, "o_a + o_b"),
     "the shares are exchanged: each output has the share of its own lse": (
         SUM, "torch.exp(lse_b - shift) * o_a + torch.exp(lse_a - shift) * o_b"),
-    "the shares are upside down: a part's share is exp(lse_a − lse), at most 1": (
-        SUM, "torch.exp(shift - lse_a) * o_a + torch.exp(shift - lse_b) * o_b"),
     "your o is not divided by the joined plain sum": (SUM, "torch.exp(lse_a) * o_a + torch.exp(lse_b) * o_b"),
-    "the shares go by lse: a part's plain sum is exp(lse)": (SUM, "(lse_a * o_a + lse_b * o_b) / (lse_a + lse_b)"),
-    "your o is the output of the part with the larger lse, and the other one is lost": (SUM, "torch.where(lse_a > lse_b, o_a, o_b)"),
     "the shares are measured from the larger lse, so they don't add up to 1: measure them from the joined lse": (
         "shift = torch.where(lse == -math.inf, 0.0, lse)",
         "shift = torch.where(lse == -math.inf, 0.0, torch.maximum(lse_a, lse_b))"),
     "your lse is the sum of the two: the plain sums exp(lse) add up, not their logarithms": (f"{SUM}, lse", f"{SUM}, lse_a + lse_b"),
-    "your lse is the larger of the two": (f"{SUM}, lse", f"{SUM}, torch.maximum(lse_a, lse_b)"),
     "exp(lse) overflows or underflows: only differences of lse may be exponents": [
-        (LSE, "torch.log(torch.exp(lse_a) + torch.exp(lse_b))"),
+        ("torch.logaddexp(lse_a, lse_b)", "torch.log(torch.exp(lse_a) + torch.exp(lse_b))"),
         (SUM, "(torch.exp(lse_a) * o_a + torch.exp(lse_b) * o_b) / (torch.exp(lse_a) + torch.exp(lse_b))")],
     "o and lse are swapped: return (o, lse)": (f"return {SUM}, lse", f"return lse, {SUM}"),
     "two empty parts give NaN: −inf − (−inf) is NaN": ("torch.where(lse == -math.inf, 0.0, lse)", "lse"),

@@ -24,12 +24,9 @@ MISTAKES = {
     "the row sum is not multiplied by p: p multiplies the whole difference": (DS, "p * dp - delta"),
     "a factor p is missing: diag(p) dp has one, and so has p pᵀ dp": (DS, "dp - delta"),
     "ds has the wrong sign": (DS, "p * (delta - dp)"),
-    "the row sum is added: subtract it": (DS, "p * (dp + delta)"),
     "rowsum(dp) is subtracted: pᵀ dp is a weighted sum": (SUM, "dp.sum(dim=-1, keepdim=True)"),
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
     "p ∘ dp is summed over everything: each row has its own sum": (SUM, "(p * dp).sum()"),
-    "p ∘ dp is summed along dimension 0: sum along the last one": ("dim=-1", "dim=0"),
-    "p ∘ dp is summed along dimension 1: sum along the last one": ("dim=-1", "dim=1"),
     "p ∘ dp is summed down the columns: sum along the last dimension": ("dim=-1", "dim=-2"),
 }
 

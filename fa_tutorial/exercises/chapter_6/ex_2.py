@@ -21,33 +21,18 @@ def backward_with_p(q, k, v, p, do, scale):
     return dq, dk, dv
 
 
-DQ, DK = "scale * ds @ k", "scale * ds.transpose(-1, -2) @ q"
 SUM = "(p * dp).sum(dim=-1, keepdim=True)"
 MISTAKES = {
     "dq and dk are without the scale: s = scale · q kᵀ": ("scale * ds", "ds"),
-    "dq is without the scale: s = scale · q kᵀ": (DQ, "ds @ k"),
-    "dk is without the scale: s = scale · q kᵀ": (DK, "ds.transpose(-1, -2) @ q"),
-    "dq and dk have the scale twice: s = scale · q kᵀ hands it on once": (f"p * (dp - {SUM})", f"scale * p * (dp - {SUM})"),
-    "dv is scaled: the scale is in s = scale · q kᵀ, and o = p v has none": (
-        "p.transpose(-1, -2) @ do",
-        "scale * p.transpose(-1, -2) @ do",
-    ),
     "1/√D stands in place of the scale: multiply by the scale that is given": ("scale * ds", "q.shape[-1] ** -0.5 * ds"),
     "ds is without the row sum of (6.5)": (f"(dp - {SUM})", "dp"),
     "the row sum is not multiplied by p: p multiplies the whole difference": (f"p * (dp - {SUM})", f"p * dp - {SUM}"),
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
     "dv is p do: o = p v is a matmul, and (6.3) gives another product for its second factor": ("p.transpose(-1, -2) @ do", "p @ do"),
     "dp is do v: o = p v is a matmul, and (6.3) gives another product for its first factor": ("do @ v.transpose(-1, -2)", "do @ v"),
-    "dp is transposed: each query has a row of dp, so dp = do vᵀ": ("do @ v.transpose(-1, -2)", "v @ do.transpose(-1, -2)"),
     "the results come in the order (dv, dk, dq): return (dq, dk, dv)": ("return dq, dk, dv", "return dv, dk, dq"),
     "ds is not transposed in dk: key j adds up column j of ds": ("ds.transpose(-1, -2)", "ds"),
-    "dk is made with k: in s = scale · q kᵀ the other factor is q": (DK, DK.replace("@ q", "@ k")),
     "p stands where ds belongs: dq and dk are made of ds": ("scale * ds", "scale * p"),
-    "p is computed again by a softmax: use the p that is given, which may hide pairs": (
-        "    dv = p",
-        "    p = torch.softmax(scale * q @ k.transpose(-1, -2), dim=-1)\n    dv = p",
-    ),
-    "dq and dk are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dk, dq, dv"),
     "dk and dv are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dq, dv, dk"),
 }
 

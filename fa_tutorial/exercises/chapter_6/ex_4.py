@@ -29,34 +29,19 @@ DELTA, HIDES = "delta[:, :, rows, None]", "j > i + S_k - S_q"
 GUARD = "    lse = torch.where(lse == -math.inf, math.inf, lse)  # rows that see nothing: exp(s − inf) is 0\n"
 I_AND_J = "torch.arange(S_q)[rows, None], torch.arange(S_k)[keys]"
 MISTAKES = {
-    "lse is missing: p = exp(s − lse)": (EXP, "torch.exp(s)"),
     "p is divided by the sum of this tile: lse holds the sum of the whole row": (EXP, "torch.softmax(s, dim=-1)"),
     "delta is the sum of this tile: the delta that is given is the sum of the whole row": (DELTA, "(p * dp).sum(dim=-1, keepdim=True)"),
-    "delta is not subtracted: ds = p ∘ (dp − delta)": (DS, "p * dp"),
-    "p doesn't multiply delta: ds = p ∘ (dp − delta)": (DS, "p * dp - delta[:, :, rows, None]"),
-    "ds is without p: ds = p ∘ (dp − delta)": (DS, "dp - delta[:, :, rows, None]"),
-    "ds has the wrong sign: ds = p ∘ (dp − delta)": (DS, "p * (delta[:, :, rows, None] - dp)"),
     "ds is scaled: the scale is in the scores, and dq and dk get it later": (DS, f"scale * {DS}"),
-    "the scale is ignored: s = scale · q kᵀ": ("scale * (q", "(q"),
     "the scores are scaled by 1/√D: use the scale that is given": ("scale * (q", "q.shape[-1] ** -0.5 * (q"),
-    "dp is do kᵀ: o = p v, so dp = do vᵀ": ("v[:, :, keys]", "k[:, :, keys]"),
     "p and ds are exchanged: return (p, ds)": (f"return p, {DS}", f"return {DS}, p"),
-    "mask = True hides nothing: query i sees keys 0 … i + S_k − S_q": ("if mask", "if False"),
     "the mask is on although mask is False": ("if mask", "if True"),
     "the mask is strict: query i sees key i + S_k − S_q too": (HIDES, "j >= i + S_k - S_q"),
     "the mask starts at the top left: align it so that the last query sees the last key": (HIDES, "j > i"),
-    "S_k − S_q has the wrong sign: query i sees keys 0 … i + S_k − S_q": (HIDES, "j > i + S_q - S_k"),
     "the mask counts from the corner of the tile: i and j are places in the whole sequence, from rows.start and keys.start on": (
         I_AND_J, "torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])"),
-    "the mask counts from the corner of the tile, and starts at the top left: i and j are places in the whole sequence": [
-        (I_AND_J, "torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])"), (HIDES, "j > i")],
     "S_q and S_k are taken of the tile: the mask needs those of the whole tensors": (HIDES, "j > i + s.shape[-1] - s.shape[-2]"),
     "rows that see nothing give NaN: s and lse are −inf there, and −inf − (−inf) is NaN": (GUARD, ""),
     "p is rounded to float16: for fp16 and bf16 it is float32": (EXP, f"{EXP}.to(q.dtype).to(dtype)"),
-    "the scores are computed in float16, which has too few digits and ends at 65,504": (
-        "q[:, :, rows].to(dtype) @ k[:, :, keys].to(dtype)", "q[:, :, rows] @ k[:, :, keys]"),
-    "dp is computed in float16, which ends at 65,504": (
-        "do[:, :, rows].to(dtype) @ v[:, :, keys].to(dtype)", "do[:, :, rows] @ v[:, :, keys]"),
 }  # fmt: skip
 
 CONDITIONS = {

@@ -30,28 +30,17 @@ def dkdv_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
     return dk.to(k.dtype), dv.to(v.dtype)
 
 
-DV, DK = "p.transpose(-1, -2) @ do[:, :, rows].to(p.dtype)", "scale * ds.transpose(-1, -2) @ q[:, :, rows].to(ds.dtype)"
 START, FULL = "max(0, j - S_k + S_q) // block_m", "math.ceil(max(0, keys.stop - 1 - S_k + S_q) / block_m)"
-CALL, BLOCKS = "rows, keys, row_block < full, scale", "range(start, math.ceil(S_q / block_m))"
-OFFSET = "query i sees keys 0 … i + S_k − S_q, so key j is first seen by query j − (S_k − S_q)"
+CALL = "rows, keys, row_block < full, scale"
 MISTAKES = {
     "dk is without the scale: s = scale · q kᵀ, so dk = scale · dsᵀ q": ("scale * ds", "ds"),
-    "dk has 1/√D where the scale belongs, and your scores have the scale": ("scale * ds", "q.shape[-1] ** -0.5 * ds"),
-    "1/√D stands in place of the scale: use the scale that is given": ("    S_q, S_k =", "    scale = q.shape[-1] ** -0.5\n    S_q, S_k ="),
-    "dv is scaled: only the scores are, and so dq and dk": (DV, f"scale * {DV}"),
-    "ds is not transposed: dk = scale · dsᵀ q": ("ds.transpose(-1, -2)", "ds"),
-    "p stands where ds belongs: dk = scale · dsᵀ q": (DK, DK.replace("ds.", "p.", 1)),
     "dk and dv are overwritten in every step: add up the row blocks": ("[:, :, keys] +=", "[:, :, keys] ="),
     "dk and dv are exchanged: return (dk, dv)": ("return dk.to(k.dtype), dv.to(v.dtype)", "return dv.to(v.dtype), dk.to(k.dtype)"),
-    "is_causal changes nothing: my_p_and_ds masks where its `mask` is True": ("if is_causal:", "if False:"),
     "the blocks before full are not masked: my_p_and_ds masks where its `mask` is True": (CALL, "rows, keys, False, scale"),
-    "delta is not subtracted: ds = p ∘ (dp − delta)": ("do, lse, delta, rows", "do, lse, torch.zeros_like(delta), rows"),
     "the mask is on although is_causal is False": (CALL, "rows, keys, True, scale"),
-    f"the causal loop is aligned top left: {OFFSET}": [(" - S_k + S_q", "")],
+    "the causal loop is aligned top left: query i sees keys 0 … i + S_k − S_q, so key j is first seen by query j − (S_k − S_q)": [
+        (" - S_k + S_q", "")],
     "start is negative where the first keys are seen by every query: no block comes before block 0": (START, "(j - S_k + S_q) // block_m"),
-    f"S_k − S_q has the wrong sign: {OFFSET}": (" - S_k + S_q", " + S_k - S_q"),
-    f"start is without S_k − S_q: {OFFSET}": (START, "j // block_m"),
-    f"full is without S_k − S_q: {OFFSET}": (FULL, "math.ceil((keys.stop - 1) / block_m)"),
     "start counts queries, and the loop counts blocks of them: divide by block_m": (START, "max(0, j - S_k + S_q)"),
     "start is rounded up: the block that holds the first query which sees a key counts, although earlier queries of it may see none": (
         START, "math.ceil(max(0, j - S_k + S_q) / block_m)"),
@@ -59,13 +48,6 @@ MISTAKES = {
         START, "max(0, keys.stop - 1 - S_k + S_q) // block_m"),
     "full is rounded down: not every query of its block sees all of the keys": (FULL, "max(0, keys.stop - 1 - S_k + S_q) // block_m"),
     "full comes from the first key: the last one decides which queries see all of them": (FULL, FULL.replace("keys.stop - 1", "j")),
-    "the loop over rows runs to S_k: q has S_q rows": (BLOCKS, BLOCKS.replace("S_q", "S_k")),
-    "a last block of rows that is shorter is left out": (BLOCKS, "range(start, S_q // block_m)"),
-    "a last block of keys that is shorter is left out": ("range(0, S_k, block_n)", "range(0, S_k - block_n + 1, block_n)"),
-    "the sums are kept in the inputs' dtype, and float16 loses small terms: sum in float32": [
-        ("k.shape, dtype=lse.dtype", "k.shape, dtype=k.dtype"), ("v.shape, dtype=lse.dtype", "v.shape, dtype=v.dtype")],
-    "the products are rounded to float16: p and ds may be rounded, but each product stays in float32 until it is summed": [
-        (DV, "p.to(do.dtype).transpose(-1, -2) @ do[:, :, rows]"), (DK, "scale * (ds.to(q.dtype).transpose(-1, -2) @ q[:, :, rows])")],
 }  # fmt: skip
 CONDITIONS = {**shared.CONDITIONS, "skip": shared.SKIP}
 

@@ -29,39 +29,20 @@ def dq_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
     return dq.to(q.dtype)
 
 
-STEP, BLOCKS, MASK = "scale * ds @ k[:, :, keys].to(ds.dtype)", "range(math.ceil(S_q / block_m))", "rows, keys, key_block >= full, scale"
-CALL = "(row_block, block_m, block_n, S_q, S_k)"
+MASK, CALL = "rows, keys, key_block >= full, scale", "(row_block, block_m, block_n, S_q, S_k)"
 MISTAKES = {
     "end counts blocks of keys, and your loop takes it for a number of keys": ("range(end)", "range(math.ceil(end / block_n))"),
-    "dq is without the scale: s = scale · q kᵀ, so dq = scale · ds k": (STEP, "ds @ k[:, :, keys].to(ds.dtype)"),
-    "dq has 1/√D where the scale belongs, and your scores have the scale": ("scale * ds", "q.shape[-1] ** -0.5 * ds"),
-    "1/√D stands in place of the scale: use the scale that is given": ("    S_q, S_k =", "    scale = q.shape[-1] ** -0.5\n    S_q, S_k ="),
-    "v stands where k belongs: dq = scale · ds k": ("k[:, :, keys]", "v[:, :, keys]"),
-    "p stands where ds belongs: dq = scale · ds k": ("_, ds =", "ds, _ ="),
+    "dq is without the scale: s = scale · q kᵀ, so dq = scale · ds k": ("scale * ds", "ds"),
     "dq is overwritten in every step: add up the key blocks": ("dq[:, :, rows] +=", "dq[:, :, rows] ="),
     "the tiles from full on are not masked, and not every query sees all of their keys: my_p_and_ds masks where its `mask` is True": (
         MASK, "rows, keys, False, scale"),
     "the mask comes one block late: block number full is the first that needs it": (">= full", "> full"),
-    "delta is not subtracted: ds = p ∘ (dp − delta)": ("do, lse, delta, rows", "do, lse, torch.zeros_like(delta), rows"),
-    "only tile number full is masked: every tile from full to end − 1 needs the mask": (">= full", "== full"),
-    "only the last tile is masked: every tile from full to end − 1 needs the mask": (">= full", "== end - 1 >= full"),
-    "the last tile alone is masked, and whatever is_causal is: under the causal mask every tile from full to end − 1 needs it": (
-        ">= full", "== end - 1"),
     "a last tile that is shorter is masked although is_causal is False: `mask` hides what the causal mask hides, and the slice ends at S_k": (
         "full = end = math.ceil(S_k / block_n)", "full, end = S_k // block_n, math.ceil(S_k / block_n)"),
     "the mask is on although is_causal is False": (MASK, "rows, keys, True, scale"),
-    "the causal loop is aligned top left: query i sees keys 0 … i + S_k − S_q, so its last key depends on S_k − S_q too": (
-        "range(end)", "range(min(math.ceil(rows.stop / block_n), math.ceil(S_k / block_n)) if is_causal else end)"),
     "block_m and block_n are exchanged in the call of causal_tiles": (CALL, CALL.replace("m, block_n", "n, block_m")),
-    "the loop begins at full: the blocks before full are seen too, and need no mask": ("range(end)", "range(full, end)"),
-    "is_causal changes nothing: begin with its bounds, full and end": ("if is_causal", "if False"),
     "causal_rows bounds the queries of a block of keys, and yours is a block of queries: take causal_tiles": ("causal_tiles", "causal_rows"),
     "the loop ends at full: the blocks from full to end − 1 are seen in part": ("range(end)", "range(full)"),
-    "the loop over keys runs to S_q: k and v have S_k rows": ("full = end = math.ceil(S_k", "full = end = math.ceil(S_q"),
-    "a last block of rows that is shorter is left out": (BLOCKS, "range(S_q // block_m)"),
-    "the sum is kept in the inputs' dtype, and float16 loses small terms: sum in float32": ("dtype=lse.dtype", "dtype=q.dtype"),
-    "the product is rounded to float16: ds may be rounded, but each product stays in float32 until it is summed": (
-        STEP, "scale * (ds.to(k.dtype) @ k[:, :, keys])"),
 }  # fmt: skip
 
 
