@@ -138,9 +138,9 @@ WRONG_ANSWERS = (
          told="MASK_MOD gets the numbers of batch entry, head, query and key"),
     edit("10.5", "lse as a vector", ("aux) - lse)", "aux) - lse[:, None])"), told="lse and delta broadcast to a tile already", gpu="stops with"),
     edit("10.5", "i and j exchanged", ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i"),
-         told="SCORE_MOD gets i and j exchanged"),
+         told="p is the softmax of the modified scores"),
     edit("10.5", "two exponentials", ("tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", "tl.exp(SCORE_MOD(s, b, h, i, j, aux)) * tl.exp(-lse)"),
-         told="exp(modified score) overflows from 89 on"),
+         told="is computed in one step, so nothing overflows"),
     edit("10.5", "a forgotten mask", ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""), told="hidden pairs have a p"),
     *(edit("10.5", f"{words}, and only blind rows are 0", *changes,
            ("p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)", "p = tl.where(lse == -float('inf'), 0.0, p)"), told="0, after exp, where MASK_MOD hides a pair")
