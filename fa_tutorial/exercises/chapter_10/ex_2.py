@@ -19,7 +19,6 @@ def window_kinds(left, S, block_m, block_n):
 
 
 NEEDED, WHOLE = "(farthest <= 0) & (nearest >= -left)", "(nearest <= 0) & (farthest >= -left)"
-SUM = "is_needed.int() + is_whole.int()"
 MISTAKES = {
     "the corners of the other diagonal decide: within a tile j − i is largest at the last key and the first query, and least at the first "
     "key and the last query": [("start + block_n - 1 - top", "start - top"),
@@ -27,8 +26,6 @@ MISTAKES = {
     "a tile counts as whole because the window reaches back far enough: its last key must not lie ahead of its first query either": (
         WHOLE, "farthest >= -left"),
     "a tile counts as whole because it lies in the past: its first key may be too far back for its last query": (WHOLE, "nearest <= 0"),
-    ("a needed tile counts as whole because it lies in the past: its first key may be too far back for its last query"): (
-        WHOLE, "is_needed & (nearest <= 0)"),
     "these are the causal mask's kinds, without a window: a key more than `left` before its query is hidden": [
         (NEEDED, "farthest <= 0"), (WHOLE, "nearest <= 0")],
     "queries and keys are exchanged: a query sees keys before it, not after it": [
@@ -36,24 +33,12 @@ MISTAKES = {
     "no tile is skipped for being too far back: a tile is, if even its last key is more than `left` before its first query": (
         NEEDED, "farthest <= 0"),
     "no tile is skipped for lying ahead: a tile is, if even its first key comes after its last query": (NEEDED, "nearest >= -left"),
-    ("a tile is skipped where its first key is too far back for its last query: it is needed as long as its last key is near enough for "
-    "its first query"): (NEEDED, "(farthest <= 0) & (farthest >= -left)"),
-    "rows and columns are exchanged: a row of the result is a block of queries": (SUM, f"({SUM}).mT"),
     "a tile is skipped where its first key comes after its first query: a later query of the tile may still see it": (
         NEEDED, "(start <= top) & (nearest >= -left)"),
     "a tile is skipped where one corner is hidden: it is needed as soon as one of its pairs is seen": (NEEDED, WHOLE),
     "the window is one key too narrow: a query sees its own key and `left` keys before it": ("-left", "1 - left"),
-    "the window is one key too wide: a query sees its own key and `left` keys before it": ("-left", "-left - 1"),
     "a tile's last key is its first + block_n − 1, and its last query is its first + block_m − 1": [
         ("block_n - 1 - top", "block_n - top"), ("top + block_m - 1", "top + block_m")],
-    "a tile's last query is its first + block_m − 1: the least distance is one too small": ("(top + block_m - 1)", "(top + block_m)"),
-    "block_m and block_n are exchanged: block_m counts queries": ("(left, S, block_m, block_n)", "(left, S, block_n, block_m)"),
-    "a tile is skipped whose only seen pair is a corner on the diagonal: distance 0 is seen": ("(farthest <= 0)", "(farthest < 0)"),
-    "a tile is skipped whose only seen pair is `left` keys back: that key is still seen": ("(nearest >= -left)", "(nearest > -left)"),
-    "a tile counts as mixed whose largest distance is 0: that pair is seen, too": ("(nearest <= 0)", "(nearest < 0)"),
-    "a tile counts as mixed whose least distance is −left: that pair is seen, too": ("(farthest >= -left)", "(farthest > -left)"),
-    "no tile is whole: one whose pairs are all seen needs no mask": (SUM, "is_needed.int()"),
-    "whole and mixed are exchanged: 1 is mixed, 2 is whole": (SUM, "2 * is_needed.int() - is_whole.int()"),
 }  # fmt: skip
 
 
@@ -113,7 +98,7 @@ def inputs():
         on = f"a window of {left} keys and the query's own, S = {S}, tiles of {block_m} × {block_n}"
         return case(Counted(left, []), *args[1:], on=on, otherwise=otherwise, **options)
 
-    sizes = "a tile may hold more queries than keys, or fewer: which of its pairs are seen?"
+    sizes = "a tile may hold more queries than keys, or fewer, and pairs at distances 0 and −left are seen"
     yield window(7, 8, 2, 2)
     yield window(2, 8, 2, 2)
     yield window(3, 8, 2, 2)

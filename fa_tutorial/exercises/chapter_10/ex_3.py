@@ -51,15 +51,11 @@ def listed_kernel(q, k, v, o, index_ptr, count_ptr, H, S_q, S_k, D, scale, aux, 
 ENTRY, NUMBER = "row * across + t)", "tl.load(index_ptr + row * across + t)"
 END, WHOLE = "row * across + across - 1 - t)", "range(whole)"
 MIXED, SEEN = "range(mixed)", "(j < S_k) & MASK_MOD(b, h, i, j, aux)"
-NO_KEY = "    l = tl.where(l == 0, 1.0, l)  # a row that sees no key has acc = 0\n"
 PLAIN = "        s = scale * dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]\n"
 MASKED = f"""        j = start_n + tl.arange(0, BLOCK_N)[None, :]
         s = tl.where({SEEN}, scale * dot(q_tile, tl.trans(k_tile)), -float("inf")) + 0.0\n"""
-FIRST = [(ENTRY, "t)"), (END, "across - 1 - t)")]
 MISTAKES = {
     "the whole tiles are missing: a second loop takes them from the end of the row of index": (WHOLE, "range(0)"),
-    "the mixed tiles are missing: their loop takes them from the start of the row of index, and the second loop adds to its m, l and acc": (
-        MIXED, "range(0)"),
     "the whole tiles are taken from the start of the row, where the mixed ones stand: they stand at its end": (END, ENTRY),
     "the whole tiles are taken to follow the mixed ones: they stand at the end of the row": (END, "row * across + mixed + t)"),
     "the whole tiles ask MASK_MOD: every pair of theirs is seen, so only the mixed ones ask": (PLAIN, MASKED),
@@ -74,22 +70,9 @@ MISTAKES = {
     "start_n counts keys, and index_ptr holds numbers of tiles: multiply by BLOCK_N": [
         (f"{NUMBER} * BLOCK_N", NUMBER), (f"{END} * BLOCK_N", END)],
     "the loop over mixed tiles runs to the end of the row: only as many entries as count says are mixed": (MIXED, "range(across)"),
-    "both loops run over the whole row: count says how many entries are mixed, and how many whole": [
-        (MIXED, "range(across)"), (WHOLE, "range(across)")],
     "every block of rows takes the first block's lists: its own are row start_m // BLOCK_M of index and of count": [
-        ("count_ptr + row)", "count_ptr)"), ("count_ptr + row_blocks + row)", "count_ptr + row_blocks)"), *FIRST],
-    ("every block of rows takes its tiles from the first block's list: its own starts ceil(S_k / BLOCK_N) entries a row further "
-    "on"): FIRST,
-    "every block of rows takes the first block's count: its own is at count_ptr + start_m // BLOCK_M": [
-        ("count_ptr + row)", "count_ptr)"), ("count_ptr + row_blocks + row)", "count_ptr + row_blocks)")],
-    "a row of index has an entry for every tile of keys: ceil(S_k / BLOCK_N), not ceil(S_q / BLOCK_M)": (
-        "row * across +", "row * row_blocks +"),
-    "MASK_MOD gets i and j exchanged: i is the query, j the key": (SEEN, SEEN.replace("i, j", "j, i")),
-    "the first mixed tile of every list is left out: t starts at 0": (MIXED, "range(1, mixed)"),
-    "the last mixed tile of every list is left out: t runs over all of them": (MIXED, "range(mixed - 1)"),
-    "rows that see no key give NaN, from 0 / 0: divide by 1 where l is 0": (NO_KEY, ""),
-    "a row of a mixed tile may see no key, and takes the mean of v if its scores are a large negative number: hide them by −inf": (
-        'trans(k_tile)), -float("inf"))', "trans(k_tile)), -1e6)"),
+        ("count_ptr + row)", "count_ptr)"), ("count_ptr + row_blocks + row)", "count_ptr + row_blocks)"), (ENTRY, "t)"),
+        (END, "across - 1 - t)")],
 }  # fmt: skip
 CONDITIONS = {"empty": "both lists may be empty: the rows of such a block see no key, and get o = 0"}
 

@@ -47,8 +47,6 @@ MISTAKES = {
     "the two results are exchanged: first the score, then its derivative": (BOTH, "1 - t * t, aux[2] * t"),
     "the score isn't multiplied by c again: it must reach ±c": ("return aux[2] * t", "return t"),
     "tanh is taken of s: it is taken of s / c": ("tanh(s / aux[2])", "tanh(s)"),
-    "the score is cut off at ±c, which is a hard cap: a soft one is c · tanh(s / c)": (
-        "return aux[2] * t", "return tl.minimum(tl.maximum(s, -aux[2]), aux[2])"),
     "the score is cut off at ±c, and the derivative falls from 1 to 0 there: a soft cap bends, c · tanh(s / c)": (
         BOTH, "tl.minimum(tl.maximum(s, -aux[2]), aux[2]), tl.where(tl.abs(s) < aux[2], 1.0, 0.0)"),
     "c is read from aux[0]: your window's mask took aux[0] and aux[1], so c is aux[2]": [
@@ -56,12 +54,8 @@ MISTAKES = {
     "the inner derivative is missing: s / c has the derivative 1 / c": ("1 - t * t", "aux[2] * (1 - t * t)"),
     "the factor c before tanh is missing in the derivative: it cancels 1 / c": ("1 - t * t", "(1 - t * t) / aux[2]"),
     "tanh isn't squared: its derivative is 1 − tanh²": ("1 - t * t", "1 - t"),
-    "1 + tanh² grows: the derivative is 1 − tanh²": ("1 - t * t", "1 + t * t"),
-    "the derivative has the wrong sign: a capped score grows with s": ("1 - t * t", "t * t - 1"),
     "the capped score is squared: square tanh alone": ("t * t", "aux[2] * t * aux[2] * t"),
     "the derivative is 1 everywhere: that holds only near s = 0": ("1 - t * t", "1.0"),
-    "a negative score gets a positive cap: tanh keeps the sign of s": ("tanh(s / aux[2])", "tanh(tl.abs(s) / aux[2])"),
-    "that is tanh, not its derivative, 1 − tanh²": ("1 - t * t", "t"),
 }  # fmt: skip
 CONDITIONS = {"far": "a score may lie far beyond the cap, on either side: then it is ±c and the derivative 0, and no exponential overflows"}
 

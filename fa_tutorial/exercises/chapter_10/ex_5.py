@@ -83,38 +83,14 @@ MISTAKES = {
     "p is made from the plain score: the forward's softmax was of SCORE_MOD's": (MOD, "s"),
     "the derivative is missing: by the chain rule ds is SCORE_GRAD times the gradient of the modified score": (f" * {GRAD}", ""),
     "the derivative is taken at the modified score: SCORE_GRAD wants s": (GRAD, GRAD.replace("(s", f"({MOD}")),
-    "SCORE_MOD stands where the derivative belongs: the chain rule multiplies by SCORE_GRAD": (GRAD, MOD),
-    "the derivative is made from the score: SCORE_GRAD gives it, whatever SCORE_MOD is": (
-        GRAD, f"(1 - {MOD} * {MOD} / (aux[2] * aux[2]))"),
     "the derivative is multiplied into p: it belongs to ds alone": [(MASK, f"{MASK} * {GRAD}"), (f"(dp - delta) * {GRAD}", "(dp - delta)")],
-    "ds lacks p: the gradient of the modified score is p (dp − delta)": ("p * (dp - delta)", "(dp - delta)"),
     "delta is missing: the gradient of the modified score is p (dp − delta)": ("(dp - delta)", "dp"),
-    "ds has the wrong sign: it is p (dp − delta)": ("(dp - delta)", "(delta - dp)"),
-    "lse is missing: p = exp(modified score − lse)": (" - lse", ""),
     "lse is a natural logarithm: p takes exp, not exp2": ("tl.exp", "tl.exp2"),
-    "the mask is upside down: p stays where MASK_MOD is True": ("p, 0.0)", "0.0, p)"),
     ("the score is masked before SCORE_MOD, and a cap turns −inf into −c, so that hidden pairs have a p: put 0 in p, with tl.where, after "
     "exp"): (f"{P}    p = {MASK}\n", f"    masked = {MASKED}\n{P.replace('(s', '(masked')}"),
     ("the score is masked before SCORE_MOD, and a cap turns −inf into −c, so that hidden pairs have a p, though SCORE_GRAD is 0 there: put 0 "
     "in p, with tl.where, after exp"): (f"{P}    p = {MASK}\n", f"    s = {MASKED}\n{P}"),
-    "MASK_MOD gets i and j exchanged: i is the query, j the key": (MASK, MASK.replace("i, j", "j, i")),
-    "SCORE_MOD gets i and j exchanged: i is the query, j the key": (MOD, MOD.replace("i, j", "j, i")),
-    "the mods get i and j exchanged: i is the query, j the key": [
-        (MOD, MOD.replace("i, j", "j, i")), (GRAD, GRAD.replace("i, j", "j, i")), (MASK, MASK.replace("i, j", "j, i"))],
     "p multiplies dp alone: the gradient of the modified score is p (dp − delta)": ("p * (dp - delta)", "(p * dp - delta)"),
-    "the score is masked by a large number before SCORE_MOD, and a cap turns it into −c: put 0 in p, with tl.where, after exp": (
-        f"{P}    p = {MASK}\n", f"""    masked = {MASKED.replace("-float('inf')", "-1e9")}\n{P.replace('(s', '(masked')}"""),
-    "hidden pairs' scores are a large negative number, and a row's own may be as low: put 0 in p, with tl.where, after exp": (
-        f"{P}    p = {MASK}\n", f"""    p = tl.exp({MASKED.replace("s, -float('inf')", f"{MOD}, -1e6")} - lse)
-    p = tl.where(lse == -float('inf'), 0.0, p)\n"""),
-    "delta is added: the gradient of the modified score is p (dp − delta)": ("(dp - delta)", "(dp + delta)"),
-    "ds is divided by the derivative: the chain rule multiplies by SCORE_GRAD": (f"* {GRAD}", f"/ {GRAD}"),
-    "the derivative multiplies dp alone: it belongs to all of p (dp − delta)": (
-        f"(dp - delta) * {GRAD}", f"(dp * {GRAD} - delta)"),
-    "the derivative multiplies delta alone: it belongs to all of p (dp − delta)": (f"(dp - delta) * {GRAD}", f"(dp - delta * {GRAD})"),
-    "the two results are exchanged: return (p, ds)": ("return p, ds", "return ds, p"),
-    "exp(modified score) overflows from 89 on: subtract lse first, then take one exp": (
-        f"tl.exp({MOD} - lse)", f"tl.exp({MOD}) * tl.exp(-lse)"),
     ("a row that sees nothing gets NaN: its lse is −inf, so neither inf · 0, a product with the mask, nor −inf − (−inf), a masked score, "
     "is 0; choose 0 with tl.where, after exp"): (MASK, "p * MASK_MOD(b, h, i, j, aux).to(tl.float32)"),
 }  # fmt: skip

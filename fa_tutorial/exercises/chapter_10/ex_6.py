@@ -48,30 +48,18 @@ def listed_dkdv_kernel(
 
 
 NUMBER, COUNT = "tl.load(index_ptr + column * down + t)", "range(tl.load(count_ptr + column))"
-DV, DK = "dot(p.to(do_tile.dtype), do_tile, dv_acc)", "dot(ds.to(q_tile.dtype), q_tile, dk_acc)"
-Q, DO, STEP = "load_tile(q, b, h, start_m", "load_tile(do, b, h, start_m", "STEP(s, dp, lse, delta, b, h, i, j, aux"
 MISTAKES = {
     "every tile of queries is visited: a column's list and its count say which": [(COUNT, "range(down)"), (NUMBER, "t")],
     "t is taken for the tile's number: it is the place in the list, and index_ptr holds the number": (NUMBER, "t"),
     "start_m counts queries, and index_ptr holds numbers of tiles: multiply by BLOCK_M": (f"{NUMBER} * BLOCK_M", NUMBER),
     "a listed tile holds BLOCK_M queries: its number times BLOCK_M is its first one": (f"{NUMBER} * BLOCK_M", f"{NUMBER} * BLOCK_N"),
     "every block of keys takes the first one's list: its own starts S / BLOCK_M entries a block further on": ("column * down + t", "t"),
-    "every block of keys takes the first one's count: its own is at count_ptr + start_n // BLOCK_N": ("count_ptr + column", "count_ptr"),
     "the loop runs to the end of the list's row: only as many entries as count says stand for tiles": (COUNT, "range(down)"),
-    "lse and delta are those of the first head: a head's rows start at batch_head · S": ("batch_head * S + i", "i"),
     "lse and delta are those of the block's keys: each listed tile has queries of its own": ("batch_head * S + i", "batch_head * S + j"),
-    "q is read from the block of keys' rows: a listed tile's queries start at start_m": (Q, Q.replace("start_m", "start_n")),
-    "do is read from the block of keys' rows: a listed tile's queries start at start_m": (DO, DO.replace("start_m", "start_n")),
-    "the mods get i and j exchanged: i is the query, j the key": (STEP, STEP.replace("i, j", "j, i")),
     "i, lse and delta lie along the wrong axis: the tile's rows are keys, so i is [1, BLOCK_M], and j [BLOCK_N, 1]": [
         ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
     "dk lacks the scale: s = scale · q k, so dk = scale · dsᵀ q": ("scale * dk_acc", "dk_acc"),
-    "dv has a scale: it is pᵀ do": (", dv_acc, b, h", ", scale * dv_acc, b, h"),
     "dk and dv are exchanged: ds meets q, and p meets do": [("store_tile(dk, scale", "store_tile(dv, scale"), ("store_tile(dv, dv", "store_tile(dk, dv")],
-    "dv is made of ds: it is pᵀ do": (DV, DV.replace("p.to", "ds.to")),
-    "dk is made of p: it is scale · dsᵀ q": (DK, DK.replace("ds.to", "p.to")),
-    "only the last listed tile counts: every tile adds to what the earlier ones gave": [
-        (DV, DV.replace(", dv_acc", "")), (DK, DK.replace(", dk_acc", ""))],
     "the tile has queries as rows, and dk and dv add up over queries: make its keys the rows, or transpose p and ds": [
         ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"), ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"),
         ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],

@@ -17,41 +17,22 @@ def dropout_gradients(p, p_sink, z, v, do):
     return ds, dv, -(p_sink * delta).sum()
 
 
-DP, DS, DV, DSINK = "z * (do @ v.T)", "p * (dp - delta[:, None])", "(z * p).T @ do", "-(p_sink * delta).sum()"
-O, DELTA = "o = (z * p) @ v", "(do * o).sum(dim=1)"
+DP, DS, DSINK = "z * (do @ v.T)", "p * (dp - delta[:, None])", "-(p_sink * delta).sum()"
 MISTAKES = {
     "z is missing in dp: a kept pair's p was multiplied by z on its way to o, so its dp is z (do · v)": (DP, "do @ v.T"),
     "z multiplies ds as well as dp: a dropped pair's p still took part in the softmax, so its ds is p (0 − delta)": (DS, f"z * {DS}"),
     "z multiplies ds in place of dp: a dropped pair's p still took part in the softmax, so its ds is p (0 − delta)": [
         (DP, "do @ v.T"), (DS, f"z * {DS}")],
-    "z is missing in dv: o = (z ∘ p) v, so dv = (z ∘ p)ᵀ do": (DV, "p.T @ do"),
-    "delta is that of o without dropout: o = (z ∘ p) v": (O, "o = p @ v"),
-    "z is missing everywhere: these are the gradients without dropout": [(DP, "do @ v.T"), (DV, "p.T @ do"), (O, "o = p @ v")],
-    "z is left out of dp and delta: only dv knows of the dropout": [(DP, "do @ v.T"), (O, "o = p @ v")],
+    "z is missing in dv: o = (z ∘ p) v, so dv = (z ∘ p)ᵀ do": ("(z * p).T @ do", "p.T @ do"),
+    "delta is that of o without dropout: o = (z ∘ p) v": ("o = (z * p)", "o = p"),
     "z is taken for 0 and 1: a kept pair's z is 1 / (1 − P)": ("    o = (z", "    z = (z > 0).to(p.dtype)\n    o = (z"),
-    "p is normalised again, without the sink: p and p_sink already add up to 1": (
-        "    o = (z", "    p = p / p.sum(dim=1, keepdim=True).clamp(min=1e-30)\n    o = (z"),
-    "delta has a z too many: dp holds z already, so delta is the sum of p ∘ dp": (DELTA, "(z * p * dp).sum(dim=1)"),
-    "delta is divided by the keys' share, the sum of p: delta is do · o as it is, because p and p_sink already add up to 1": (
-        DELTA, f"{DELTA} / p.sum(dim=1).clamp(min=1e-30)"),
-    "delta is divided by the keys' share in ds: delta is do · o as it is, because p and p_sink already add up to 1": (
-        DS, "p * (dp - (delta / p.sum(dim=1).clamp(min=1e-30))[:, None])"),
-    "delta is missing in ds: it is p (dp − delta)": (DS, "p * dp"),
-    "p is missing in ds: it is p (dp − delta)": (DS, "dp - delta[:, None]"),
-    "ds has the wrong sign: it is p (dp − delta)": (DS, "p * (delta[:, None] - dp)"),
+    "delta has a z too many: dp holds z already, so delta is the sum of p ∘ dp": ("(do * o).sum(dim=1)", "(z * p * dp).sum(dim=1)"),
     "dsink has the wrong sign: the sink's value is 0, so its dp is 0, and its ds is p_sink (0 − delta)": (DSINK, DSINK[1:]),
-    "the sink's share is missing in dsink: a row gives p_sink (0 − delta)": (DSINK, "-delta.sum()"),
-    "delta is missing in dsink: a row gives p_sink (0 − delta)": (DSINK, "-p_sink.sum()"),
-    "dsink takes the share of the keys: the sink's own is p_sink": (DSINK, "-((1 - p_sink) * delta).sum()"),
     "delta is weighted by p (1 − p) in dsink: ds = p (dp − delta), and delta holds the rest": (
         DSINK, "-(p_sink * (1 - p_sink) * delta).sum()"),
-    "the sink's ds are given row by row: every row uses the one sink, so add up": (DSINK, "-(p_sink * delta)"),
     "p_sink and delta broadcast to a matrix, so that each row's share meets the delta of every row: give both the shape (S_q,)": (
         DSINK, "-(p_sink * delta[:, None]).sum()"),
-    "dsink is right, but its shape is (1,): it is one number, of shape ()": (DSINK, "-(p_sink * delta).sum(dim=0, keepdim=True)"),
-    "the mean over the rows is taken: every row uses the one sink, so add up": (DSINK, "-(p_sink * delta).mean()"),
     "dsink is 0: the sink's dp is 0, but its ds is p_sink (0 − delta)": (DSINK, "0 * p_sink.sum()"),
-    "the first two results are exchanged: return ds, dv, dsink": ("return ds, dv,", "return dv, ds,"),
 }  # fmt: skip
 CONDITIONS = {"hidden": "a pair may be hidden, and a row may see no key or keep none: p or z is 0 there, and nothing is divided"}
 
@@ -59,7 +40,7 @@ CONDITIONS = {"hidden": "a pair may be hidden, and a row may see no key or keep 
 FIRST = {
     "ds": "ds is p (dp − delta), where dp holds all of z, and p takes part even where z is 0",
     "dv": "o = (z ∘ p) v, and dv is its gradient by v",
-    "dsink": "dsink is the gradient by the sink, which takes part in the softmax as a key does whose value is 0",
+    "dsink": "dsink is one number, the gradient by the sink, which takes part in the softmax as a key does whose value is 0",
 }
 KEPT = FIRST | {"ds": "with every pair kept, ds is p (dp − delta), and delta is do · o as it is: the sink's share is in p already"}
 ROWS = {

@@ -21,40 +21,22 @@ TOP, LAST = "cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchs
 RETURN = "start // block, (stop + block - 1) // block"
 MISTAKES = {
     "end is rounded down: the last tile counts even if the sequence ends inside it": ("(stop + block - 1) // block", "stop // block"),
-    "first is rounded up: the first tile counts even if the sequence begins inside it": ("start // block, ", "(start + block - 1) // block, "),
     "end is the last tile's number: it is one past it": ("(stop + block - 1) // block", "(stop - 1) // block"),
     "end is rounded up where the sequence ends with a tile: one past the last key is no key": (
         "(stop + block - 1) // block", "stop // block + 1"),
     "end comes from the block's first query: its last query may be of a later sequence": (LAST, LAST.replace("last", "top")),
     "first comes from the block's last query: its first query may be of an earlier sequence": (TOP, TOP.replace("top", "last")),
-    "the block's first and last query are exchanged: the first decides `first`, the last decides `end`": [
-        (TOP, TOP.replace("top", "last")), (LAST, LAST.replace("last", "top"))],
     "these are numbers of tokens: divide by block": (RETURN, "start, stop"),
-    "these are tiles' first tokens: don't multiply by block again": (
-        RETURN, "start // block * block, (stop + block - 1) // block * block"),
-    "first is a number of tokens: divide by block": (RETURN, RETURN.replace("start // block", "start")),
-    "end is a number of tokens: divide by block, rounding up": (RETURN, "start // block, stop"),
     "these are numbers of sequences: look up in cu where they begin and end, and divide by block": (
         RETURN, "torch.searchsorted(cu, top, right=True) - 1, torch.searchsorted(cu, last, right=True)"),
     "the block's last query is taken one too far: it is the first one + block − 1": ("(top + block - 1)", "(top + block)"),
     "first is where the first query's sequence ends: count entries of cu are at most this query, so it begins at cu[count − 1]": (
         TOP, "cu[torch.searchsorted(cu, top, right=True)]"),
-    "the second result is a count of tiles: it is one past the last tile's number": (
-        "return start // block, (stop + block - 1) // block", "return start // block, (stop + block - 1) // block - start // block"),
+    "the second result is a count of tiles: it is one past the last tile's number": (RETURN, f"{RETURN} - start // block"),
     "end stops at the block's own tile, as under a causal mask: here a query also sees later keys of its sequence": (
-        "return start // block, (stop + block - 1) // block",
-        "return start // block, torch.minimum((stop + block - 1) // block, top // block + 1)"),
-    "a token at cu[n] belongs to the sequence that begins there: search with right=True": [
-        (TOP, "cu[(torch.searchsorted(cu, top) - 1).clamp(min=0)]"), (LAST, LAST.replace(", right=True", ""))],
+        RETURN, "start // block, torch.minimum((stop + block - 1) // block, top // block + 1)"),
     "token 0, and every token that begins a sequence, is taken for one of the sequence before: search with right=True": [
         (TOP, "cu[torch.searchsorted(cu, top) - 1]"), (LAST, LAST.replace(", right=True", ""))],
-    "a first query that begins a sequence is taken for one of the sequence before: search with right=True": (
-        TOP, "cu[torch.searchsorted(cu, top) - 1]"),
-    "a last query that begins a sequence is taken for one of the sequence before: search with right=True": (
-        LAST, LAST.replace(", right=True", "")),
-    "every block is given all the tiles: look up the sequences of its first and its last query": (
-        "return start // block, (stop + block - 1) // block", "return 0 * start, 0 * stop + (total + block - 1) // block"),
-    "the two results are exchanged: return (first, end)": (RETURN, "(stop + block - 1) // block, start // block"),
 }  # fmt: skip
 CONDITIONS = {"ragged": "the last block may have fewer queries, and a sequence may be empty"}
 

@@ -24,16 +24,10 @@ MISTAKES = {
         ("idle = [0.0] * slots", "idle, load = [0.0] * slots, [0] * slots"), (SLOT, "slot = load.index(min(load))\n        load[slot] += n")],
     "a program goes to the slot that falls idle last: it takes the first one": ("min(idle)", "max(idle)"),
     "the start is missing: each program has one, however few its tiles": (TAKES, "n * tile"),
-    "a program of 0 tiles has its start, too": (TAKES, "(start + n * tile if n else 0)"),
     "a start comes with every tile: each program has one": (TAKES, "n * (start + tile)"),
-    "every program takes as long as one with one tile: n tiles take n times as long": (TAKES, "start + tile"),
     "a slot forgets what it computed before: add the program's time": ("+= start", "= start"),
-    "each slot has one start: every program has one of its own": [(TAKES, "n * tile"), ("sorted(idle)", "sorted(x + start for x in idle)")],
     "the longest program starts first: they start in the list's order": (LOOP, "for n in sorted(tiles, reverse=True):"),
-    "the shortest program starts first: they start in the list's order": (LOOP, "for n in sorted(tiles):"),
-    "the last program starts first: they start in the list's order": (LOOP, "for n in reversed(tiles):"),
-    "the work is shared evenly, as the sum did: a program stays on its slot": (
-        "sorted(idle)", "[sum(idle) / slots] * slots"),
+    "the work is shared evenly, as the sum did: a program stays on its slot": ("sorted(idle)", "[sum(idle) / slots] * slots"),
 }  # fmt: skip
 CONDITIONS = {"few": "there may be fewer programs than slots: a slot that gets none is idle from 0 on"}
 
@@ -67,7 +61,7 @@ def inputs():
         return case(tiles, slots, start, tile, on=on, otherwise=otherwise, **options)
 
     yield queue([3, 1], 2, 1.0, 2.0, "a program keeps its own slot, and no other, for start + n · tile")
-    yield queue([3, 1, 1], 2, 1.0, 2.0, "the third program takes the slot that falls idle first, and has a start of its own")
+    yield queue([3, 1, 1], 2, 1.0, 2.0, "in order, the third program takes the slot that falls idle first, and has a start of its own")
     yield queue([1, 2, 3, 1, 2, 2, 1, 5], 4, 0.5, 1.0, "the programs start in the list's order, each in the slot that falls idle first")
     yield queue([2, 0, 0], 2, 1.0, 2.0, "a program of 0 tiles has its start, too")
     yield queue([4, 4, 1, 1, 1], 1, 0.5, 2.0, "one slot computes all programs, one after another")
