@@ -13,31 +13,19 @@ def step_us(B, H_q, H_k, S, D, splits, sms, sm_gb_s, copy_gb_s):
     return bytes_read / gb_s / 1e3
 
 
-BYTES, PROGRAMS, BUSY = "4 * B * H_k * S * D", "B * H_k * splits", "min(B * H_k * splits, sms)"
+BYTES, PROGRAMS = "4 * B * H_k * S * D", "B * H_k * splits"
 RATE, TIME = "min(busy * sm_gb_s, copy_gb_s)", "bytes_read / gb_s / 1e3"
 MISTAKES = {
     "keys are counted once per query head: the cache holds H_k heads, and each is read once": (BYTES, "4 * B * H_q * S * D"),
     "the values are missing, or a number's second byte: the cache holds a key and a value for each token, in fp16": (BYTES, "2 * B * H_k * S * D"),
     "a number has 4 bytes: fp16 has 2": (BYTES, "8 * B * H_k * S * D"),
-    "q and o are counted too: leave them out": (BYTES, f"{BYTES} + 4 * B * H_q * D"),
-    "there is a program for each query head: one program takes all queries of a key head": (PROGRAMS, "B * H_q * splits"),
     "keys are counted, and programs started, once per query head: each of the H_k key heads is read once, by one program a part": [
         (BYTES, "4 * B * H_q * S * D"), (PROGRAMS, "B * H_q * splits")],
-    "the splits are left out: each key head of each sequence has that many programs": (PROGRAMS, "B * H_k"),
     "the sequences are counted once: each of the B brings its own cache, and its own programs": [("4 * B", "4"), (PROGRAMS, "H_k * splits")],
-    "more SMs are busy than there are: at most sms": (BUSY, PROGRAMS),
-    "all SMs are busy, however few programs there are": (BUSY, "sms"),
-    "the SMs pull more than the memory gives: at most a copy's rate": (RATE, "busy * sm_gb_s"),
-    "the rate is always a copy's: few SMs pull less": (RATE, "copy_gb_s"),
     "the larger of the two rates is taken: the slower of SMs and memory decides": (RATE, RATE.replace("min", "max")),
-    "the larger of programs and SMs is taken: a program needs an SM, and an SM a program, so the smaller number counts": (
-        BUSY, BUSY.replace("min", "max")),
     "the times of the two limits are added: the slower one alone decides": (
         TIME, "(bytes_read / (busy * sm_gb_s) + bytes_read / copy_gb_s) / 1e3"),
-    "a GB is 10⁹ bytes, not 2³⁰": (TIME, "bytes_read / gb_s / 2**30 * 1e6"),
-    "only one part's bytes are counted: the programs of a step read all parts": (BYTES, f"{BYTES} / splits"),
     "the time is cut to whole µs: return all of it": (TIME, f"int({TIME})"),
-    "that is milliseconds: return µs": (TIME, f"{TIME} / 1e3"),
     "that is ns: return µs, a thousand of them": (TIME, "bytes_read / gb_s"),
     "that is seconds: return µs": (TIME, f"{TIME} / 1e6"),
 }  # fmt: skip
@@ -50,7 +38,7 @@ def truth(B, H_q, H_k, S, D, splits, sms, sm_gb_s, copy_gb_s):
 
 def inputs():
     yield case(
-        1, 8, 2, 1000, 10, 1, 100, 5.0, 400.0, otherwise="2 programs on 100 SMs pull 10 GB/s, and a number has 2 bytes; a GB is 10⁹ bytes"
+        1, 8, 2, 1000, 10, 1, 100, 5.0, 400.0, otherwise="2 programs on 100 SMs pull 10 GB/s, and 2 key heads are 80,000 bytes; a GB is 10⁹"
     )
     yield case(1, 8, 2, 1000, 10, 4, 100, 5.0, 400.0, otherwise="4 splits of 2 key heads are 8 programs, and all parts are read in a step")
     yield case(3, 6, 2, 1000, 10, 4, 100, 5.0, 400.0, otherwise="3 sequences bring three caches, and 24 programs")

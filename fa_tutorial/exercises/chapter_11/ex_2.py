@@ -28,26 +28,14 @@ def merge_kernel(
     tl.store(lse_ptr + row, m + tl.log(l))
 
 
-MERGED, LSE, PLACE = "tl.sum(p[:, None] * v, axis=0)", "m + tl.log(l)", "offs_s * rows + row"
+MERGED, LSE = "tl.sum(p[:, None] * v, axis=0)", "m + tl.log(l)"
 MISTAKES = {
     "the parts are averaged: a part's share is exp(its lse − m) / l": (f"{MERGED} / l", "tl.sum(v, axis=0) / splits"),
-    "the parts are averaged, and so are their lse: a part's share is exp(its lse − m) / l": [
-        (f"{MERGED} / l", "tl.sum(v, axis=0) / splits"), (LSE, "tl.sum(tl.where(offs_s < splits, s, 0.0), axis=0) / splits")],
-    "the parts are averaged, over BLOCK_S of them: a part's share is exp(its lse − m) / l": (f"{MERGED} / l", "tl.sum(v, axis=0) / BLOCK_S"),
-    "each part counts the same: its lse says how much it counts": ("tl.exp(s - m)", "tl.where(offs_s < splits, 1.0, 0.0)"),
     "p is 2^(s − m): take exp, since an lse is a natural logarithm": ("tl.exp(s - m)", "tl.exp2(s - m)"),
-    "m is never below 0, so every p is 0 where all lse are far below: m is the largest lse": ("m = tl.max(s, axis=0)", "m = tl.maximum(tl.max(s, axis=0), 0.0)"),
-    "missing parts get a large negative number, and an lse may be lower: load them as −∞": ('-float("inf")', "-1e4"),
     "o is not divided by l": (f"{MERGED} / l", MERGED),
-    "exp overflows: subtract m, the largest lse, before exp": [("tl.exp(s - m)", "tl.exp(s)"), (LSE, "tl.log(l)")],
     "missing parts count as parts with lse = 0: load them as −∞": ('-float("inf")', "0.0"),
     "lse is m alone: add log l": (LSE, "m"),
     "lse is log l alone: l is measured from m, so add m": (LSE, "tl.log(l)"),
-    "lse is l: it is m + log l": (LSE, "l"),
-    "lse is m + log2 l: it is a natural logarithm": (LSE, "m + tl.log2(l)"),
-    "every program reads row 0: row i of part s is row s · rows + i of o_parts": (PLACE, "offs_s * rows"),
-    ("the parts of a row are looked for one after the other: the parts are the first dimension, rows the "
-    "second"): (PLACE, "row * splits + offs_s"),
 }  # fmt: skip
 
 

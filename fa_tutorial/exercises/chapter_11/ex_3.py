@@ -45,43 +45,22 @@ def split_kernel(q, k, v, o, lse_ptr, H_k, S_q, rows, S, D, scale,
 
 TOKEN = "row r is token r % S_q of a query head, and the newest token, S_q − 1, sees key S − 1"
 PLACE = "row r of program (i, split) is at (split · tl.num_programs(0) + i) · rows + r of lse"
-PART, BEGIN = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N", "split * part, "
-END, SEEN, LSE = "tl.minimum((split + 1) * part, S)", "S - S_q + offs_m % S_q", "m + tl.log(l_or_one)"
+PART = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N"
+SEEN, LSE = "S - S_q + offs_m % S_q", "m + tl.log(l_or_one)"
 MISTAKES = {
-    "every split takes all keys: its loop goes from start to end": (BEGIN + END, "0, S"),
-    "the loop starts at key 0: a split's keys begin at start": (BEGIN, "0, "),
-    "the loop goes on to the last key: a split's keys end before end": (END, "S"),
     "keys at the end belong to no split: round up when you divide the tiles by splits": (
         PART, "tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N"),
-    "the tile that S ends in is not counted, so the last keys belong to no split: there are ceil(S / BLOCK_N) tiles": (
-        PART, "tl.cdiv(S // BLOCK_N, tl.num_programs(1)) * BLOCK_N"),
     "a part starts inside a tile, so its last tile runs on into the next part: a part is whole tiles, as the text counts them": (
         PART, "tl.cdiv(S, tl.num_programs(1))"),
-    "parts differ by at most one tile: here each takes ceil(tiles / splits) tiles in turn, and the last parts get what is left, or nothing": (
-        BEGIN + END, "split * tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N, "
-        "tl.minimum((split + 1) * tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N, S)"),
-    "a part has the tiles divided by splits and rounded down, and the last one takes the rest: every part has ceil(tiles / splits)": [
-        (PART, "tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N"),
-        (END, "tl.where(split == tl.num_programs(1) - 1, S, (split + 1) * part)")],
     "attend gets False for its mask: keys after a row's last one, and lanes past S, then count": ("True, BLOCK_N", "False, BLOCK_N"),
-    f"last_seen is one too small: {TOKEN}": (SEEN, "S - S_q - 1 + offs_m % S_q"),
-    f"last_seen is one too large: {TOKEN}": (SEEN, "S - S_q + 1 + offs_m % S_q"),
     f"the rows of the tile are taken for tokens: {TOKEN}": (SEEN, "S - rows + offs_m"),
     "the tile of q ends at S_q: it has `rows` rows, S_q for each query head of the group": (
         "load_tile(q, b, h_k, 0, rows", "load_tile(q, b, h_k, 0, S_q"),
     "the tile of q begins at the part's first key: every part has the same rows of q, from row 0 on": (
         "load_tile(q, b, h_k, 0,", "load_tile(q, b, h_k, start,"),
-    "o is stored up to row S_q: it has `rows` rows, S_q for each query head of the group": ("split, batch_head, 0, rows", "split, batch_head, 0, S_q"),
     "the scores aren't scaled: attend gets scale": ("last_seen, S, D, scale,", "last_seen, S, D, 1.0,"),
-    f"the row is taken for the token: {TOKEN}": (SEEN, "S - S_q + offs_m"),
-    f"the mask starts at key 0: {TOKEN}": (SEEN, "offs_m % S_q"),
     "last_seen counts from the part's end: it is S − S_q + r % S_q in every part": (SEEN, "end - S_q + offs_m % S_q"),
-    "acc is not divided: a part's o is acc / l, (11.1)": ("acc / l_or_one[:, None]", "acc"),
-    "lse is m alone: add log l": (LSE, "m"),
     "lse is in base 2: it is a natural logarithm, m + log l": (LSE, f"({LSE}) * 1.4426950408889634"),
-    "lse is m + log2 l: it is a natural logarithm, m + log l": (LSE, "m + tl.log2(l_or_one)"),
-    "lse is log l alone: l is measured from m, so add m": (LSE, "tl.log(l_or_one)"),
-    "where nothing is seen o is NaN: l is 0 there, so divide by 1 instead": ("tl.where(l == 0.0, 1.0, l)", "l"),
 }  # fmt: skip
 
 

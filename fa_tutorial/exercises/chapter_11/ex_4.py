@@ -23,14 +23,11 @@ PART, PROGRAMS, POSSIBLE = "math.ceil(tiles / splits)", "math.ceil(n * splits / 
 CHOSEN = "next(splits for splits in possible if of_the_busiest(splits) <= 1.05 * least)"
 MISTAKES = {
     "the fewest tiles are taken, however many splits they need: take the fewest splits within 5 % of them": ("1.05 * least", "least"),
-    "exactly 5 % more is within 5 %, too": ("<= 1.05", "< 1.05"),
     "the most splits within 5 % of the best are taken: each costs something, so take the fewest": (CHOSEN, CHOSEN.replace("next(", "max(")),
     "two programs of an SM count as one: it computes the tiles of both": (PROGRAMS, "math.ceil(n * splits / (2 * sms))"),
-    "an SM's programs are left out: it computes the tiles of all of them": (f" * {PROGRAMS}", ""),
     "the parts are rounded up to whole tiles, and so is the number of programs of an SM: round up both quotients, then multiply": (PROGRAMS, "(n * splits / sms)"),
     "the parts are not rounded up: they are whole tiles": (PART, "(tiles / splits)"),
     "a split may have a single tile: tiles / splits is at least 4": (POSSIBLE, "range(1, tiles + 1)"),
-    "tiles / splits is below 4: at most tiles // 4 splits have 4 tiles each": (POSSIBLE, "range(1, math.ceil(tiles / 4) + 1)"),
     "more than one program an SM is never tried, and with many heads more and shorter parts may be even": (
         POSSIBLE, "range(1, max(min(tiles // 4, sms // n), 1) + 1)"),
     "there is one program a split: there are n": ("n * splits", "splits"),

@@ -43,20 +43,10 @@ def paged_split_kernel(q, k, v, table_ptr, seqlens_ptr, o, lse_ptr, H_k, S_q, ro
     tl.store(lse_ptr + first_row + offs_m, m + tl.log(l_or_one), mask=offs_m < rows)
 
 
-PART = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N"
-LENGTH, PAGE = "tl.load(seqlens_ptr + b)", "tl.load(table_ptr + b * pages + start_n // PAGE_SIZE)"
-ROW, SEEN, ROWS, FIRST = "h_k, start_n - first, ", "last_seen - first,", "S - first,", "first = start_n // PAGE_SIZE * PAGE_SIZE"
+SEEN, ROWS = "last_seen - first,", "S - first,"
 MISTAKES = {
-    "keys at the end belong to no split: round up when you divide the tiles by splits, as in 11.3": (
-        PART, "tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N"),
-    "acc is not divided: a part's o is acc / l, (11.1)": ("acc / l_or_one[:, None]", "acc"),
-    "the mask starts at key 0: the newest token, S_q − 1, sees key S − 1, as in 11.3": ("S - S_q + offs_m % S_q", "offs_m % S_q"),
-    "the pages are taken in the order of memory: look the page up in the block table": (PAGE, "b * pages + start_n // PAGE_SIZE"),
-    "every sequence takes the pages of the first: sequence b's row of the table begins at b · pages": (PAGE, PAGE.replace("b * pages + ", "")),
-    "every key comes from the sequence's first page: entry start_n // PAGE_SIZE of its row": (PAGE, PAGE.replace(" + start_n // PAGE_SIZE", "")),
     "every tile of a part comes from the page of the part's first: look the page up in the loop, for each tile": (
-        PAGE, PAGE.replace("start_n", "start")),
-    "every tile starts at its page's first row: a page may hold several tiles": (ROW, "h_k, 0, "),
+        "start_n // PAGE_SIZE)", "start // PAGE_SIZE)"),
     "the mask compares rows of a page with positions in the sequence, so that rows see keys beyond their own: shift last_seen, too": (
         SEEN, "last_seen, "),
     "keys beyond the sequence's end are loaded, and 0 times what stands there may be NaN: shift S, too": (ROWS, "S,"),
@@ -66,14 +56,8 @@ MISTAKES = {
     "earlier pages are seen whole: subtract the position of the page's first key from last_seen, don't take a remainder": (SEEN, "last_seen % PAGE_SIZE,"),
     "last_seen and S keep only their remainders, so pages before the last end too soon: subtract the position of the page's first key": [
         (SEEN, "last_seen % PAGE_SIZE,"), (ROWS, "S % PAGE_SIZE,")],
-    "S keeps only its remainder, so full pages end too soon: subtract the position of the page's first key": (ROWS, "S % PAGE_SIZE,"),
-    "the position of the page's first key is start_n // PAGE_SIZE * PAGE_SIZE: the page's number says where it lies in memory": (
-        FIRST, "first = page * PAGE_SIZE"),
-    "a part is counted in pages: it is ceil(tiles / splits) tiles of BLOCK_N keys, as in 11.3": (
-        PART, "tl.cdiv(tl.cdiv(S, PAGE_SIZE), tl.num_programs(1)) * PAGE_SIZE"),
     "the parts are cut from the table's width: count the tiles of this sequence's own S": (
-        PART, "tl.cdiv(tl.cdiv(pages * PAGE_SIZE, BLOCK_N), tl.num_programs(1)) * BLOCK_N"),
-    "every sequence has the first one's length: it is at seqlens_ptr + b": (LENGTH, "tl.load(seqlens_ptr)"),
+        "tl.cdiv(S, BLOCK_N)", "tl.cdiv(pages * PAGE_SIZE, BLOCK_N)"),
 }  # fmt: skip
 
 
@@ -117,14 +101,14 @@ def inputs():
         sizes = S_q, splits, page_size, 16 if D <= 16 else 32
         return case(q, k, v, table.int(), torch.tensor(lengths).int(), *sizes, on=on, otherwise=otherwise, stray=stray, **options)
 
-    behind = "key n is row n % 16 of page table[b, n // 16]; here a page is one tile, so each tile starts at its page's row 0"
+    behind = "key n is row n % 16 of page table[b, n // 16], so each tile starts at its page's row 0; o and lse are those of 11.3"
     yield paged((32,), 1, 16, 2, behind)
     yield paged(
         (40,),
         1,
         16,
         2,
-        "the last page is ragged: what a cache holds beyond a sequence's length doesn't count",
+        "split 0 has pages 1 and 2, split 1 half of page 0: what lies behind key S − 1 doesn't count",
         table=torch.tensor([[1, 2, 0]]),
     )
     yield paged(

@@ -23,16 +23,9 @@ MISTAKES = {
     "the loop begins where the newest token's window does, and the oldest one sees further back": (FIRST, "max(S - 1 - left, 0) // BLOCK_N"),
     "the oldest token's own key is at S − S_q, and it sees `left` keys before it: one key too many": (FIRST, "max(S - S_q - left - 1, 0) // BLOCK_N"),
     "the oldest token's own key is at S − S_q, and it sees `left` keys before it: one key too few": (FIRST, "max(S - S_q - left + 1, 0) // BLOCK_N"),
-    "a window longer than the sequence begins at key 0, not before it": (FIRST, "(S - S_q - left) // BLOCK_N"),
-    "the first tile is rounded up, so keys of the window that stand in the tile before are lost": (FIRST, "math.ceil(max(S - S_q - left, 0) / BLOCK_N)"),
-    "the whole cache is shared out, so the first splits have nothing to do: share out the window's tiles": [
-        (TILES, "math.ceil(S / BLOCK_N)"), ("start = first * BLOCK_N + split * part", "start, end = max(split * part, first * BLOCK_N), (split + 1) * part"),
-        ("min(start + part, S)", "min(end, S)")],
     "the parts are as long as without a window: share out the window's tiles alone": (TILES, "math.ceil(S / BLOCK_N)"),
     "the tiles are divided by splits and rounded down, so the last keys belong to no split": ("math.ceil(tiles / splits)", "tiles // splits"),
     "the last part goes on behind key S − 1": ("min(start + part, S)", "start + part"),
-    "the loop begins at the window's first key, not at a tile: a tile may be shared by two splits": [
-        (FIRST, "max(S - S_q - left, 0)"), (TILES, "math.ceil((S - first) / BLOCK_N)"), ("first * BLOCK_N + split", "first + split")],
 }  # fmt: skip
 
 
