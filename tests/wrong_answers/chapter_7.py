@@ -4,7 +4,6 @@ import torch
 from edits import edit
 
 from fa_tutorial import reference
-from fa_tutorial.exercises.chapter_7.ex_4 import BOUNDS, SECOND
 from fa_tutorial.exercises.chapter_7.ex_8 import FlashAttention
 
 
@@ -59,9 +58,9 @@ WRONG_ANSWERS = (
          told="ds is rounded to fp16 for every dtype"),
     edit("7.2", "delta added", ("dp_t - delta", "dp_t + delta"), told="ds = p ∘ (dp − delta)"),
     edit("7.3", "dv added twice", ("dv_acc = dot(", "dv_acc += dot("), told="dk and dv are sums over the blocks of queries"),
-    edit("7.5", "p in fp16 for every dtype", (P, f"{P}.to(tl.float16)"), told="p is rounded to fp16 for every dtype"),
-    edit("7.5", "ds and dq scaled", ("ds.to(k", "(ds * scale).to(k"), told="dq has the scale twice"),
-    edit("7.5", "delta not weighted", ("p * (dp - delta[:, None])", "p * dp - delta[:, None]"), told="delta isn't multiplied by p"),
+    edit("7.5", "p in fp16 for every dtype", (P, f"{P}.to(tl.float16)"), told="over all keys, in float32's digits"),
+    edit("7.5", "ds and dq scaled", ("ds.to(k", "(ds * scale).to(k"), told="one tile gives dq = scale · ds k"),
+    edit("7.5", "delta not weighted", ("p * (dp - delta[:, None])", "p * dp - delta[:, None]"), told="ds = p ∘ (dp − delta)"),
     edit("7.2", "a softmax of the tile", ("p_t = tl.exp(s_t - lse[None, :])", "e = tl.exp(s_t)\n    p_t = e / tl.sum(e, axis=0)[None, :]"),
          told="a row has keys in other tiles, and lse counts them all"),
     edit("7.3", "stored to row S_q", (STORES, STORES.replace("S_k, D", "S_q, D")), told="a program's keys start at start_n and end at S_k"),
@@ -98,14 +97,12 @@ WRONG_ANSWERS = (
           ("7.5", "range(0, end_n, BLOCK_N)", "BLOCK_N", "BLOCK_M"), ("7.5", "% row_blocks * BLOCK_M", "BLOCK_M", "BLOCK_N"),
           ("7.7", "range(full_m, S_q, BLOCK_M)", "BLOCK_M", "BLOCK_N"), ("7.7", "range(first_m, full_m, BLOCK_M)", "BLOCK_M", "BLOCK_N"))),
     edit("7.6", "columns of dq taken for neighbours", ("offs_d[None, :] * dq.strides[3]", "offs_d[None, :]"), told="dq has four strides of its own"),
-    edit("7.4", "IS_CAUSAL ignored", (BOUNDS, BOUNDS.replace("IS_CAUSAL", "True")), (SECOND, SECOND.replace("IS_CAUSAL", "True")),
-         told="a mask hides keys although IS_CAUSAL is False"),
-    edit("7.4", "masked loop in any case", (BOUNDS, BOUNDS.replace("IS_CAUSAL", "True")), (SECOND, SECOND.replace("IS_CAUSAL", "True")),
-         ("range(full_m, S_q", "range(full_m * IS_CAUSAL, S_q"), told="the loop with the mask runs although IS_CAUSAL is False"),
+    edit("7.4", "IS_CAUSAL ignored", ("if IS_CAUSAL:\n        first", "if True:\n        first"), ("if IS_CAUSAL:\n        for", "if True:\n        for"),
+         told="the loop without a mask takes every query, and the loop with it none"),
     edit("7.4", "mask with >", ("first_seeing = start_n + tl.arange(0, BLOCK_N)", "first_seeing = 1 + start_n + tl.arange(0, BLOCK_N)"),
          told="the mask is strict"),
     edit("7.4", "first_m counts blocks", ("tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M", "tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M"),
-         told="first_m counts blocks"),
+         told="full_m from the last, both multiples of BLOCK_M"),
     edit("7.4", "full from the first key", ("last_key = tl.minimum(start_n + BLOCK_N, S_k) - 1", "last_key = start_n"),
          told="full_m comes from the block's first key"),
     edit("7.4", "one loop with a mask", ("        full_m = tl.cdiv", "        full_m = S_q + 0 * tl.cdiv"),
@@ -132,8 +129,6 @@ WRONG_ANSWERS = (
          told="of 5 tiles 3 are masked, and 2 need it", gpu=None),
     edit("7.4", "no offset in the mask and in start", (" - (S_k - S_q)", ""), ("start_n + S_q - S_k, 0", "start_n, 0"),
          told="keys 0 to i + S_k − S_q"),
-    edit("7.5", "scaled in each step and at the end", ("k_tile, acc)", "k_tile, acc) * scale"),
-         told="scale is applied in every step and once more after the loop"),
     edit("7.5", "a score of 0 where hidden", (P, "tl.exp(tl.where(seen, s, 0.0) - lse[:, None])"),
          told="query i sees keys 0 to i"),
     edit("7.5", "multiplied by the mask", (P, "tl.exp(s - lse[:, None]) * seen.to(tl.float32)"),
@@ -147,7 +142,6 @@ WRONG_ANSWERS = (
     edit("7.5", "k and v of the query head", ("load_tile(k, b, h_k", "load_tile(k, b, h"), ("load_tile(v, b, h_k", "load_tile(v, b, h"),
          told="k and v have H_k heads, and query head h reads", gpu=None),
     edit("7.5", "key head 0", ("h // (H_q // H_k)", "0"), told="query head h reads head h // (H_q // H_k)"),
-    edit("7.5", "no delta", ("p * (dp - delta[:, None])", "p * dp"), told="delta is not subtracted"),
     edit("7.5", "end one key short", (END, f"{END} - 1"), told="the row sees key 16, alone in the second tile"),
     edit("7.5", "row blocks rounded down", ("tl.cdiv(S_q, BLOCK_M)", "S_q // BLOCK_M"),
          told="a head has tl.cdiv(S_q, BLOCK_M) row blocks"),
@@ -156,7 +150,7 @@ WRONG_ANSWERS = (
     edit("7.5", "two loops, full_n from the last row", ("    for start_n", f"{FULL_N}    for start_n"),
          ("seen & (offs_n[None, :] <= offs_m[:, None] + (S_k - S_q))",
           "seen & ((start_n < full_n) | (offs_n[None, :] <= offs_m[:, None] + (S_k - S_q)))"),
-         told="full_n comes from its first row"),
+         told="a loop without a mask takes whole tiles that the block's first row sees"),
     edit("7.5", "two loops, full_n not clamped", (END, END.replace("tl.min", "tl.maximum(0, tl.min") + ")"),
          ("range(0, end_n", "range(tl.minimum((start_m + 1 + S_k - S_q) // BLOCK_N * BLOCK_N * IS_CAUSAL, 0), end_n"),
          told="no loop starts before key 0", gpu="tiles that no row of the block sees"),
@@ -164,7 +158,7 @@ WRONG_ANSWERS = (
          told="tiles are multiplied that no row of their block sees", gpu=None),
     edit("7.5", "last_seen, and a strict mask", (P, P.replace("seen,", "offs_n[None, :] < last_seen[:, None],")),
          ("    end_n = S_k\n", "    end_n = S_k\n    last_seen = offs_m + (S_k - S_q) if IS_CAUSAL else 0 * offs_m + S_k - 1\n"),
-         told="every query's last key is hidden"),
+         told="dq = scale · ds k over all keys"),
     edit("7.5", "all tiles read", (END, "pass"), told="tiles that no row of the block sees are not read"),
     edit("7.6", "dv scaled", ("dv_acc, b", "dv_acc * scale, b"), told="dv = pᵀ do"),
     edit("7.6", "loaded, added and stored", (ADD, LOAD_ADD_STORE), told="several programs store to the same elements of dq", gpu="dq"),
