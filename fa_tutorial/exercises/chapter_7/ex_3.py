@@ -48,28 +48,17 @@ Q, DO = "load_tile(q, b, h, start_m,", "load_tile(do, b, h, start_m,"
 SUM_DV, SUM_DK = "do_tile, dv_acc)", "q_tile, dk_acc)"
 MISTAKES = {
     shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
-    "dk has the scale twice: dk = scale · dsᵀ q": ("dk_acc * scale", "dk_acc * scale * scale"),
     "dk gets the scale in every step and once more after the loop: once, after the loop": (SUM_DK, f"{SUM_DK} * scale"),
     "only the last block of queries counts: every block adds to what the earlier ones gave": [(SUM_DV, "do_tile)"), (SUM_DK, "q_tile)")],
     shared.ADDED_TWICE: [("dv_acc = dot(", "dv_acc += dot("), ("dk_acc = dot(", "dk_acc += dot(")],
-    f"dv: {shared.ADDED_TWICE}": ("dv_acc = dot(", "dv_acc += dot("),
-    f"dk: {shared.ADDED_TWICE}": ("dk_acc = dot(", "dk_acc += dot("),
     "scale is applied to dk in every step, so the earlier blocks get it again and again: apply it once, after the loop": [
         (SUM_DK, f"{SUM_DK} * scale"), ("dk_acc * scale", "dk_acc")],
-    "dv begins anew in every step: each block adds to what the earlier ones gave": (SUM_DV, "do_tile)"),
-    "dk begins anew in every step: each block adds to what the earlier ones gave": (SUM_DK, "q_tile)"),
-    "every step reads the first rows of q: they start at start_m": (Q, Q.replace("start_m", "0")),
-    "every step reads the first rows of do: they start at start_m": (DO, DO.replace("start_m", "0")),
     "every step reads the first rows of q and do: they start at start_m": [(Q, Q.replace("start_m", "0")), (DO, DO.replace("start_m", "0"))],
     shared.DELTA_OF_A_TILE: ("delta[None, :]", "tl.sum(p_t * dp_t, axis=0)[None, :]"),
     "every step reads the first rows of lse and delta: they start at start_m": ("offs_m = start_m + ", "offs_m = "),
-    "only the first S_k queries count: q and do have S_q rows, for the loop and for load_tile": ("range(0, S_q, BLOCK_M)", "range(0, S_k, BLOCK_M)"),
     "the ragged last block of queries is left out: the loop goes on while start_m < S_q": (
         "range(0, S_q, BLOCK_M)", "range(0, S_q // BLOCK_M * BLOCK_M, BLOCK_M)"),
     "the blocks of keys are counted by S_q: each head has tl.cdiv(S_k, BLOCK_N) of them": ("tl.cdiv(S_k, BLOCK_N)", "tl.cdiv(S_q, BLOCK_N)"),
-    "lse and delta are read from the first head by every program: a head's rows start at batch_head · S_q": ("batch_head * S_q + ", ""),
-    "lse and delta are read from batch 0 by every program: a head's rows start at batch_head · S_q": (
-        "batch_head * S_q", "h * S_q"),
     "batch and head are exchanged: // H gives b, % H gives h": (
         "batch_head // H, batch_head % H", "batch_head % H, batch_head // H"),
 }  # fmt: skip

@@ -54,40 +54,25 @@ def dkdv_kernel(
     store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
 
 
-BOUNDS, SECOND = "    if IS_CAUSAL:\n        first_m", "    if IS_CAUSAL:\n        for"
 START, FULL = "tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M", "tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) * BLOCK_M"
-TOP_LEFT = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
 MISTAKES = {
     shared.NOT_IN_THE_STORE: ("dk_acc * scale", "dk_acc"),
-    f"the mask is without S_k − S_q: {TOP_LEFT}": (" - (S_k - S_q)", ""),
-    f"S_k − S_q has the wrong sign in the mask: {TOP_LEFT}": (" - (S_k - S_q)", " + (S_k - S_q)"),
+    "the mask is without S_k − S_q: query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key": (" - (S_k - S_q)", ""),
     "the mask is strict: first_seeing holds the first query that sees each key, j − (S_k − S_q)": (" - (S_k - S_q)", " - (S_k - S_q) + 1"),
-    "a mask hides keys although IS_CAUSAL is False": [(BOUNDS, BOUNDS.replace("IS_CAUSAL", "True")), (SECOND, SECOND.replace("IS_CAUSAL", "True"))],
-    "the loop with the mask runs although IS_CAUSAL is False, and adds its tiles once more": [
-        (BOUNDS, BOUNDS.replace("IS_CAUSAL", "True")), (SECOND, SECOND.replace("IS_CAUSAL", "True")),
-        ("range(full_m, S_q", "range(full_m if IS_CAUSAL else 0, S_q")],
     "the mask compares with positions in the block of keys: compare positions in the sequence, which begin at start_n": (
         "first_seeing = start_n + ", "first_seeing = "),
     "nothing is hidden: blocks of queries from first_m to full_m see only some of the keys, so they need MASK = True": (
         "scale, True, ", "scale, False, "),
     "the loop starts with the block of query start_n: add S_q − S_k": (START, "start_n // BLOCK_M * BLOCK_M"),
-    "first_m is 0: blocks of queries that see none of the keys are not read": (START, "0"),
     "first_m is rounded up: earlier queries of the block that holds query start_n + S_q − S_k are left out, and some see a key": (
         START, "tl.cdiv(tl.maximum(start_n + S_q - S_k, 0), BLOCK_M) * BLOCK_M"),
-    "first_m isn't rounded down: a tile starts at a multiple of BLOCK_M": (START, "tl.maximum(start_n + S_q - S_k, 0)"),
-    "first_m comes from the block's last key: its first key decides which queries see any of them": (
-        START, START.replace("start_n", "start_n + BLOCK_N - 1")),
     "full_m isn't rounded up to a multiple of BLOCK_M, so both loops take some queries": (FULL, "tl.maximum(last_key + S_q - S_k, 0)"),
-    "full_m lies one block of queries after first_m: the block's last key decides it, and it may see past that": (FULL, "first_m + BLOCK_M"),
     "first_m and full_m count blocks, and the loops count queries: multiply both by BLOCK_M": [
         (START, START.removesuffix(" * BLOCK_M")), (FULL, FULL.removesuffix(" * BLOCK_M"))],
-    "first_m counts blocks, and the loops count queries: multiply by BLOCK_M": (START, START.removesuffix(" * BLOCK_M")),
-    "full_m counts blocks, and the loops count queries: multiply by BLOCK_M": (FULL, FULL.removesuffix(" * BLOCK_M")),
     "full_m is rounded down, and not every query of its block sees all of the keys: round it up": (
         FULL, "tl.maximum(last_key + S_q - S_k, 0) // BLOCK_M * BLOCK_M"),
-    "full_m comes from the block's first key: its last key decides which queries see all of them": (FULL, FULL.replace("last_key", "start_n")),
     "blocks from full_m on count twice: the loop with the mask ends at full_m": ("range(first_m, full_m", "range(first_m, S_q"),
-    "blocks from first_m to full_m count twice: the loop without a mask starts at full_m": ("range(full_m, S", "range(first_m, S"),
+    "full_m comes from the block's first key: its last key decides which queries see all of them": (FULL, FULL.replace("last_key", "start_n")),
 }  # fmt: skip
 
 
@@ -112,10 +97,13 @@ def inputs():
     same = "without IS_CAUSAL this is exercise 7.3: the loop without a mask takes every query, and the loop with it none"
     yield shared.given((1, 1, 32, 16, 16), "no mask, S_q = 32, S_k = 16", same)
     yield shared.several_heads("dk and dv")
-    yield shared.causal(16, 16, "query i sees keys 0 to i")
+    yield shared.causal(16, 16, "query i sees keys 0 to i: blocks of queries before full_m, a multiple of BLOCK_M, need the mask")
     stray = shared.BEFORE_QUERY_0
     yield shared.causal(1, 17, "the one query sees all keys: query i sees keys 0 to i + S_k − S_q", stray=stray)
-    between = "dk and dv are sums over the blocks of queries from first_m on, a multiple of BLOCK_M, masked before full_m"
+    between = (
+        "each block of queries from first_m on counts once, and is masked before full_m: first_m comes from the first key, full_m from "
+        "the last, both multiples of BLOCK_M"
+    )
     for S, blocks in ((32, (16, 16, 16)), (48, (16, 16, 16)), (48, (32, 16, 16)), (48, (16, 32, 16))):
         yield shared.causal(S, S, between, blocks=blocks)
     yield shared.causal(17, 17, B=2, blocks=(16, 32, 16))

@@ -49,47 +49,23 @@ def dq_kernel(
     store_tile(dq, acc * scale, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
-P, END = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)", "tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
+P = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)"
 SUM, CAUSAL = "acc = dot(ds.to(k_tile.dtype), k_tile, acc)", "offs_n[None, :] <= offs_m[:, None] + (S_k - S_q)"
-KEYS = "offs_n[None, :] < S_k"
 HEAD = "k and v have H_k heads, and query head h reads head h // (H_q // H_k)"
-ROW = "row i of query head h of batch b is (b · H_q + h) · S_q + i of lse and delta"
-TOP_LEFT = "query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key"
 MISTAKES = {
     "dq is without the scale: dq = scale · ds k": ("acc * scale", "acc"),
-    "scale is applied in every step and once more after the loop: once, after the loop": (SUM, f"{SUM} * scale"),
-    shared.DP_SCALED: ("dot(do_tile", "scale * dot(do_tile"),
-    "dq has the scale twice: dq = scale · ds k": ("acc * scale", "acc * scale * scale"),
-    "only the last tile counts: dq is a sum over the tiles of keys": (SUM, "acc = dot(ds.to(k_tile.dtype), k_tile)"),
     shared.ADDED_TWICE: (SUM, SUM.replace("acc =", "acc +=")),
     "scale is applied in every step, so the earlier tiles get it again and again: apply it once, after the loop": [
         (SUM, f"{SUM} * scale"), ("acc * scale, b", "acc, b")],
     "lse and delta belong to the queries, but here they run along the keys": [
         ("lse[:, None]", "lse[None, :]"), ("delta[:, None]", "delta[None, :]")],
     "k is not transposed: s = scale · q kᵀ (where S = D the kernel runs all the same)": ("tl.trans(k_tile)", "k_tile"),
-    "exp2(s − lse) is a power of 2: p = exp(s − lse)": (P, P.replace("exp", "exp2")),
-    "lse is not subtracted: p = exp(s − lse)": (P, "tl.where(seen, tl.exp(s), 0.0)"),
-    "v stands where k belongs: dq = scale · ds k": (SUM, "acc = dot(ds.to(v_tile.dtype), v_tile, acc)"),
     shared.DELTA_OF_A_TILE: ("delta[:, None]", "tl.sum(p * dp, axis=1)[:, None]"),
     shared.FP16: ("ds.to(k_tile.dtype), k_tile", "ds.to(tl.float16), k_tile.to(tl.float16)"),
-    "p is rounded to fp16 for every dtype: no product takes p here, so it stays float32": (P, f"{P}.to(tl.float16)"),
-    shared.DELTA_ADDED: ("(dp - delta", "(dp + delta"),
-    shared.DELTA_NOT_WEIGHTED: ("p * (dp - delta[:, None])", "p * dp - delta[:, None]"),
-    "a tile goes without the mask that only the block's last row sees whole: full_n comes from its first row": (
-        f"({CAUSAL})", f"(({CAUSAL}) | (start_n < ({END}) // BLOCK_N * BLOCK_N))"),
     f"the key heads are dealt out in turns: {HEAD}": ("h // (H_q // H_k)", "h % H_k"),
-    f"a group is taken to have H_k query heads: {HEAD}": ("h // (H_q // H_k)", "h // H_k"),
-    f"lse and delta are the key head's: {ROW}": ("batch_head * S_q", "(b * H_k + h_k) * S_q"),
-    "delta is not subtracted: ds = p ∘ (dp − delta)": ("(dp - delta[:, None])", "dp"),
-    f"the mask is without S_k − S_q: {TOP_LEFT}": (CAUSAL, "offs_n[None, :] <= offs_m[:, None]"),
-    "every query's last key is hidden: a query sees that key too, so compare by <=, or with the number of keys": [
-        (KEYS, "offs_n[None, :] < S_k - 1"), (CAUSAL, CAUSAL.replace("<=", "<"))],
-    "the last key, S_k − 1, is hidden: a query sees that key too, so compare by < S_k": (KEYS, "offs_n[None, :] < S_k - 1"),
+    "lse and delta are the key head's: row i of query head h of batch b is (b · H_q + h) · S_q + i of lse and delta": ("batch_head * S_q", "(b * H_k + h_k) * S_q"),
+    "the mask is without S_k − S_q: query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key": (CAUSAL, "offs_n[None, :] <= offs_m[:, None]"),
     "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": (CAUSAL, CAUSAL.replace("<=", "<")),
-    "the mask is the wrong way round: it hides the keys before the query and shows those after it": (CAUSAL, CAUSAL.replace("<=", ">=")),
-    "the causal loop ends at key start_m + BLOCK_M: add S_k − S_q": (END, "start_m + BLOCK_M"),
-    "the causal loop ends where the block's first row stops seeing: go on to the keys that its last row sees": (
-        END, "start_m + 1 + S_k - S_q"),
     "rows that see nothing have lse = −inf, and −inf − (−inf) is NaN: mask p, not s": (
         P, 'tl.exp(tl.where(seen, s, -float("inf")) - lse[:, None])'),
 }  # fmt: skip
@@ -98,9 +74,9 @@ MISTAKES = {
 @shared.with_fresh((32, 16, 16), causal=True, ragged="ragged")
 def inputs():
     fits = "an offset is wrong, not a mask, because whole tiles fit here"
-    one = "one tile gives dq = scale · ds k, from s = scale · q kᵀ and dp = do vᵀ"
+    one = "one tile gives dq = scale · ds k over all keys, in float32's digits, from ds = p ∘ (dp − delta), p = exp(s − lse), s = scale · q kᵀ and dp = do vᵀ"
     yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one, stray=fits)
-    sums = "dq is a sum over the tiles of keys, each from start_n on"
+    sums = "dq is a sum over the tiles of keys, each from start_n on, and scaled once"
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", sums, stray=fits)
     rows = "a program's rows begin at start_m, for q, do, lse, delta and dq"
     yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two programs", rows)

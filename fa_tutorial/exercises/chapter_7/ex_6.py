@@ -61,10 +61,7 @@ MISTAKES = {
     shared.DELTA_OF_A_TILE: ("delta[None, :]", "tl.sum(p_t * dp_t, axis=0)[None, :]"),
     "a store overwrites what other programs have added: use tl.atomic_add": ("tl.atomic_add(", "tl.store("),
     "dq is without the scale: dq = scale · ds k": (PART, "dot(tl.trans(ds_t), k_tile)"),
-    "dq has the scale twice: dq = scale · ds k": (PART, "scale * scale * dot(tl.trans(ds_t), k_tile)"),
     "ds is not transposed for dq: dq = scale · ds k, and ds_t is the transpose of ds": (PART, "scale * dot(ds_t, k_tile)"),
-    "dq is made of p here: dq = scale · ds k": (PART, "scale * dot(tl.trans(p_t.to(k_tile.dtype)), k_tile)"),
-    "q stands where k belongs: dq = scale · ds k": (PART, "scale * dot(tl.trans(ds_t), q_tile)"),
     "dq's strides of batch and head are exchanged: a head's rows start at b · strides[0] + h · strides[1]": (
         "b * dq.strides[0] + h * dq.strides[1]", "b * dq.strides[1] + h * dq.strides[0]"),
     "dq's strides of rows and columns are exchanged: a row is strides[2] after the one before, a column strides[3]": [

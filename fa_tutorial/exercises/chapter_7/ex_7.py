@@ -55,25 +55,19 @@ def grouped_dkdv_kernel(
 
 
 HEAD, ROW, LOOP = "h = h_k * GROUP + member", "row = (b * H_k * GROUP + h) * S_q", "for member in range(GROUP):\n"
-MASKED, WHOLE = (f"b, h, start_m, first_seeing, S_q, D, scale, {mask}, BLOCK_M" for mask in (True, False))
 OWN = "query heads h_k · GROUP to h_k · GROUP + GROUP − 1 read key head h_k"
 PLACE = "row i of query head h of batch b is (b · H_q + h) · S_q + i of lse and delta, H_q = H_k · GROUP"
 ZEROS = "        dk_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)\n"
-ONLY_IN_7_4 = "IS_CAUSAL", "first_m is 0", "multiply"
-MISTAKES = {told: change for told, change in ex_4.MISTAKES.items() if not any(words in told for words in ONLY_IN_7_4)} | {
+MISTAKES = dict([*ex_4.MISTAKES.items()][:2]) | {
     f"the group begins at query head h_k: {OWN}": (HEAD, "h = h_k + member"),
     f"the key heads are dealt out in turns: {OWN}": (HEAD, "h = member * H_k + h_k"),
     f"every member is query head h_k: {OWN}": (HEAD, "h = h_k"),
-    f"every member is the first of its group: {OWN}": (HEAD, "h = h_k * GROUP"),
-    "the loop with a mask takes q and do of head h_k: they belong to the query head, h": (MASKED, MASKED.replace("b, h,", "b, h_k,")),
-    "the loop without a mask takes q and do of head h_k: they belong to the query head, h": (WHOLE, WHOLE.replace("b, h,", "b, h_k,")),
     "both loops take q and do of head h_k: they belong to the query head, h": ("b, h, start_m", "b, h_k, start_m"),
     "only one query head counts: dk and dv are sums over the group": (LOOP, "for member in range(1):\n"),
     "the sums begin anew with every query head: zeros come before the loop over the group": (
         LOOP, f"{LOOP}{ZEROS}{ZEROS.replace('dk_acc', 'dv_acc')}"),
     f"lse and delta are read as if a batch had H_k heads: {PLACE}": (ROW, "row = (b * H_k + h) * S_q"),
     f"lse and delta are the key head's: {PLACE}": (ROW, "row = batch_head * S_q"),
-    f"lse and delta are read from batch 0: {PLACE}": (ROW, "row = h * S_q"),
     "dk and dv are means over the group: they are sums": [("dk_acc * scale", "dk_acc * scale / GROUP"), ("store_tile(dv, dv_acc", "store_tile(dv, dv_acc / GROUP")],
 }  # fmt: skip
 

@@ -18,10 +18,7 @@ from fa_tutorial.exercises.running import INF
 
 HALF = "with fp16 and bf16, only the operands of a product have 16 bits: the rest is float32, including the scaling and the p in ds"
 ADDED_TWICE = "what was summed before is added twice in each step: dot(a, b, acc) has added it already, so acc = dot(a, b, acc), not +="
-DELTA_ADDED = "delta is added: ds = p ∘ (dp − delta)"
-DELTA_NOT_WEIGHTED = "delta isn't multiplied by p: ds = p ∘ (dp − delta)"
 DELTA_OF_A_TILE = "delta is summed over one tile of keys, and a row's delta takes all of its keys: it was computed before, so load it"
-DP_SCALED = "dp is scaled: dp = do vᵀ, and only s, dk and dq get the scale"
 NO_SCALE = "dk is without the scale: dk = scale · dsᵀ q"
 NOT_IN_THE_STORE = "dk is without the scale: add_to_dkdv leaves it out, so it belongs into the store"
 BEFORE_QUERY_0 = "start_n + S_q − S_k may be negative, and no loop starts before query 0"

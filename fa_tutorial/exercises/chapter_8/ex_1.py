@@ -19,26 +19,17 @@ def one_more_program(num_warps, registers, shared_bytes):
 UP, THREADS, MORE = "-(-registers // 8) * 8", "32 * num_warps", "more = programs + 1"
 REGISTERS, SHARED = "65_536 // (rounded * threads)", "233_472 // (shared_bytes + 1024)"
 MOST_REGISTERS, MOST_BYTES = "65_536 // (more * threads) // 8 * 8", "233_472 // more - 1024"
-SCARCER = f"min({REGISTERS}, {SHARED})"
 REGISTERS_LESS, BYTES_LESS = "max(0, registers - most_registers)", "max(0, shared_bytes - most_bytes)"
 DOWN = (MOST_REGISTERS, "65_536 // (more * threads)")
 MISTAKES = {
     "registers are not rounded up: a thread's come in eights, also those that it may keep": [(UP, "registers"), DOWN],
-    "registers are not rounded up: a thread's come in eights": (UP, "registers"),
-    "the registers that a thread may keep are not rounded: they come in eights, so round them down": DOWN,
     "1 KiB is missing: each program costs that much shared memory on top of its own": [
         (SHARED, "233_472 // shared_bytes"), (MOST_BYTES, "233_472 // more")],
     "what a program may keep is a whole number of bytes: divide with //": (MOST_BYTES, "233_472 / more - 1024"),
-    "programs counts the 1 KiB that each costs on top of its own, and bytes_less doesn't": (MOST_BYTES, "233_472 // more"),
     "the extra 1,024 bytes are paid by each program, not once for all of them": [
         (SHARED, "(233_472 - 1024) // shared_bytes"), (MOST_BYTES, "(233_472 - 1024) // more")],
-    "an SM has 233,472 bytes for its programs: 232,448 is the most that a single one may ask for": [
-        (SHARED, "232_448 // (shared_bytes + 1024)"), (MOST_BYTES, "232_448 // more - 1024")],
     "registers are counted once per warp: each of its 32 threads needs them": (THREADS, "num_warps"),
-    "a program has num_warps warps: all of them need registers": (THREADS, "32"),
     "that is the larger of the two numbers: a program needs both registers and shared memory": ("= min(", "= max("),
-    "shared memory limits nothing here: it allows fewer programs than the registers do": (SCARCER, REGISTERS),
-    "the registers limit nothing here: they allow fewer programs than shared memory does": (SCARCER, SHARED),
     "registers that are a multiple of 8 already are rounded up to the next: 128 stay 128": (UP, "(registers // 8 + 1) * 8"),
     "the programs that fit already give up nothing: it is asked for one more than those": (MORE, "more = programs"),
     "each of the two is asked for one program more than it allows by itself: ask both for one more than fit": [
@@ -47,16 +38,7 @@ MISTAKES = {
         (REGISTERS_LESS, "registers - most_registers"), (BYTES_LESS, "shared_bytes - most_bytes")],
     "that is what it may keep, not what it gives up": [
         (f"programs, {REGISTERS_LESS}", "programs, most_registers"), (f", {BYTES_LESS}", ", most_bytes")],
-    "registers and bytes are exchanged: return (programs, registers_less, bytes_less)": (
-        f"{REGISTERS_LESS}, {BYTES_LESS}", f"{BYTES_LESS}, {REGISTERS_LESS}"),
-    "registers_less is counted from the rounded number: a thread with 130 registers gives up 2 to keep 128": (
-        REGISTERS_LESS, "max(0, rounded - most_registers)"),
     "registers_less counts a thread's registers, not those of all threads of a program": (REGISTERS_LESS, f"{REGISTERS_LESS} * threads"),
-    "bytes_less counts one program's bytes, not those of all programs": (BYTES_LESS, f"{BYTES_LESS} * more"),
-    "that is what all programs lack together: each gives up its share of it, rounded up": (
-        BYTES_LESS, "max(0, more * (shared_bytes + 1024) - 233_472)"),
-    "an SM holds no program here: don't round up to 1": (SCARCER, f"max(1, {SCARCER})"),
-    "an SM's 64 warps count here, and the task says to ignore all other limits": (SCARCER, f"min({SCARCER}, 64 // num_warps)"),
 }  # fmt: skip
 
 

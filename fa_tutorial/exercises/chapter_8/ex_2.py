@@ -76,29 +76,17 @@ M_NEW, SHIFT = "tl.maximum(m, tl.max(s, axis=1) * scale_log2)", 'tl.where(m_new 
 P, ALPHA, L_NEW = "tl.exp2(s * scale_log2 - shift[:, None])", "tl.exp2(m - shift)", "alpha * l + tl.sum(p, axis=1)"
 M_UNSCALED = (M_NEW, "tl.maximum(m, tl.max(s, axis=1))")
 MISTAKES = {
-    ("p is in base e: by tl.exp, or because log₂ e is in the exponent once more, which scale_log2 holds "
-    "already"): (P, P.replace("exp2", "exp")),
     "p and alpha are in base e: scale_log2 holds log₂ e already, so both take tl.exp2": ("tl.exp2", "tl.exp"),
     "alpha is in base e: use tl.exp2 there, too": (ALPHA, "tl.exp(m - shift)"),
-    "s is not scaled at all: p = 2^(s · scale_log2 − m_new), and m_new is the maximum of s · scale_log2": [
-        (P, "tl.exp2(s - shift[:, None])"), M_UNSCALED],
     "m_new is the maximum of s, and s · scale_log2 is subtracted from: both must be scaled": M_UNSCALED,
     "m_new holds the maximum of s: it is the maximum of s · scale_log2, so that nothing has to scale it later": [
         M_UNSCALED, (P, "tl.exp2((s - shift[:, None]) * scale_log2)"), (ALPHA, "tl.exp2((m - shift) * scale_log2)")],
-    "s is multiplied by log₂ e once more: scale_log2 holds it already": [
-        (P, "tl.exp2(s * scale_log2 * 1.4426950408889634 - shift[:, None])"), (M_NEW, "tl.maximum(m, tl.max(s, axis=1) * scale_log2 * 1.4426950408889634)")],
-    "p subtracts the old m: it subtracts shift, which is m_new": (P, "tl.exp2(s * scale_log2 - m[:, None])"),
     "m_new is scaled a second time in the exponent: it is in units of s · scale_log2 already": (
         P, "tl.exp2((s - shift[:, None]) * scale_log2)"),
     "m_new is scaled as a whole: the old m in it is in units of s · scale_log2 already, so scale only the tile's maximum": (
         M_NEW, "tl.maximum(m, tl.max(s, axis=1)) * scale_log2"),
-    "the tile's maximum is divided by scale_log2: multiply, as s is": (M_NEW, M_NEW.replace("*", "/")),
-    "m_new is rounded to an integer: it is the maximum itself": (M_NEW, f"tl.ceil({M_NEW})"),
-    "shift is 0 where the old m is −inf: a row's first tile subtracts its maximum, too": (SHIFT, SHIFT.replace("m_new ==", "m ==")),
     "alpha scales m a second time: m and m_new are in units of s · scale_log2 already": (ALPHA, "tl.exp2((m - shift) * scale_log2)"),
     "alpha is upside down: it is 2^(m − m_new), at most 1": (ALPHA, "tl.exp2(shift - m)"),
-    "m_new and l_new have changed places in what you return: the order is p, m_new, l_new, alpha": (
-        "return p, m_new, alpha * l + tl.sum(p, axis=1), alpha", "return p, alpha * l + tl.sum(p, axis=1), m_new, alpha"),
     "your l is not rescaled when the maximum grows": (L_NEW, "l + tl.sum(p, axis=1)"),
     "l adds p in fp16: it adds p as it is, in float32": (L_NEW, "alpha * l + tl.sum(p.to(tl.float16), axis=1)"),
     "a row that has seen nothing must keep m = −inf: only the shift is 0 there": ("return p, m_new", "return p, shift"),
@@ -122,7 +110,7 @@ def inputs():
         return case(s, m, l, scale_log2, on=on, otherwise=otherwise, **options)
 
     first = [-INF] * ROWS, [0.0] * ROWS
-    tile = "a first tile: p = 2^(s · scale_log2 − m_new), l_new = alpha · l + Σ p; the order is p, m_new, l_new, alpha"
+    tile = "a first tile: m_new is the maximum of s · scale_log2, p = 2^(s · scale_log2 − m_new), l_new = alpha · l + Σ p; the order is p, m_new, l_new, alpha"
     yield step([[1.0, 3.0, 2.0, 0.0]] * 2, *first, 0.5, tile)
     yield step([[1.0, 3.0, 2.0, 0.0], [5.0, 4.0, 6.0, 7.0]], [1.0, 1.5], [2.0, 1.0], 0.5, "each row has its own m, l and alpha")
     yield step([[1.0, 3.0, 2.0, 0.0]] * 2, [4.0, 6.0], [2.0, 1.0], 0.5, "the maximum was seen before")

@@ -50,57 +50,22 @@ START = "a program's rows start at row_block · BLOCK_M, in q and in o, and a he
 OWN = "b and h are coordinates of their own, 0 and 1: h = (pid // row_blocks) % H, b = (pid // row_blocks) // H"
 KV = "_desc.load([b, h, start_n, 0])"
 ACC, L = "alpha[:, None] * acc + dot", "alpha * l + tl.sum(p, axis=1)"
-WHERE = 'tl.where(offs_n[None, :] < S_k, s, -float("inf"))'
-HIDDEN = f"        s = {WHERE}  # a key of zeros has the score 0\n"
-MAXIMUM = "        m_new = tl.maximum(m, tl.max(s, axis=1))  # [BLOCK_M]\n"
-CAUSAL = "offs_n[None, :] <= start_m + tl.arange(0, BLOCK_M)[:, None]"
+HIDDEN = '        s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))  # a key of zeros has the score 0\n'
 MISTAKES = {
-    "p v has the 11 bits of TF32 or fp16: dot rounds no fp32 to TF32, and p takes v's dtype, not fp16": (
-        "p.to(v.dtype), v", "p.to(tl.float16), v.to(tl.float16)"),
     "keys past S_k are zeros, and a score of 0 still weighs exp(0 − m): the mask on the scores stays, with −inf": (HIDDEN, ""),
-    "the score 0 of a key past S_k joins the maximum: hide the scores before the maximum is taken": (HIDDEN + MAXIMUM, MAXIMUM + HIDDEN),
     "k's and v's row counts tiles: a tile's coordinate counts rows": (KV, "_desc.load([b, h, start_n // BLOCK_N, 0])"),
-    "k's row counts tiles: a tile's coordinate counts rows": (f"k{KV}", "k_desc.load([b, h, start_n // BLOCK_N, 0])"),
-    "v's row counts tiles: a tile's coordinate counts rows": (f"v{KV}", "v_desc.load([b, h, start_n // BLOCK_N, 0])"),
-    "the scores are rounded to fp16: s stays as dot gives it, in float32": ("scale * dot(q, tl.trans(k))", "(scale * dot(q, tl.trans(k))).to(tl.float16)"),
-    "k's row is the program's: every step loads the tile of k at start_n, not at start_m": (f"k{KV}", "k_desc.load([b, h, start_m, 0])"),
-    "v's row is the program's: every step loads the tile of v at start_n, not at start_m": (f"v{KV}", "v_desc.load([b, h, start_m, 0])"),
-    "every step loads the first tile of k: its row is start_n": (f"k{KV}", "k_desc.load([b, h, 0, 0])"),
-    "every step loads the first tile of v: its row is start_n": (f"v{KV}", "v_desc.load([b, h, 0, 0])"),
     "head and row are exchanged for k and v: a tile's coordinates are [b, h, row, 0]": (KV, "_desc.load([b, start_n, h, 0])"),
-    "k's head and row are exchanged: a tile's coordinates are [b, h, row, 0]": (f"k{KV}", "k_desc.load([b, start_n, h, 0])"),
-    "o is rounded to fp16 by name: it takes o_desc.dtype": ("o_desc.dtype)", "tl.float16)"),
     "every step loads the first tile of k and v: their row is start_n": (KV, "_desc.load([b, h, 0, 0])"),
     "q's and o's row counts row blocks: a tile's coordinate counts rows": ("row_blocks * BLOCK_M\n", "row_blocks\n"),
-    "q's row counts row blocks: a tile's coordinate counts rows": ("q_desc.load([b, h, start_m,", "q_desc.load([b, h, start_m // BLOCK_M,"),
-    "o's row counts row blocks: a tile's coordinate counts rows": ("o_desc.store([b, h, start_m,", "o_desc.store([b, h, start_m // BLOCK_M,"),
     "o's row is counted over all heads: it starts anew in each, at row_block · BLOCK_M, as q's": (
         "o_desc.store([b, h, start_m,", "o_desc.store([b, h, tl.program_id(0) * BLOCK_M,"),
-    "the number of row blocks is rounded down: a head has tl.cdiv(S_q, BLOCK_M), and the descriptor drops what a store puts past S_q": (
-        "tl.cdiv(S_q, BLOCK_M)", "S_q // BLOCK_M"),
     "batch and head are exchanged: pid // row_blocks is b · H + h, so // H gives b and % H gives h": ("b, h = batch", "h, b = batch"),
     "k is not transposed: a descriptor gives [BLOCK_N, D], and tl.trans turns it": ("tl.trans(k)", "k"),
-    "v is loaded from k_desc": (f"v{KV}", f"k{KV}"),
     "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": (ACC, "acc + dot"),
     "alpha multiplies p v, too: it rescales the old acc alone, before p v is added": (
         f"{ACC}(p.to(v.dtype), v)", "alpha[:, None] * (acc + dot(p.to(v.dtype), v))"),
     "l is not rescaled when the maximum grows: l = alpha · l + Σ p": (L, "l + tl.sum(p, axis=1)"),
-    "the scores are not scaled: s = scale · q kᵀ": ("s = scale * dot", "s = dot"),
-    "the scores are scaled twice: s = scale · q kᵀ": ("s = scale * dot", "s = scale * scale * dot"),
     "softmax is in base 2: scores in units of scale · q kᵀ take tl.exp, and tl.exp2 takes them times log₂ e": ("tl.exp(", "tl.exp2("),
-    "the scores are multiplied by log₂ e, as base 2 needs it, and then exponentiated by tl.exp": (
-        "s = scale * dot", "s = 1.4426950408889634 * scale * dot"),
-    "k and v are exchanged: the scores are q kᵀ, and p multiplies v": [(f"k = k{KV}", f"k = v{KV}"), (f"v = v{KV}", f"v = k{KV}")],
-    "acc is not divided by l at the end": ("acc / l[:, None]", "acc"),
-    "acc is divided by l twice": ("acc / l[:, None]", "acc / l[:, None] / l[:, None]"),
-    "a causal mask hides keys: this kernel does full attention": ("offs_n[None, :] < S_k", f"({CAUSAL} + S_k - S_q)"),
-    "a causal mask, aligned top-left, hides keys: this kernel does full attention": (
-        "offs_n[None, :] < S_k", f"(offs_n[None, :] < S_k) & ({CAUSAL})"),
-    "keys are counted in tiles, for k, v and the mask: a coordinate counts rows": [
-        (KV, "_desc.load([b, h, start_n // BLOCK_N, 0])"), ("offs_n = start_n +", "offs_n = start_n // BLOCK_N +")],
-    "the loop runs to S_q: there are S_k keys": ("range(0, S_k", "range(0, S_q"),
-    "the mask on the scores compares with S_q: the keys that exist are those below S_k": ("offs_n[None, :] < S_k", "offs_n[None, :] < S_q"),
-    "the last tile of keys is left out where it is ragged: the loop runs to S_k": ("range(0, S_k, BLOCK_N)", "range(0, S_k // BLOCK_N * BLOCK_N, BLOCK_N)"),
 }  # fmt: skip
 
 CONDITIONS = {"half": HALF.replace(" (and bf16 on a GPU)", "") + ", and o has q's dtype"}
@@ -123,7 +88,7 @@ def launch(q, k, v, blocks, strides, scale, is_causal):
 )
 def inputs():
     yield from one_tile_inputs(
-        'one tile gives softmax(scale · q kᵀ) v in float32\'s digits: multiply by dot, or with input_precision="ieee", '
+        'one tile gives softmax(scale · q kᵀ) v over all keys, in float32\'s digits: multiply by dot, or with input_precision="ieee", '
         "and cast p to v's dtype and o to o_desc.dtype, never to tl.float16 by name"
     )
     yield two_tiles_input()

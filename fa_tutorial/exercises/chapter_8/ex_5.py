@@ -21,38 +21,16 @@ ISSUING, TO_ISSUE = "issuing = instructions * to_issue", "tiles * num_warps / 4"
 REMOVABLE = "max(0, instructions - exponentiating / to_issue)"
 MISTAKES = {
     "that is for the program's whole tile: the result is for 64 x 64 scores, whatever the tile": (TILES, "1"),
-    "the share is upside down: a tile of 128 x 64 scores has two times 64 x 64": (TILES, "(block_m * block_n) / (64 * 64)"),
-    "only the rows of the tile are counted: it has block_m · block_n scores": (TILES, "64 / block_m"),
     "half of the matmuls' FLOPs are missing: there are two, q kᵀ and p v, of 2 · 64 · 64 · D each": (MATMULS, "2 * 64 * 64 * D / 4096"),
-    "the warps are spread over four schedulers, which issue at the same time": (TO_ISSUE, "tiles * num_warps"),
     "four schedulers issue at the same time: an instruction of each of the num_warps warps takes num_warps / 4 cycles": (
         ISSUING, "issuing = 4 * instructions * to_issue"),
-    "an SM does 16 exponentials a cycle, not one: divide by 16": ("* 32 / 16", "* 32"),
     "an instruction computes 32 exponentials, one for each thread of the warp: 32 / 16 cycles of the SM": ("* 32 / 16", "/ 16"),
-    "the 16 exponentials a cycle are an SM's, not a scheduler's": ("* 32 / 16", "* 32 / 64"),
-    "an exponential keeps its scheduler's unit busy for 8 cycles, but four schedulers have such a unit: 32 / 16 cycles of the SM": ("* 32 / 16", "* 8"),
-    "an exponential takes longer than its issue slot: it is 32 of them, and an SM does 16 a cycle": ("* 32 / 16", "/ 4"),
     "an exponential is one of the instructions: it takes an issue slot, too": (ISSUING, "issuing = (instructions - exponentials) * to_issue"),
-    "an exponential is one of the instructions: it isn't added to them": (ISSUING, "issuing = (instructions + exponentials) * to_issue"),
     "fewer than four warps leave schedulers to other programs: two warps issue in 2 / 4 of the cycles": (
         TO_ISSUE, "tiles * -(-num_warps // 4)"),
     "exponentials are one warp's: all num_warps warps have theirs": ("exponentials * num_warps * 32", "exponentials * 32"),
     "issuing goes on while the exponentials' unit works: the longer of the two counts, not their sum": (
         "max(issuing, exponentiating)", "issuing + exponentiating"),
-    "the matmuls run beside the exponentials here: they take turns with everything else": (
-        TURNS, "max(matmuls + issuing, exponentiating)"),
-    "the exponentials never decide here: an instruction is 32 of them, and an SM does 16 a cycle for all num_warps warps": (TURNS, "matmuls + issuing"),
-    "issuing never decides here: each of num_warps warps issues its instructions, on four schedulers": (TURNS, "matmuls + exponentiating"),
-    "here everything overlaps: if the matmuls take turns with the rest, add their cycles": (
-        TURNS, "max(matmuls, issuing, exponentiating)"),
-    "the exponentials are hidden behind the matmuls here, and added to issuing: they take turns with matmuls, and not with issuing": (
-        TURNS, "max(matmuls, exponentiating) + issuing"),
-    "issuing and exponentials forget that four schedulers work at the same time, each with a unit for exponentials": [
-        (TO_ISSUE, "tiles * num_warps"), ("* num_warps * 32 / 16", "* num_warps * 8")],
-    "the other instructions are issued while the exponentials' unit works: an exponential is one of them, and the longer of the two counts": [
-        (ISSUING, "issuing = (instructions - exponentials) * to_issue"), ("max(issuing, exponentiating)", "issuing + exponentiating")],
-    "issuing is hidden behind the matmuls here: it takes turns with them, and goes on while the exponentials' unit works": (
-        TURNS, "max(matmuls, issuing) + exponentiating"),
     "that is the model of 64 x 64 tiles with four warps, whose exponentials are hidden: count all warps, and the tile's share": (
         TURNS, "matmuls + instructions"),
     "removable is negative: where the exponentials decide, nothing that leaves the loop saves a cycle, so it is 0": (
@@ -61,19 +39,6 @@ MISTAKES = {
         REMOVABLE, "instructions - exponentials"),
     "removable counts cycles: it is asked for a warp's instructions, each of which takes an SM num_warps / 4 cycles for its tile": (
         REMOVABLE, "max(0, issuing - exponentiating)"),
-    "removable counts the instructions of all num_warps warps: it is asked for one warp's": (REMOVABLE, f"num_warps * {REMOVABLE}"),
-    "removable forgets the four schedulers: they issue 4 instructions in a cycle, so 2 · exponentials cycles are 8 · exponentials": (
-        REMOVABLE, "max(0, instructions - 2 * exponentials)"),
-    "removable is divided by the schedulers once more: a warp's instruction is one, whoever issues it": (REMOVABLE, f"{REMOVABLE} / 4"),
-    "removable is one too few: the last one that shortens issuing still saves a cycle": (
-        REMOVABLE, "max(0, instructions - exponentiating / to_issue - 1)"),
-    "removable is what must stay": (REMOVABLE, "min(instructions, exponentiating / to_issue)"),
-    "instructions // 4 cuts off a part of a cycle: divide with /": (ISSUING, "issuing = tiles * num_warps * (instructions // 4)"),
-    "cycles and removable are exchanged: return (cycles, removable)": (f"return {TURNS}, removable", f"return removable, {TURNS}"),
-    "the matmuls' cycles are the whole tile's here: bring them to 64 x 64 scores, too": (MATMULS, "2 * 2 * block_m * block_n * D / 4096"),
-    "the cycles are rounded here: return them as they are": (TURNS, f"round({TURNS})"),
-    "a part of a cycle is cut off: divide with /": [
-        (TILES, "64 * 64 // (block_m * block_n)"), (REMOVABLE, "max(0, instructions - 8 * exponentials)")],
 }  # fmt: skip
 
 
