@@ -125,7 +125,8 @@ def launched(answer, x, block_r, block_c):
         raise Wrong(f"the result is right, but out has the strides {out.stride()}: make a contiguous out, torch.empty(cols, rows, …)")
     elsewhere = Simulated(x.to("meta"))
     answer(elsewhere, elsewhere.x, block_r, block_c)
-    if not elsewhere.out.is_meta and torch.equal(out, x.t()):
+    # only with a ragged edge: without one a grid that is rounded down gives the right result, too
+    if x.shape[0] % block_r and not elsewhere.out.is_meta and torch.equal(out, x.t()):
         raise Wrong("the result is right, but out is on the CPU wherever x is: give out the device of x")
     return out
 
