@@ -22,6 +22,7 @@ MEASURED: dict[int, dict[str, Sequence[Cases]]] = {
     2: {"kernels": [chapters_0_to_7.first_kernel_cases]},
     3: {"kernels": [chapters_0_to_7.matmul_cases, chapters_0_to_7.scores_values_cases]},
     5: {"kernels": [chapters_0_to_7.loop_cases, chapters_0_to_7.forward_tile_cases]},
+    6: {"kernels": [chapters_0_to_7.naive_backward_cases]},
     7: {
         "kernels": [
             chapters_0_to_7.transposed_cases,

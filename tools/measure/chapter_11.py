@@ -100,40 +100,71 @@ def _pages_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 
 def page_kernel_cases() -> Iterator[Measurement]:
-    """The page's own kernels, split_kernel of 11.3 and merge_kernel of 11.2, beside chapter 5's and the package's: one
-    sequence, by the number of splits."""
-    shape = shape_of(1, 32_768)
-    rows = functools.cache(partial(_page_kernels_in_turns, shape))
-    for provider, splits in (*(("11.3", n) for n in (1, 8, 16, 32)), ("basic", None), ("decode", None)):
-        words = about(11, "page_kernels", provider, **vars(shape)) | {"splits": splits}
-        yield words, lambda which=(provider, splits): rows()[which]
+    """The page's own kernels, split_kernel of 11.3 or paged_split_kernel of 11.5 and merge_kernel of 11.2, beside
+    chapter 5's and the package's, in turns for each number of sequences."""
+    for B, providers in PAGE_KERNELS.items():
+        shape = shape_of(B, 32_768)
+        rows = functools.cache(partial(_page_kernels_in_turns, shape, providers))
+        for which in providers:
+            words = about(11, "page_kernels", which[0], **vars(shape)) | {"splits": which[1]}
+            yield words, lambda rows=rows, which=which: rows()[which]
 
 
-def _page_kernels_in_turns(shape: Shape) -> dict[tuple[str, int | None], dict[str, Any]]:
-    split_kernel, merge_kernel = (catalogue.find(number).solution for number in ("11.3", "11.2"))
-    q = randn(shape.B, shape.H_q, 1, shape.D)
-    k, v = randn(2, shape.B, shape.H_k, shape.S_k, shape.D)
-    rows, programs = shape.H_q // shape.H_k, shape.B * shape.H_k
-    o, lse = torch.empty_like(q), torch.empty(q.shape[:3], device=q.device)
+PAGE_KERNELS: dict[int, list[tuple[str, int | None]]] = {  # by sequences: the provider and its splits
+    1: [
+        *(("11.3", n) for n in (1, 8, 16, 32)),
+        *(("11.3, keys in L2", n) for n in (1, 16)),
+        ("11.3, 64 rows", 1),
+        ("basic", None),
+        ("decode", None),
+    ],
+    8: [("11.3", 2), ("11.3", 4), *((f"11.5, pages of {size}", 4) for size in (64, 256)), ("decode", None)],
+}
 
-    def page(splits: int) -> Callable[[], None]:
-        o_parts = torch.empty(splits, programs, rows, shape.D, device=q.device)
-        lse_parts = torch.empty(splits, programs, rows, device=q.device)
-        tensors = map(heads, (q.view(shape.B, shape.H_k, rows, shape.D), k, v, o_parts))
-        sizes = (shape.H_k, 1, rows, shape.S_k, shape.D, shape.D**-0.5)
-        arguments = (*tensors, lse_parts, *sizes)
 
-        def call() -> None:
-            split_kernel[(programs, splits)](*arguments, BLOCK_M=16, BLOCK_N=64, BLOCK_D=shape.D, num_stages=3)
-            parts = (o_parts, lse_parts, o, lse, q.numel() // shape.D, splits, shape.D)
-            merge_kernel[(q.numel() // shape.D,)](*parts, BLOCK_S=splits, BLOCK_D=shape.D)
-
-        return call
-
-    calls: dict[tuple[str, int | None], Any] = {("11.3", n): page(n) for n in (1, 8, 16, 32)}
-    calls |= {(name, None): call_of(name, shape)[0] for name in ("basic", "decode")}
+def _page_kernels_in_turns(shape: Shape, providers: list[tuple[str, int | None]]) -> dict[Any, dict[str, Any]]:
+    calls = {
+        (name, splits): _page_call(shape, name, splits) if name.startswith("11") else call_of(name, shape, splits)[0]
+        for name, splits in providers
+    }
     graphs = {which: graph_of(call) for which, call in calls.items()}
     return timed_in_turns({which: graph.replay for which, graph in graphs.items()}, rounds=6)
+
+
+def _page_call(shape: Shape, name: str, splits: int) -> Callable[[], torch.Tensor]:
+    """split and merge as the page launches them, checked once. With "keys in L2" a program reads two tiles again and
+    again, which is another result."""
+    split_kernel, merge_kernel = (catalogue.find(number).solution for number in (name[:4], "11.2"))
+    if "L2" in name:
+        near = edited(source_of(split_kernel), ("h_k, start_n,", f"h_k, {NEAR[1]}"))
+        split_kernel = defined(near, split_kernel.fn.__globals__)["split_kernel"]
+    q, (k, v) = randn(shape.B, shape.H_q, 1, shape.D), randn(2, shape.B, shape.H_k, shape.S_k, shape.D)
+    rows, programs = shape.H_q // shape.H_k, shape.B * shape.H_k
+    lengths = torch.full((shape.B,), shape.S_k, dtype=torch.int32, device=q.device)
+    o, lse = torch.empty_like(q), torch.empty(q.shape[:3], device=q.device)
+    o_parts = torch.empty(splits, programs, rows, shape.D, device=q.device)
+    lse_parts = torch.empty(splits, programs, rows, device=q.device)
+    sizes, scale = (shape.H_k, 1, rows), shape.D**-0.5
+    meta = {"BLOCK_M": 64 if "64 rows" in name else 16, "BLOCK_N": 64, "BLOCK_D": shape.D, "num_stages": 3}
+    cache, tables, length = (k, v), (), shape.S_k
+    if "pages" in name:
+        meta["PAGE_SIZE"] = size = int(name.split()[-1])
+        length = shape.S_k // size  # pages a sequence
+        table = torch.arange(shape.B * length, dtype=torch.int32, device=q.device).view(shape.B, length)
+        cache = [x.unflatten(2, (length, size)).transpose(1, 2).flatten(0, 1).contiguous() for x in (k, v)]
+        tables = table, lengths
+    tensors = [heads(x) for x in (q.view(shape.B, shape.H_k, rows, shape.D), *cache)]
+    arguments = (*tensors, *tables, heads(o_parts), lse_parts, *sizes, length, shape.D, scale)
+
+    def call() -> torch.Tensor:
+        split_kernel[(programs, splits)](*arguments, **meta)
+        parts = (o_parts, lse_parts, o, lse, q.numel() // shape.D, splits, shape.D)
+        merge_kernel[(q.numel() // shape.D,)](*parts, BLOCK_S=splits, BLOCK_D=shape.D)
+        return o
+
+    if "L2" not in name:
+        torch.testing.assert_close(call(), decode.flash_decode(q, k, v, lengths), rtol=1e-2, atol=1e-3)
+    return call
 
 
 def stage_cases() -> Iterator[Measurement]:

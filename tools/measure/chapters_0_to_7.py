@@ -8,6 +8,7 @@ import functools
 import itertools
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -433,6 +434,39 @@ ATOMIC_TILES = [
     for m, n, warps in ((32, 64, 4), (64, 64, 4), (64, 64, 8), (64, 128, 8))
     for stages in (2, 3)
 ]
+
+
+def naive_backward_cases() -> Iterator[Measurement]:
+    """Chapter 6: the kernels of naive attention's backward in their order, each the median of five calls."""
+    size = {"B": 1, "H": 16, "S": 16_384, "D": 64}
+    for step in NAIVE_BACKWARD:
+        yield about(6, "naive_backward", step, **size), lambda step=step: _naive_backward_kernels(**size)[step]
+
+
+NAIVE_BACKWARD = ("dv", "dp", "p ∘ dp", "ds", "scale · ds", "dq", "dk")
+
+
+@functools.cache
+def _naive_backward_kernels(B: int, H: int, S: int, D: int) -> dict[str, dict[str, Any]]:
+    q, k, v, do = (randn(B, H, S, D).requires_grad_() for _ in range(4))
+    o = _naive(q, k, v)
+
+    def call() -> None:
+        torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
+
+    call()
+    times = []
+    for _ in range(5):
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+            call()
+            torch.cuda.synchronize()
+        kernels = [event for event in found.events() if event.device_time > 0 and "Memset" not in event.name]
+        kernels.sort(key=lambda event: event.time_range.start)
+        # PyTorch cuts an elementwise operation of so many elements into several launches
+        steps = itertools.groupby(kernels, lambda event: "elementwise" if "elementwise" in event.name else event.name)
+        times.append([sum(event.device_time for event in step) / 1e3 for _, step in steps])
+    medians = [round(statistics.median(step), 3) for step in zip(*times, strict=True)]
+    return {step: {"ms": ms} for step, ms in zip(NAIVE_BACKWARD, medians, strict=True)}
 
 
 def one_loop_cases() -> Iterator[Measurement]:
