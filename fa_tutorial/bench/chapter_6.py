@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from fa_tutorial import ledger
 from fa_tutorial.bench import results
 
 
@@ -15,15 +16,24 @@ def show_backward(card: dict) -> None:
     layer = {"mode": "bwd", "dtype": "fp16", "B": 1, "H_q": 16, "D": 64, "is_causal": False}
     rows = results.select(card["rows"], **layer)
     print(f"{'S':>6}   {'naive':>21}   {'basic':>21}   (stored, H200)")
-    for S in (512, 1_024, 4_096, 16_384, 32_768):
+    for S in (512, 4_096, 16_384):
         line = f"{S:6,}"
         for provider in ("naive", "basic"):
             row = results.select(rows, provider=provider, S_q=S).iloc[0]
-            cost = "out of memory"
-            if row["ms"] > 0:
-                cost = f"{row['ms']:5.2f} ms, {row['peak_bytes'] / 2**20:7,.0f} MiB"
-            line += f"   {cost:>21}"
+            line += f"   {row['ms']:7.2f} ms, {row['peak_bytes'] / 2**20:6,.0f} MiB"
         print(line)
+
+
+def show_trips(card: dict) -> None:
+    """Print the kernels of naive attention's backward of 16 heads at S = 16,384: what their trips take at the bandwidth
+    of a copy, and what they take. card: results.load's."""
+    trips = {"dv": 1, "dp": 1, "p ∘ dp": 3, "ds": 3, "scale · ds": 2, "dq": 1, "dk": 1}
+    took = results.select(card["kernels"], chapter=6, kernel="naive_backward").set_index("provider")["ms"]
+    trip = ledger.score_bytes(1, 16, 16_384, 16_384, itemsize=2) / card["provenance"]["ceilings"]["copy_gb_s"] / 1e6
+    print("kernel       trips   at a copy's rate   measured   (stored, H200)")
+    for name, count in (*trips.items(), ("all", sum(trips.values()))):
+        ms = took.sum() if name == "all" else took[name]
+        print(f"{name:10} {count:7}   {count * trip:13.2f} ms {ms:7.2f} ms")
 
 
 def kept_bytes(function: Callable[..., Any], *args: Any) -> int:

@@ -412,7 +412,7 @@ class SeenTiles(CountsProducts, GradientTiles):
 class SeenByKeys(SeenTiles):
     """SeenTiles for dk and dv: each block of keys comes up once."""
 
-    products, remedy = 4, "begin the loop over queries at start"
+    products, remedy = 4, "begin the loop over queries at start, and take p and ds of a tile from one call"
     masked = "before full, which the last key that exists decides"
     owned, others, sums = "keys", "queries", "their dk and dv"
 

@@ -99,22 +99,24 @@ def draw_by_sum(ax: Axes, top: float, p: torch.Tensor, dp: torch.Tensor, ds: tor
 @image("06_delta.png")
 def draw_delta() -> Figure:
     """delta of a query as the sum of one table, keys by D: down the columns it needs all tiles, along the rows it needs o alone."""
-    figure, ax = canvas(4.15)
+    figure, ax = canvas(4.95)
     s = torch.tensor([3.0, 2.0, 5.0, 1.0, 4.0, 6.0], dtype=torch.float64)
     v = torch.tensor([[10.0, 20.0, 30.0, 40.0, 50.0, 60.0], [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]], dtype=torch.float64)
     p, do = torch.softmax(s, dim=0), torch.tensor([1.0, 2.0], dtype=torch.float64)
     table = p * v * do[:, None]
     o, dp = v @ p, do @ v
     assert torch.allclose(table.sum(1), do * o) and torch.allclose(table.sum(0), p * dp)
-    left, wide, top, tall, right = 1.2, 0.8, 1.35, 0.5, 6.95
+    left, wide, top, tall, right = 1.2, 0.8, 2.15, 0.5, 6.95
     write(ax, 0.1, 0.25, "one query: delta is the sum of all p_j · v_jd · do_d", HEAD, ha="left", weight="bold")
-    write(ax, left - 0.1, top - 0.25, "p", BODY, ha="right", weight="bold")
+    for name, y in (("v_j0", 1.13), ("v_j1", 0.78), ("p", 0.25)):
+        write(ax, left - 0.1, top - y, name, BODY, ha="right", weight="bold")
     write(ax, right + 0.5, top - 0.25, "do ∘ o", BODY, weight="bold")
     for j in range(6):
         x = left + j * wide
-        write(ax, x + wide / 2, top - 0.62, f"key {j}")
+        write(ax, x + wide / 2, top - 1.47, f"key {j}")
         box(ax, x, top - 0.45, wide, 0.38, digits(p[j].item()), "yellow", share=0.4)
         for d in range(2):
+            box(ax, x, top - 1.3 + d * 0.35, wide, 0.35, digits(v[d, j].item()), "green", share=0.45)
             box(ax, x, top + d * tall, wide, tall, f"{table[d, j]:.2f}")
         box(ax, x, top + 2 * tall + 0.5, wide, 0.38, f"{p[j] * dp[j]:.2f}", "yellow", share=0.4)
         arrow(ax, (x + wide / 2, top + 2 * tall + 0.05), (x + wide / 2, top + 2 * tall + 0.48))
@@ -131,7 +133,7 @@ def draw_delta() -> Figure:
     write(ax, right + 1.1, bottom + 0.19, "delta", BODY, ha="left", weight="bold")
     arrow(ax, (left + 6 * wide + 0.05, bottom + 0.19), (right - 0.03, bottom + 0.19))
     arrow(ax, (right + 0.5, top + 2 * tall + 0.05), (right + 0.5, bottom - 0.03))
-    notes(ax, 0.1, 3.55, ("columns first: delta needs p ∘ dp of every tile (framed)", "rows first: forward has added up the keys and stored o, so delta needs no tile"),
+    notes(ax, 0.1, 4.35, ("columns first: delta needs p ∘ dp of every tile (framed)", "rows first: forward has added up the keys and stored o, so delta needs no tile"),
           step=0.32)  # fmt: skip
     return figure
 
@@ -231,6 +233,7 @@ def draw_trips() -> Figure:
 
 
 LOOP_SHAPE = {"block_m": 2, "block_n": 4, "S_q": 12, "S_k": 12}
+LOOP_LOOKS = {"whole": {"colour": "yellow"}, "masked": {"colour": "yellow", "hatch": MASKED}, "skipped": {}}  # p's colour
 TILE_LOOKS = {"whole": {"colour": "sky"}, "masked": {"colour": "orange", "hatch": MASKED}, "skipped": {}}
 
 
@@ -252,10 +255,10 @@ def draw_two_loops() -> Figure:
     row_lines = ("dq_I: a sum over J", f"I = {I}: full = {full}, end = {end} (4.6)", "key blocks stream past; dq written once")
     notes(ax, 0.1, 4.7, key_lines, bold=0)
     notes(ax, 4.7, 4.7, row_lines, bold=0)
-    legend(ax, 5.65, tuple((x, {**TILE_LOOKS[kind], "share": 0.6}, text) for x, kind, text in (
+    legend(ax, 5.65, tuple((x, {**LOOP_LOOKS[kind], "share": 0.6}, text) for x, kind, text in (
         (0.1, "whole", "whole: no mask"), (2.1, "masked", "with mask"), (3.6, "skipped", "skipped: never read"))))  # fmt: skip
     block_m, block_n, S, _ = LOOP_SHAPE.values()
-    write(ax, 0.1, 6.0, f"causal: S_q = S_k = {S}, BLOCK_M = {block_m}, BLOCK_N = {block_n}; blocks are counted from 0", ha="left")
+    write(ax, 0.1, 6.0, f"causal: S_q = S_k = {S}, BLOCK_M = {block_m}, BLOCK_N = {block_n}. A dot: this query sees this key.", ha="left")
     return figure
 
 
@@ -283,13 +286,15 @@ def draw_loop(ax: Axes, left: float, title: str, way: str, fixed: int, steps: ra
         box(ax, left, y + row * tall, 0.4, tall, colour="blue", share=0.55 if here else 0.12, line=2.2 if here and not down else 1)
         for col in range(cols):
             now = (col == fixed) if down else row == fixed
-            look = TILE_LOOKS[tile_kind(row, col)]
+            look = LOOP_LOOKS[tile_kind(row, col)]
             box(ax, x + col * wide, y + row * tall, wide, tall, **{**look, "share": 0.7 if now else 0.2})
     for col in range(cols):
         here = col == fixed if down else col in steps
         for i, colour in enumerate(("orange", "green")):
             look = {"colour": colour, "share": 0.6 if here else 0.15, "line": 2.2 if here and down else 1}
             box(ax, x + col * wide, 0.85 + i * 0.2, wide, 0.2, **look)
+    for i in range(LOOP_SHAPE["S_q"]):  # block_m queries share a height of tall, block_n keys a width of wide
+        ax.scatter([x + (j + 0.5) * wide / 4 for j in range(i + 1)], [y + (i + 0.5) * tall / 2] * (i + 1), s=6, color="black", zorder=3)
     (draw_way_down if down else draw_way_right)(ax, x, y, wide, tall, fixed, steps)
 
 

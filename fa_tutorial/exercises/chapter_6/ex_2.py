@@ -33,8 +33,10 @@ MISTAKES = {
     "the results come in the order (dv, dk, dq): return (dq, dk, dv)": ("return dq, dk, dv", "return dv, dk, dq"),
     "ds is not transposed in dk: key j adds up column j of ds": ("ds.transpose(-1, -2)", "ds"),
     "p stands where ds belongs: dq and dk are made of ds": ("scale * ds", "scale * p"),
+    "q and k are exchanged: the gradient of the first factor of q kᵀ takes the second, and that of the second takes the first": [
+        ("ds @ k", "ds @ q"), ("-2) @ q", "-2) @ k")],
     "dk and dv are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dq, dv, dk"),
-}
+}  # fmt: skip
 
 RULE = "o = p v and s = scale · q kᵀ take (6.3), and p = softmax(s) takes (6.5)"
 CONDITIONS = {

@@ -169,7 +169,7 @@ EXERCISE = Exercise(
     more="The package's version is algorithm.p_and_ds. Its algorithm.recompute_p makes the whole p.",
     inputs=inputs,
     truth=truth,
-    rule="p = exp(s − lse) and ds = p ∘ (dp − delta), with s = scale · q kᵀ and dp = do vᵀ",
+    rule="s = scale · q kᵀ, lse is log Σ exp(s) of the whole row, and delta is the row sum in (6.5)",
     mistakes=MISTAKES,
     parts=("p", "ds"),
     tolerance=tolerance,

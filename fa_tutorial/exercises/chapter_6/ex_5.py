@@ -77,7 +77,7 @@ EXERCISE = Exercise(
         "The outer loop takes a block of keys, the inner loop walks over the blocks of queries. Which rows of dk and dv does a tile add "
         "to?",
         f"my_p_and_ds(q, k, v, do, lse, delta, {CALL}) gives a tile's p and ds. Add pᵀ do to dv[:, :, keys] and scale · "
-        "dsᵀ q to dk[:, :, keys], with the tile's own rows of do and q. The slices must end at S_q and S_k.",
+        "dsᵀ q to dk[:, :, keys], with the tile's own rows of do and q.",
         "Key j is first seen by query j − (S_k − S_q), or by query 0 where that is negative. For the block's first key, the block that "
         "holds this query is start. For its last key, the queries from it on see all keys, so round up to the block that is full.",
         "p and ds are float32 for fp16 inputs: convert the tiles of do and q before you multiply, and keep the sums in float32 until the "

@@ -116,7 +116,7 @@ def one_tile(rule, **options):
     """p, delta, ds, the scale, what is transposed, and the heads, with all of a head in one tile."""
     yield head([[1.0, 0.0], [0.5, 2.0]], [[1.0, 2.0], [0.0, 1.0]], [[3.0, 1.0], [0.0, 2.0]], [[1.0, 2.0], [4.0, 1.0]],
                otherwise=rule, **options)  # fmt: skip
-    scale = "s = scale · q kᵀ, so the scale belongs to the gradients of q and k, and not to that of v"
+    scale = "s = scale · q kᵀ, so dq and dk have the factor scale once, and dv doesn't"
     k, v = [[1.0, 1.0], [2.0, 3.0]], [[1.0, 0.0], [4.0, 2.0]]
     yield head([[2.0, 1.0]], k, v, [[3.0, 1.0]], scale=0.25, otherwise=scale, **options)
     seed = torch.Generator().manual_seed(0)
@@ -174,6 +174,9 @@ def ladder(sums, rule, *parts):
     yield head([1.0], [0.0, 0.0], [300.0, 300.0], [300.0], otherwise=large, **half)
     digits = "float16 has too few digits for this score: convert the inputs to float32 before the first product"
     yield head([1000.0], [1.0], [1.0], [1.0], scale=1.0004, otherwise=digits, **half)
+    unscaled = "the sum of dq or dk is 480,000 before the scale, and float16 ends at 65,504: scale before you convert"
+    q, k = [[6e4, 0.0]] * 2, [[0.0, 6e4], [0.0, -6e4]]
+    yield head(q, k, [[8.0, 0.0], [-8.0, 0.0]], [[1.0, 0.0]] * 2, scale=0.125, otherwise=unscaled, **half)
     for part in parts:
         told = (f"{part}: 2,048 + 1 is 2,048 in float16: keep the sums over blocks in float32",
                 f"{part}: 2,049 − 2,048 is 1, and float16 has no 2,049: add up a tile's product in float32")  # fmt: skip
