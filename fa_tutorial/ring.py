@@ -114,8 +114,10 @@ def merge(
 
 
 class Passing:
-    """A tensor on its way to the next rank of the group, and the previous rank's on its way here. Both have one shape
-    and dtype."""
+    """A tensor on its way to the next rank of the group, and the previous rank's on its way here.
+
+    Both have one shape and dtype.
+    """
 
     bytes_sent = 0  # by this process so far
 
@@ -123,7 +125,7 @@ class Passing:
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         after, before = (rank + 1) % ranks, (rank - 1) % ranks
         self.device = x.device
-        self.sent = x.cpu() if dist.get_backend(group) == "gloo" else x  # kept, for it must live until it is sent
+        self.sent = x.cpu() if dist.get_backend(group) == "gloo" else x  # lives until it is sent
         self.received = torch.empty_like(self.sent)
         self.faults = f"{words}: rank {after} takes nothing", f"{words}: rank {before} sends nothing"
         send = dist.P2POp(dist.isend, self.sent, group=group, group_peer=after)

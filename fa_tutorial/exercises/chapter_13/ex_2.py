@@ -33,6 +33,9 @@ MISTAKES = {
     "only the last part is left: each part joins what is there": (JOIN, "o, lse = attend(q, k, v)"),
     "the parts are added up: each is divided by its own sum already, so join them by their lse": (
         JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"),
+    "the parts are averaged: a part with a larger lse has a larger weight, so join them by their lse": [
+        (JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"), ("return o, lse", "return o / ranks, lse")],
+    "k and v change places: they come in the order in which they left": (YIELD, "        v, k = yield k, v\n"),
     "its own keys are left out": (FIRST, "    o, lse = torch.zeros_like(q), torch.full(q.shape[:3], -torch.inf, dtype=q.dtype)\n"),
     "its own keys count twice: pass them on first, then attend to what comes": (
         YIELD + "        o, lse = join(o, lse, *attend(q, k, v))", "        o, lse = join(o, lse, *attend(q, k, v))\n        k, v = yield k, v"),
@@ -80,7 +83,7 @@ RULES = {
 
 
 def inputs():
-    alone = "one rank has all keys: o and lse are attention without a mask, and nothing is sent"
+    alone = "where `ranks` is 1, one rank has all keys: o and lse are attention without a mask, and nothing is sent"
     for ranks, rows, words in ((1, 2, alone), (2, 1, RULES), (3, 1, RULES), (4, 3, RULES), (played.MANY, 1, RULES)):
         for fresh in (False, True)[: 1 + (ranks < played.MANY)]:
             q, k, v, _ = played.draws(1, 2, ranks * rows, 4, fresh=fresh)

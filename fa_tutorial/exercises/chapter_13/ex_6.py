@@ -107,8 +107,8 @@ def refused(answer):
 
 RULES = {
     "dq": "dq stays, and adds up the parts of all keys, unrounded, each from the whole row's o and lse",
-    "dk": "dk travels with its keys, adds up the parts of all ranks, unrounded, and comes home as dk",
-    "dv": "dv travels with its keys, adds up the parts of all ranks, unrounded, and comes home as dv",
+    "dk": "dk travels with its keys, adds up the parts of all ranks, unrounded, and comes home as dk after `ranks` steps",
+    "dv": "dv travels with its keys, adds up the parts of all ranks, unrounded, and comes home as dv after `ranks` steps",
     "tensors sent": "k and v travel ranks − 1 times, dk and dv ranks times at most",
 }
 

@@ -58,7 +58,7 @@ def truth(T_c, T_s, ranks, group):
 RULES = {
     "ring": "each tile but the last has a message beside it, and takes as long as the longer of the two",
     "all-gather": "ranks − 1 shards of k and v come, and then ranks · T_c is computed",
-    "Ulysses": "(ranks − 1) / ranks of a shard of q, k, v and o is sent, before or after ranks · T_c is computed",
+    "Ulysses": "to send all k and v of a shard takes T_s, and q and o group · T_s, but 1 / ranks of each stays; ranks · T_c adds to that",
 }
 
 
