@@ -18,10 +18,10 @@ from fa_tutorial.forward import CONFIGS
 
 SMS, KEY_HEADS = 132, 8
 STEPS = (
-    ("chapter 5: 64 programs of 512 tiles", 64, stored("basic", 32_768)),
-    ("a shared tile: 8 programs of 512 tiles", 8, stored("decode", 32_768, kernel="splits", splits=1)),
-    ("8 splits: 64 programs of 64 tiles", 64, stored("decode", 32_768, kernel="splits", splits=8)),
-    ("16 splits: 128 programs of 32 tiles", 128, stored("decode", 32_768, kernel="splits", splits=16)),
+    ("chapter 5: 64 programs of 512 tiles", 64, stored("basic", 32_768, kernel="page_kernels")),
+    ("a shared tile: 8 programs of 512 tiles", 8, stored("11.3", 32_768, kernel="page_kernels", splits=1)),
+    ("8 splits: 64 programs of 64 tiles", 64, stored("11.3", 32_768, kernel="page_kernels", splits=8)),
+    ("16 splits: 128 programs of 32 tiles", 128, stored("11.3", 32_768, kernel="page_kernels", splits=16)),
 )
 
 
@@ -40,11 +40,11 @@ def draw_time_of_the_sms() -> Figure:
         box(ax, left, top, us * unit, seen * sm, colour="orange", share=0.9)
         x = left + (0.12 if busy == KEY_HEADS else us * unit + 0.12)  # where there is room
         write(ax, x, top + 0.4, f"{busy} SMs · {us:.0f} µs = {busy * us / 1000:.1f} ms", ha="left")
-    for us in range(0, 601, 100):
+    for us in range(0, 501, 100):
         write(ax, left + us * unit, 4.98, f"{us} µs" if us == 0 else f"{us}", 10)
     legend(ax, 5.35, (
-        (0.15, {"colour": "orange", "share": 0.9}, "each key, once"),
-        (2.4, {"colour": "orange", "share": 0.3, "hatch": MASKED}, "the same keys, for seven more heads"),
+        (0.15, {"colour": "orange", "share": 0.9}, "work on each key, once"),
+        (2.75, {"colour": "orange", "share": 0.3, "hatch": MASKED}, "on the same keys, for seven more heads"),
         (6.7, {}, "an SM does nothing"),
     ))  # fmt: skip
     return figure

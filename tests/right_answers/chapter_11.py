@@ -45,13 +45,13 @@ def merge_two_by_two(o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, splits, D
     tl.store(lse_ptr + row, lse)
 
 
-def splits_without_empty_parts(n, tiles, sms):
+def splits_without_empty_parts(n, tiles, slots):
     """By the length of a part, without the splits that get no keys."""
     rows = {}
     for part in range(min(tiles, 4), tiles + 1):
         splits = -(-tiles // part)
         if splits <= max(tiles // 4, 1):
-            rows[splits] = -(-tiles // splits) * -(-n * splits // sms)
+            rows[splits] = -(-tiles // splits) * -(-n * splits // slots)
     return min(splits for splits, row in rows.items() if 100 * row <= 105 * min(rows.values()))
 
 

@@ -117,7 +117,7 @@ def inputs():
     yield parts((1, 1, 8, 32, 12), 1, 2, "D may be less than BLOCK_D")
     nothing = "where a row sees nothing l is 0: divide by 1 instead, and lse is −∞"
     yield parts((1, 1, 8, NO_KEYS, 16), 1, 4, nothing, edge="empty")
-    yield parts((1, 1, 8, 18, 16), 4, 2, f"the last part may begin after a row's last key: {nothing}", edge="empty")
+    yield parts((1, 1, 8, 18, 16), 4, 2, f"the last part, keys 16 and 17, counts for the two newest tokens alone: {nothing}", edge="empty")
     yield parts((2, 2, 4, 70, 20), 2, 3, dtype=torch.float16, block_d=32, draw=generator(), fresh=True)
     yield parts((1, 3, 6, 40, 32), 3, 2, block_d=32, draw=generator(), fresh=True)
 

@@ -101,14 +101,14 @@ def inputs():
         sizes = S_q, splits, page_size, 16 if D <= 16 else 32
         return case(q, k, v, table.int(), torch.tensor(lengths).int(), *sizes, on=on, otherwise=otherwise, stray=stray, **options)
 
-    behind = "key n is row n % 16 of page table[b, n // 16], so each tile starts at its page's row 0; o and lse are those of 11.3"
+    behind = "key n is row n % 16 of page table[b, n // 16], so each tile starts at its page's row 0; each split has one tile"
     yield paged((32,), 1, 16, 2, behind)
     yield paged(
         (40,),
         1,
         16,
         2,
-        "split 0 has pages 1 and 2, split 1 half of page 0: what lies behind key S − 1 doesn't count",
+        "split 0 has a tile on page 1 and one on page 2, split 1 half of page 0: what lies behind key S − 1 doesn't count",
         table=torch.tensor([[1, 2, 0]]),
     )
     yield paged(

@@ -45,12 +45,14 @@ def without_empty_parts(answer, *args):
 
 
 def inputs():
-    yield case(0, 1, 100, 1, 9, 16, otherwise="the window's keys are 90 to 99, the first of them in the tile that begins at 80")
+    yield case(0, 1, 100, 1, 9, 16, otherwise="keys 90 to 99 count, the first of them in the tile that begins at 80, so end is 100")
     yield case(0, 1, 96, 1, 15, 16, otherwise="the window's keys are 80 to 95, one tile")
     yield case(0, 1, 97, 1, 15, 16, otherwise="the window's keys are 81 to 96, and the first stands in tile 80")
     yield case(0, 1, 97, 1, 17, 16, otherwise="the window's keys are 79 to 96, and the first is the last of its tile")
     yield case(0, 1, 98, 4, 15, 16, otherwise="the oldest of four tokens has its own key at 94, and sees keys from 79 on")
+    yield case(0, 1, 98, 4, 16, 16, otherwise="the oldest of four tokens has its own key at 94, and sees keys from 78 on")
     yield case(0, 1, 30, 1, 63, 16, otherwise="the window is longer than the sequence")
+    yield case(0, 2, 64, 1, 63, 16, otherwise="four tiles for two splits, so two for each")
     for split in range(3):
         yield case(split, 3, 200, 1, 99, 16, otherwise="seven tiles from key 96 on, in parts of 3, 3 and 1")
     yield case(3, 4, 200, 2, 20, 16, otherwise="two tiles for four splits: the last two have no keys")
