@@ -1,5 +1,5 @@
-"""Chapter 11: decoding by each provider, by the number of splits, of new tokens and of stages, by what its programs
-load, a window, and plain reads.
+"""Chapter 11: decoding by each provider, by the number of splits and of new tokens, by what its programs load, by the
+page's own kernels, a window, and plain reads.
 
 Every call is replayed from a CUDA graph, as a server does it: it takes the GPU tens of microseconds, and the host
 longer to launch it. gb_s counts the bytes of the live keys and values, each once.
@@ -74,12 +74,6 @@ def split_cases() -> Iterator[Measurement]:
     one, longer = (1, 2, 4, 8, 16, 32, 33, 34, 48, 64), (1, 16, 17, 32, 34, 64, 68)
     for B, S, counts in ((1, 32_768, one), (1, 34_816, longer), (8, 32_768, (1, 2, 3, 4, 8))):
         yield from in_turns("splits", "decode", [(shape_of(B, S), {"splits": n}, n, None) for n in counts])
-
-
-def tile_cases() -> Iterator[Measurement]:
-    """One sequence with one split, by the rows of q's tile: 16, or 64, which wgmma needs."""
-    tiles = TileConfig(16, 64, 4, 4), TileConfig(64, 64, 4, 3)  # each with its best number of stages
-    yield from in_turns("query_tile", "decode", [(shape_of(1, 32_768), {"block_m": x.block_m}, 1, x) for x in tiles])
 
 
 def page_cases() -> Iterator[Measurement]:
@@ -167,50 +161,32 @@ def _page_call(shape: Shape, name: str, splits: int) -> Callable[[], torch.Tenso
     return call
 
 
-def stage_cases() -> Iterator[Measurement]:
-    """32,768 keys with one split, by the number of sequences and of stages."""
-    cases = ((1, 2), (1, 3), (1, 4), (1, 6), (8, 4))
-    chosen = [(shape_of(B, 32_768), {"stages": n}, 1, TileConfig(16, 64, 4, n)) for B, n in cases]
-    yield from in_turns("stages", "decode", chosen)
-
-
 KEYS, VALUES = (
     f"{x}_tile = load_keys({x}, block_table, b, h_k, start_n, seqlen, D, PAGE_SIZE, BLOCK_N, BLOCK_D)\n" for x in "kv"
 )
-LOOP = "    for start_n in range(start, end, BLOCK_N):\n"
 NEAR = ("start_n,", "start + (start_n - start) % (2 * BLOCK_N),")
-FIRST = ("start_n,", "start,")
-PRODUCT = "dot(q_tile, tl.trans(k_tile.to(q_tile.dtype)))"
-IN_THE_LOOP = PRODUCT[:-1] + ", tl.zeros((BLOCK_M, BLOCK_N), tl.float32) + tl.where(start_n < 0, 1.0, 0.0))"
 LOADS = {  # changes of split_kernel
     "every tile": (),
     "two tiles": ((KEYS, KEYS.replace(*NEAR)), (VALUES, VALUES.replace(*NEAR))),
-    "one tile, once": (
-        (f"        {KEYS}", ""),
-        (f"        {VALUES}", ""),
-        (LOOP, f"    {KEYS.replace(*FIRST)}    {VALUES.replace(*FIRST)}{LOOP}"),
-        (PRODUCT, IN_THE_LOOP),  # else the compiler computes q kᵀ once, too: neither q nor k changes in the loop
-    ),
 }
 
 
 def kernel_that_loads(tiles: str) -> Any:
-    """split_kernel whose programs load these tiles: two again and again, which L2 keeps, or one before the loop."""
+    """split_kernel whose programs load these tiles: all, or two again and again, which L2 keeps."""
     return defined(edited(source_of(decode.split_kernel), *LOADS[tiles]), vars(decode))["split_kernel"]
 
 
 def load_cases() -> Iterator[Measurement]:
-    """One sequence with one split and with two, and eight sequences, by what the programs load."""
-    for B, splits in ((1, 1), (1, 2), (8, None)):
-        shape = shape_of(B, 32_768)
-        rows = functools.cache(partial(_loads_in_turns, shape, splits))
-        for tiles in LOADS:
-            words = about(11, "loads", "decode", **vars(shape)) | {"splits": splits, "tiles": tiles}
-            yield words, lambda rows=rows, tiles=tiles: rows()[tiles]
+    """Eight sequences, by what the programs load."""
+    shape = shape_of(8, 32_768)
+    rows = functools.cache(partial(_loads_in_turns, shape))
+    for tiles in LOADS:
+        words = about(11, "loads", "decode", **vars(shape)) | {"splits": None, "tiles": tiles}
+        yield words, lambda tiles=tiles: rows()[tiles]
 
 
-def _loads_in_turns(shape: Shape, splits: int | None) -> dict[str, dict[str, Any]]:
-    graphs, (call, _) = {}, call_of("decode", shape, splits)
+def _loads_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    graphs, (call, _) = {}, call_of("decode", shape)
     for tiles in LOADS:
         with mock.patch.object(decode, "split_kernel", kernel_that_loads(tiles)):
             graphs[tiles] = graph_of(call)
@@ -302,9 +278,7 @@ def kernels_cases() -> Iterator[Measurement]:
         window_cases(),
         read_cases(),
         part_cases(),
-        stage_cases(),
         load_cases(),
-        tile_cases(),
         page_cases(),
         page_kernel_cases(),
     )
