@@ -58,7 +58,8 @@ def tolerance(args, part):
 
 
 def inputs():
-    yield case(torch.tensor([3.0, 0.0, 1.0]), otherwise="m is the maximum and l is the sum of exp(x − m), one number each")
+    first = "m = max x, and l is the sum of exp(x − m): the maximum itself adds exp(0) = 1, and a correction multiplies only the old sum"
+    yield case(torch.tensor([3.0, 0.0, 1.0]), otherwise=first)
     growing = "when the maximum grows, rescale the sum so far: it shrinks"
     for x in ([1.0, 2.0], [1.0, 1.0, 2.0, 4.0, 3.0]):
         yield case(torch.tensor(x), otherwise=growing)
