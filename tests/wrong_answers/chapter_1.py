@@ -11,6 +11,16 @@ def softmax_through_lse(x):
     return torch.exp(wide - torch.logsumexp(wide, dim=-1, keepdim=True)).to(x.dtype)
 
 
+def two_passes(x):
+    m = max(x.tolist(), default=-math.inf)
+    return m, sum(math.exp(value - m) for value in x.tolist()) if m > -math.inf else 0.0
+
+
+def two_passes_of_tensors(x):
+    m = x.max() if len(x) else torch.tensor(-math.inf)
+    return m, torch.exp(x - torch.where(m == -math.inf, 0.0, m)).sum()
+
+
 def merge_numbers_only(m_a, l_a, m_b, l_b):
     m = max(m_a, m_b)
     return m, l_a * math.exp(m_a - m) + l_b * math.exp(m_b - m)
@@ -109,6 +119,8 @@ WRONG_ANSWERS = (
         )
     ),
     edit("1.1", "clamped at 700", ("wide - m", "wide.double().clamp(max=700)"), told="exp(−1000) is 0, and 0 / 0 is NaN"),
+    ("1.2", two_passes, "x is gone through more than once"),
+    ("1.2", two_passes_of_tensors, "x is gone through more than once"),
     ("1.2", lambda x: (0.0, 0.0), "the maximum itself adds exp(0) = 1"),
     edit("1.2", "l before the maximum", ("l * math.exp(m - m_new) + math.exp(value - m_new)", "(l + math.exp(value - (m if l else m_new))) * math.exp((m if l else m_new) - m_new)"),
          told="no exponent may be positive, not even for a while"),
