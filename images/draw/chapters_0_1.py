@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
-from draw.drawing import BODY, DARK, GREY, HEAD, MASKED, TENSOR_COLOUR, WIDTH, arrow, box, canvas, image, legend, number, write
+from draw.drawing import BODY, GREY, HEAD, MASKED, TENSOR_COLOUR, WIDTH, arrow, box, canvas, image, legend, number, write
 from fa_tutorial import ledger, softmax
 from fa_tutorial.bench import results
 
@@ -234,12 +234,12 @@ def digits(value: float) -> str:
 
 @image("01_passes.png")
 def draw_passes() -> Figure:
-    """How often a softmax reads its row from HBM: three passes, two passes, one, and flash attention, which has no row there."""
+    """How often a softmax reads its row from HBM: three passes, two passes, once where it fits on the chip, and flash attention, which has no row there."""
     figure, ax = canvas(3.95)
     ways = (
         ("three passes", "4·n elements", ("find the\nmaximum", "find the\nsum", "divide"), 0.1, 2.95),
         ("two passes", "3·n elements", ("find\nboth", "divide"), 3.25, 2.1),
-        ("one pass", "2·n elements", ("keep the\nrow on\nthe chip",), 5.55, 1.4),
+        ("short row", "2·n elements", ("keep the\nrow on\nthe chip",), 5.55, 1.4),
         ("flash attention", "neither x nor y", ("make scores,\nuse them up",), 7.15, 1.75),
     )
     cell, cells, strip_top, strip_bottom, top = 0.09, 6, 1.05, 1.27, 2.2
@@ -306,46 +306,6 @@ def draw_two_maxima() -> Figure:
     return figure
 
 
-@image("01_online_softmax.png")
-def draw_online_softmax() -> Figure:
-    """l of x = [3, 2, 5, 1], element by element: each term is named, and all terms shrink where the maximum jumps."""
-    figure, ax = canvas(4.5)
-    left, width, base, scale, wide = 0.6, 2.1, 3.5, 1.85, 1.0  # scale: inches for 1.0
-    for height in (0, scale):
-        ax.plot([left - 0.15, left + 4 * width - 0.15], [base - height, base - height], color=GREY, linewidth=0.8, zorder=0.5)
-        write(ax, left - 0.25, base - height, "1" if height else "0", ha="right")
-    tops: list[float] = []
-    for step, value in enumerate(EXAMPLE):
-        x = left + step * width
-        m, l = softmax.online_normalizer(torch.tensor(EXAMPLE[: step + 1], dtype=torch.float64))
-        before, tops = tops, draw_terms(ax, x, base, scale, wide, EXAMPLE[: step + 1], m)
-        write(ax, x + wide / 2, base + 0.27, f"after {number(value)}:  m = {number(m)}", BODY)
-        write(ax, x + wide / 2, base + 0.57, f"l = {digits(l)}", BODY, weight="bold")
-        if before and tops[0] != before[0]:  # the maximum has jumped
-            for old, new in zip(before, tops, strict=False):
-                ax.plot([x - width + wide, x], [old, new], color=DARK, linestyle="--", linewidth=1.4)
-            write(ax, x - 0.68, base - 0.4, f"· {digits(math.exp(3 - 5))}", BODY, weight="bold")
-            write(ax, x + wide / 2, 0.5, "the maximum jumps from 3 to 5:\nthe terms of 3 and 2 shrink together", weight="bold")
-    return figure
-
-
-def draw_terms(ax: Axes, x: float, base: float, scale: float, wide: float, values: tuple[float, ...], m: float) -> list[float]:
-    """A bar of height Σ exp(value − m), one patterned piece a value, named inside or, if thin, beside it. Returns the pieces' tops."""
-    tops, label = [base], base + 0.1
-    for value, (colour, hatch) in zip(values, TERM_LOOKS, strict=False):
-        height = math.exp(value - m) * scale
-        name = f"exp({number(value)} − {number(m)})"
-        y = tops[-1] - height
-        thin = height < 0.3
-        box(ax, x, y, wide, height, "" if thin else name, colour, hatch=hatch, share=0.5)
-        if thin:
-            label = min(y + height / 2, label - 0.25)
-            ax.plot([x + wide, x + wide + 0.13], [y + height / 2, label], color="black", linewidth=0.9)
-            write(ax, x + wide + 0.16, label, name, ha="left")
-        tops.append(y)
-    return tops[1:]
-
-
 Node = tuple[float, float]  # (m, l)
 
 
@@ -388,6 +348,39 @@ def draw_merge_tree() -> Figure:
     write(ax, 7.9, 0.3, "with an empty part", HEAD, weight="bold")
     draw_tree(ax, 6.15, [*leaves[:2], empty, *leaves[2:]], [(0, 1, 0.5, 1), (2, 3, 2.5, 1), (6, 4, 3.2, 2), (5, 7, 1.85, 3)])
     write(ax, 4.85, 4.3, "each box: a pair (m, l)     top row: one score each     hatched: the empty part     thick frame: the whole row")
+    return figure
+
+
+@image("01_loop.png")
+def draw_loop() -> Figure:
+    """The loop over two blocks: each comes once, three states go from block to block, and a division stands at the end."""
+    figure, ax = canvas(4.2)
+    top, tall = 2.35, 0.95
+    box(ax, 1.3, 0.1, 5.25, 0.4, "one query q: it stays for all blocks", "blue", size=BODY)
+    states = ["m = −∞\nl = 0\nacc = 0"]
+    for block, (s, v) in enumerate((((3, 2), (10, 20)), ((5, 1), (30, 40)))):
+        x = 2.3 + block * 3.2  # the middle of this step
+        arrow(ax, (x - 0.5, 0.5), (x - 0.5, 0.98), "blue")
+        write(ax, x - 0.6, 0.75, "q kᵀ", ha="right")
+        write(ax, x + 0.5, 0.8, f"block {block + 1}", BODY, weight="bold")
+        box(ax, x - 1.0, 1.0, 1.0, 0.45, f"s = {s[0]}, {s[1]}", TENSOR_COLOUR["s"], size=BODY)
+        box(ax, x, 1.0, 1.05, 0.45, f"v = {v[0]}, {v[1]}", TENSOR_COLOUR["v"], size=BODY)
+        arrow(ax, (x, 1.45), (x, top), "blue")
+        write(ax, x + 0.12, 1.87, "read once,\nthen gone", ha="left")
+        box(ax, x - 0.5, top, 1.0, tall, "your\nstep", "sky", size=BODY)
+        arrow(ax, (x - 0.95, top + tall / 2), (x - 0.5, top + tall / 2))
+        arrow(ax, (x + 0.5, top + tall / 2), (x + 1.0, top + tall / 2))
+        m, l = softmax.online_normalizer(torch.tensor(EXAMPLE[: 2 * block + 2], dtype=torch.float64))
+        states.append(f"m = {number(m)}\nl = {digits(l)}\nacc = ?")
+    for place, state in enumerate(states):
+        box(ax, 0.1 + place * 3.2, top, 1.25, tall, state, "orange")
+    arrow(ax, (7.75, top + tall / 2), (8.2, top + tall / 2))
+    write(ax, 7.97, top + 0.22, "÷ ?", BODY)
+    box(ax, 8.2, top, 0.7, tall, "o =\n27.49", "purple", size=BODY)
+    write(
+        ax, 0.1, 3.65, "carried from block to block: m, l and acc, which are 1 + 1 + D numbers (66 in the opening, where D = 64)", ha="left"
+    )
+    write(ax, 0.1, 4.0, "not carried: a block's scores, weights and values", ha="left")
     return figure
 
 

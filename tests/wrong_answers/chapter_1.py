@@ -11,6 +11,16 @@ def softmax_through_lse(x):
     return torch.exp(wide - torch.logsumexp(wide, dim=-1, keepdim=True)).to(x.dtype)
 
 
+def two_passes(x):
+    m = max(x.tolist(), default=-math.inf)
+    return m, sum(math.exp(value - m) for value in x.tolist()) if m > -math.inf else 0.0
+
+
+def two_passes_of_tensors(x):
+    m = x.max() if len(x) else torch.tensor(-math.inf)
+    return m, torch.exp(x - torch.where(m == -math.inf, 0.0, m)).sum()
+
+
 def merge_numbers_only(m_a, l_a, m_b, l_b):
     m = max(m_a, m_b)
     return m, l_a * math.exp(m_a - m) + l_b * math.exp(m_b - m)
@@ -78,7 +88,7 @@ WRONG_ANSWERS = (
             lambda x: torch.exp(x - torch.logcumsumexp(x, -1)[..., -1:]),
         )
     ),
-    edit("1.1", "clamped at 80", ("wide - m", "wide.clamp(max=80)"), told="so that the largest exponent is 0: x = [90, 100]"),
+    edit("1.1", "clamped at 80", ("wide - m", "wide.clamp(max=80)"), told="a score may be above 88.72, where float32's exp overflows: subtract"),
     edit("1.1", "clamped at −1e9", (PROMOTED, f"{PROMOTED}.clamp(min=-1e9)"), told="a finite score may be as low as this"),
     edit("1.1", "masked by −1e9", (PROMOTED, f"torch.where(x == -torch.inf, -1e9, {PROMOTED})"),
          told="one edge is left: a finite score may be as low as this"),
@@ -109,14 +119,19 @@ WRONG_ANSWERS = (
         )
     ),
     edit("1.1", "clamped at 700", ("wide - m", "wide.double().clamp(max=700)"), told="exp(−1000) is 0, and 0 / 0 is NaN"),
-    ("1.2", lambda x: (0.0, 0.0), "m is the maximum and l is the sum of exp(x − m), one number each"),
+    ("1.2", two_passes, "x is gone through more than once"),
+    ("1.2", two_passes_of_tensors, "x is gone through more than once"),
+    ("1.2", lambda x: (0.0, 0.0), "the maximum itself adds exp(0) = 1"),
     edit("1.2", "l before the maximum", ("l * math.exp(m - m_new) + math.exp(value - m_new)", "(l + math.exp(value - (m if l else m_new))) * math.exp((m if l else m_new) - m_new)"),
          told="no exponent may be positive, not even for a while"),
     edit("1.2", "skips what is very low", ("value == -math.inf", "value < -1e9"), told=("however low, and counts like any other: x = "
                                                                                        "[−1e+30]")),
     edit("1.2", "starts at −1e4", ("m, l = -math.inf", "m, l = -1e4"), told="however low, and counts like any other: x = [−1e+30]"),
-    edit("1.2", "last term alone", ("l * math.exp(m - m_new) + ", ""), told=("m is the maximum and l is the sum of exp(x − m), one "
-                                                                            "number each")),
+    edit("1.2", "last term alone", ("l * math.exp(m - m_new) + ", ""), told="l is the sum of exp(x − m)"),
+    edit("1.2", "a new maximum adds nothing", ("+ math.exp(value - m_new)", "+ (math.exp(value - m_new) if m == m_new else 0.0)"),
+         told="the maximum itself adds exp(0) = 1"),
+    edit("1.2", "alpha on the new term", ("l * math.exp(m - m_new) + math.exp(value - m_new)", "(l + math.exp(value - m_new)) * math.exp(m - m_new)"),
+         told="a correction multiplies only the old sum"),
     edit("1.2", "stops", ("            continue", "            if m > -math.inf:\n                break\n            continue"),
          told="one edge is left: a −inf entry adds nothing, wherever it stands: x = [1, −inf, 2]"),
     edit("1.2", "needs a first", ("m, l = -math.inf", "m, l = x[0].item()"), told="one edge is left: an empty vector: raises IndexError"),
@@ -143,6 +158,7 @@ WRONG_ANSWERS = (
     edit("1.4", "high", ("-2e4)", "0.0)"), ("-2e4 + 1", "1.0"), told="C is right: C goes wrong only if every score is so far below"),
     edit("1.4", "one block", ("[low, high, low[:-1]]", "[low]"), told="A, B and D are right: A goes wrong only if the maximum grows"),
     edit("1.4", "rising", ("[low, high, low[:-1]]", "[low, high[:-1]]"), told="gives a row on which B is right: B goes wrong only if a block's"),
+    edit("1.4", "too low for float32", ("-2e4 + 1", "-1e8 + 1"), ("-2e4)", "-1e8)"), told="all your scores are equal: far from 0"),
     ("1.4", lambda block: torch.randn(1_024, generator=torch.Generator().manual_seed(0)), "gives a row on which C and D are right"),
     edit("1.5", "m starts at −1e4", ("torch.tensor(-math.inf)", "torch.tensor(-1e4)"), UNGUARDED, told=("however low, and counts like any "
                                                                                                    "other")),
@@ -159,10 +175,11 @@ WRONG_ANSWERS = (
     edit("1.5", "two passes", ("    for s, v in", "    blocks = list(blocks)\n    m = max([s.max() for s, _ in blocks], default=m)\n    for s, v in"),
          told="a block is used after the next one was asked for"),
     edit("1.5", "one row", ("torch.zeros(D)", "torch.zeros(())"), told="one edge is left"),
-    edit("1.5", "alpha on the new acc", NEW_ACC, told="one block: alpha is 0 and belongs to the old acc and l"),
-    edit("1.5", "alpha on all of l", ("alpha * l + p.sum()", "alpha * (l + p.sum())"), told="one block: alpha is 0 and belongs to the old acc"),
+    edit("1.5", "wrong sign", ("m - m_new", "m_new - m"), told="alpha = exp(m − m_new) is 0 and"),
+    edit("1.5", "alpha on the new acc", NEW_ACC, told="one block: alpha = exp(m − m_new) is 0 and belongs to the old acc and l"),
+    edit("1.5", "alpha on all of l", ("alpha * l + p.sum()", "alpha * (l + p.sum())"), told="one block: alpha = exp(m − m_new) is 0 and belongs to the old acc"),
     edit("1.5", "m never grows", ("        m = m_new\n", ""), ("return o, m +", "return o, m_new +"), told="and set m to it"),
-    edit("1.5", "alpha on the new l and acc, unguarded", NEW_ACC, NEW_L, UNGUARDED, told="one block: alpha is 0 and belongs"),
+    edit("1.5", "alpha on the new l and acc, unguarded", NEW_ACC, NEW_L, UNGUARDED, told="one block: alpha = exp(m − m_new) is 0 and belongs"),
     edit("1.5", "stops", skips("s.max() == -math.inf and m > -math.inf", "break"),
          told="one edge is left: a −inf score gets the weight 0, and a block of only −inf changes nothing, wherever it stands"),
     edit("1.5", "skips for one score", skips("(s == -math.inf).any()"),

@@ -18,7 +18,7 @@ def safe_softmax(x):
 
 
 MAXIMUM, SUM = "wide.amax(dim=-1, keepdim=True)", "p.sum(dim=-1, keepdim=True)"
-HIGH = "exp overflows for large x, in float32 above 88.72: subtract the row's maximum, so that the largest exponent is 0"
+HIGH = "a score may be above 88.72, where float32's exp overflows: subtract the row's maximum, so that the largest exponent is 0"
 LOW = "exp(−1000) is 0, and 0 / 0 is NaN: subtract the row's own maximum, so that its largest exponent is 0"
 LOWEST = "a finite score may be as low as this: subtract the row's own maximum, add no constant, and let no number stand for it or for −inf"
 END = "scores near the end of the dtype's range: once the row's maximum is subtracted, the largest exponent is 0"

@@ -3,6 +3,7 @@
 import math
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from fa_tutorial.exercises import harness
 from fa_tutorial.exercises.harness import Exercise, case
@@ -57,8 +58,40 @@ def tolerance(args, part):
     return (1e-6, 0.0) if part == "m" else harness.tolerance(args, part, torch.float32)
 
 
+LENGTH = 40  # of the vector whose passes are counted
+
+
+class Passes(TorchFunctionMode):
+    """Counts how often a vector is gone through: a loop over it or over its list, or an operation on all of it."""
+
+    count = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result, passes = func(*args, **(kwargs or {})), self
+        name = getattr(func, "__name__", "")
+        if name != "tolist":
+            whole = any(isinstance(arg, torch.Tensor) and arg.numel() == LENGTH for arg in args)
+            self.count += whole and name in ("unbind", "max", "amax", "sub", "exp", "logsumexp")
+            return result
+
+        class Numbers(list):
+            def __iter__(self):
+                passes.count += 1
+                return super().__iter__()
+
+        return Numbers(result)
+
+
+def goes_twice(answer):
+    """Why a right result isn't enough: the answer goes through x more than once."""
+    with Passes() as passes:
+        answer(torch.arange(float(LENGTH)))
+    return "x is gone through more than once: find m and l in the same loop" if passes.count > 1 else ""
+
+
 def inputs():
-    yield case(torch.tensor([3.0, 0.0, 1.0]), otherwise="m is the maximum and l is the sum of exp(x − m), one number each")
+    first = "m = max x, and l is the sum of exp(x − m): the maximum itself adds exp(0) = 1, and a correction multiplies only the old sum"
+    yield case(torch.tensor([3.0, 0.0, 1.0]), otherwise=first)
     growing = "when the maximum grows, rescale the sum so far: it shrinks"
     for x in ([1.0, 2.0], [1.0, 1.0, 2.0, 4.0, 3.0]):
         yield case(torch.tensor(x), otherwise=growing)
@@ -101,4 +134,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     parts=("m", "l"),
     tolerance=tolerance,
+    refused=goes_twice,
 )

@@ -11,7 +11,7 @@ from fa_tutorial.source import defined, edited, source_of
 
 
 def telling_row(block):
-    """A row of finite scores on which each wrong loop misses m + log l by more than 0.01."""
+    """A row of finite scores on which each wrong loop misses lse by more than 0.01."""
     low, high = torch.full((block,), -2e4), torch.full((block,), -2e4 + 1)
     return torch.cat([low, high, low[:-1]])
 
@@ -35,7 +35,7 @@ LOOPS = {
     "D": ("x.split(block)", "x[: len(x) // block * block].split(block)"),
 }
 ALL = "one on which all are wrong"
-TOLERANCE = 0.01  # of m + log l: more than rounding at a score of 1e4
+TOLERANCE = 0.01  # of lse: more than rounding at a score of 1e4
 
 REASONS = {
     "A": "A goes wrong only if the maximum grows from one block to a later one",
@@ -53,7 +53,7 @@ def loop(name):
 
 
 def miss(name, row, block):
-    """By how much a wrong loop misses m + log l on this row."""
+    """By how much a wrong loop misses lse on this row."""
     right, wrong = (m.double() + torch.log(l.double()) for m, l in (loop(which)(row, block) for which in ("", name)))
     return abs(float(wrong - right))
 
@@ -75,10 +75,12 @@ def by_survivors(answer, block):
     if not found:
         return ALL
     same = " (your row is the same for every block)" if torch.equal(row, answer(2 * block).float()) else ""
+    if (row == row[0]).all():
+        same = f" (all your scores are equal: far from 0, a float can't hold small differences){same}"
     for name, by in found.items():
         if by > 1e-4:  # what a score's float32 rounds is less
             share = "what it gets wrong is too small a share of the sum"
-            raise Wrong(f"gives a row on which {name} misses m + log l by only {by:.3g}, want more than {TOLERANCE:g}: {share}{same}")
+            raise Wrong(f"gives a row on which {name} misses lse by only {by:.3g}, want more than {TOLERANCE:g}: {share}{same}")
     *others, last = found
     right = f"gives a row on which {', '.join(others)}{' and ' if others else ''}{last} {'are' if others else 'is'} right"
     raise Wrong(f"{right}: {'; '.join(REASONS[name] for name in found)}{same}")
@@ -94,7 +96,7 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Write one row on which each of four wrong loops misses m + log l by more than 0.01.",
+    task="Write one row on which each of four wrong loops misses lse by more than 0.01.",
     hints=(
         "Take the loops one by one. Which factor is missing, and on which rows is that factor 1? Your row must be another one.",
         "The maximum must grow from one block to the next (A) and a later block must stay below it (B). Each score must lie far "
@@ -107,7 +109,7 @@ EXERCISE = Exercise(
     inputs=inputs,
     adapt=by_survivors,
     truth=truth,
-    rule="each of the four loops must miss m + log l by more than 0.01",
+    rule="each of the four loops must miss lse by more than 0.01",
     mistakes={},
     exact=True,
 )

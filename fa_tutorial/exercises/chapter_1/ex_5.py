@@ -131,7 +131,7 @@ def inputs():
         return case(scores, torch.eye(len(scores)), block, on=on, **options)
 
     first = {
-        "o": "one block: alpha is 0 and belongs to the old acc and l; o = acc / l, of shape (D,)",
+        "o": "one block: alpha = exp(m − m_new) is 0 and belongs to the old acc and l; o = acc / l, of shape (D,)",
         "lse": "one block: lse = m + log l, one number",
     }
     yield weights([1.0, 2.0], 2, otherwise=first)
@@ -170,7 +170,6 @@ EXERCISE = Exercise(
     task="Compute one query's attention and its log-sum-exp from blocks of keys, each seen once.",
     conditions=CONDITIONS,
     hints=(
-        "Start with m, l: numbers, and acc: (D,). For each (s, v) find the new maximum, alpha, and p: (n,), then the new l and the new acc. "
         "acc = Σ exp(s − m) · value is measured from m, and so is l. What must you do to both when the maximum grows?",
         "In each block find m_new, p = exp(s − m_new) and alpha = exp(m − m_new). Multiply l and acc by alpha, then add p.sum() to l and p "
         "@ v to acc. Divide once, after the last block. Skip a block while m_new is −inf, and test whether l is 0 before you divide by it.",
