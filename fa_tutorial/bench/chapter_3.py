@@ -70,7 +70,7 @@ def draw_six_tiles(tiles: pd.DataFrame, loops: Iterable[tuple[str, int]]) -> Fig
     found = [f"{name.split()[0]}\n{copies or 'no'} ldmatrix" for name, copies in loops]
     ax.set_xticks(range(6), ["\n".join(lines) for lines in zip(names, found, strict=True)])
     ax.set_yticks(ticks := [250, 500, 1_000, 2_000, 4_000], [f"{tick:,}" for tick in ticks])
-    ax.set(xlabel="tile, its instruction, a warp's copies into registers in a step", ylabel="FLOPs per cycle")
+    ax.set(xlabel="tile, instruction, a warp's copies into registers in a step (ldmatrix)", ylabel="FLOPs per cycle")
     ax.set(xlim=(-0.55, 5.6), ylim=(95, 6_500), title="H200, fp16, 4,096 x 4,096: what an SM does in a cycle")
     ax.legend(loc="lower right")
     return figure
@@ -86,9 +86,10 @@ def _each_order(card: dict) -> Iterator[tuple[int, int, pd.Series, pd.Series]]:
 
 def show_spread(card: dict) -> None:
     """Print the stored times in each of ORDERS, with their spread, and the cycles that ncu counted."""
-    print("     n   order          ms (20 % to 80 % of the runs)   million cycles   (stored, H200)")
+    print("     n   order           ms (20 % to 80 % of the runs)   million cycles   (stored, H200)")
     for _, _, time, counted in _each_order(card):
-        print(f" {time.ms:6.3f} ({time.ms_20:6.3f} to {time.ms_80:6.3f}) {counted[CYCLES] / 1e6:23.2f}")
+        spread = f"({time.ms_20:.3f} to {time.ms_80:.3f})"
+        print(f" {time.ms:6.3f} {spread:28} {counted[CYCLES] / 1e6:14.2f}")
 
 
 def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -> None:
