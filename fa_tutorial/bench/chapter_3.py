@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import matplotlib.pyplot as plt
@@ -54,7 +54,7 @@ def six_tiles(card: dict) -> pd.DataFrame:
 
 def draw_six_tiles(tiles: pd.DataFrame, loops: Iterable[tuple[str, int]]) -> Figure:
     """FLOPs in a cycle of an SM by tile, of the kernel and of the one without its loads, and what the loads cost; below
-    each tile how busy L2 was, and what compiling.matmul_loops found: its instruction, and copies into registers."""
+    each tile what compiling.matmul_loops found: its instruction, and copies into registers."""
     figure, ax = plt.subplots()
     kernel, bare = (2 * 4_096**3 / tiles[name] / 132 for name in ("cycles", "cycles, no loads"))
     ax.axhline(4_096, color="0.4", linestyle=":")
@@ -67,37 +67,37 @@ def draw_six_tiles(tiles: pd.DataFrame, loops: Iterable[tuple[str, int]]) -> Fig
     ax.set_yscale("log")
     ax.minorticks_off()
     names = [f"{m} x {n}" for m, n in zip(tiles["BLOCK_M"], tiles["BLOCK_N"], strict=True)]
-    found = [f"{name.split()[0]}\n{copies or 'no'} copies" for name, copies in loops]
-    busy = [f"L2 {load:.0f} %" for load in tiles["L2 busy %"]]
-    ax.set_xticks(range(6), ["\n".join(lines) for lines in zip(names, found, busy, strict=True)])
+    found = [f"{name.split()[0]}\n{copies or 'no'} ldmatrix" for name, copies in loops]
+    ax.set_xticks(range(6), ["\n".join(lines) for lines in zip(names, found, strict=True)])
     ax.set_yticks(ticks := [250, 500, 1_000, 2_000, 4_000], [f"{tick:,}" for tick in ticks])
-    ax.set(xlabel="tile, its instruction, a step's copies into registers, how busy L2 is", ylabel="FLOPs per cycle")
+    ax.set(xlabel="tile, instruction, a warp's copies into registers in a step (ldmatrix)", ylabel="FLOPs per cycle")
     ax.set(xlim=(-0.55, 5.6), ylim=(95, 6_500), title="H200, fp16, 4,096 x 4,096: what an SM does in a cycle")
     ax.legend(loc="lower right")
     return figure
 
 
-def _order(card: dict, n: int, group: int) -> pd.Series:
-    """What ncu counted of the kernel with this group."""
-    sizes = {"M": n, "provider": ORDERS[group], "block_n": 256}
-    return results.select(card["kernels"], kernel="matmul_traffic", **sizes).iloc[0]
+def _each_order(card: dict) -> Iterator[tuple[int, int, pd.Series, pd.Series]]:
+    """Print the words of each n and order; give n, the group, its stored times, and what ncu counted."""
+    for n, group in itertools.product((4_096, 8_192, 16_384), ORDERS):
+        print(f"{n:6,}   {f'bands of {group}' if group > 1 else 'rows':11}", end="")
+        select = partial(results.select, card["kernels"], dtype="fp16", M=n, provider=ORDERS[group])
+        yield n, group, select(kernel="matmul").iloc[0], select(kernel="matmul_traffic", block_n=256).iloc[0]
 
 
-def show_cycles(card: dict) -> None:
-    """Print the millions of cycles that ncu counted, in each of ORDERS."""
-    for n in (4_096, 8_192, 16_384):
-        cycles = (f"{_order(card, n, group)[CYCLES] / 1e6:12.2f}" for group in ORDERS)
-        print(f"{n:6,}", *cycles, f"{'(million cycles, stored, H200)':>45}")
+def show_spread(card: dict) -> None:
+    """Print the stored times in each of ORDERS, with their spread, and the cycles that ncu counted."""
+    print("     n   order           ms (20 % to 80 % of the runs)   million cycles   (stored, H200)")
+    for _, _, time, counted in _each_order(card):
+        spread = f"({time.ms_20:.3f} to {time.ms_80:.3f})"
+        print(f" {time.ms:6.3f} {spread:28} {counted[CYCLES] / 1e6:14.2f}")
 
 
 def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -> None:
     """Print what HBM delivered in row order and in bands, beside the count of strips. wave_bytes: (n, group) -> of each
     wave, what it reads."""
     print("     n   order         a wave's strips    counted   from HBM   (a wave's strips: the mean)")
-    for n, group in itertools.product((4_096, 8_192, 16_384), ORDERS):
-        waves = list(wave_bytes(n, group))
-        read = _order(card, n, group)[FROM_HBM]
-        print(f"{n:6,}   {f'bands of {group}' if group > 1 else 'rows':11}", end="")
+    for n, group, _, counted in _each_order(card):
+        waves, read = list(wave_bytes(n, group)), counted[FROM_HBM]
         print(f" {sum(waves) / len(waves) / 1e6:14.0f} MB {sum(waves) / 1e9:7.2f} GB {read / 1e9:7.2f} GB")
 
 

@@ -65,6 +65,7 @@ RIGHT_ANSWERS = (
     edit("3.2", "offsets computed anew", ("load(a_ptrs,", "load(a_ptrs + k * stride_ak,"), ("load(b_ptrs,", "load(b_ptrs + k * stride_bk,"),
          ("        a_ptrs += step * stride_ak\n        b_ptrs += step * stride_bk\n", ""),
          ("acc = tl.dot(a, b, acc,", "acc += tl.dot(a, b,"), ("acc.to(c_ptr.dtype.element_ty)", "acc")),
+    edit("3.2", "offsets of 32 bits", (".to(tl.int64)", "", 2), ("tl.full((), BLOCK_K, dtype=tl.int64)", "BLOCK_K"), told="correct (its offsets have 32"),
     ("3.3", tile_by_max),
     ("3.4", tile_by_cases),
     ("3.4", tile_without_min),
@@ -73,5 +74,6 @@ RIGHT_ANSWERS = (
          ("k_t_ptrs = k_ptr + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks", "pass"),
          ("mask_k_t = (offs_d[:, None] < D) & (offs_n[None, :] < S_k)", "mask_k = (offs_d[None, :] < D) & (offs_n[:, None] < S_k)"),
          ("tl.load(k_t_ptrs, mask=mask_k_t, other=0.0)", f"tl.trans({LOAD_K})\n        k_ptrs += BLOCK_N * stride_ks"), ("acc.to(o_ptr.dtype.element_ty)", "acc")),
+    edit("3.5", "offsets of 32 bits", (".to(tl.int64)", "", 3), told="correct (its offsets have 32"),
     edit("3.5", "q loaded in every iteration", (LOAD_Q, ""), (LOOP, f"{LOOP}    {LOAD_Q}"), told="correct (q is loaded in every iteration", gpu=None),
 )  # fmt: skip

@@ -9,6 +9,7 @@ from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import UNWRITTEN
 from fa_tutorial.matmul import tl, triton
+from fa_tutorial.source import source_of
 
 
 @triton.jit
@@ -84,6 +85,10 @@ LAYOUTS = {
 }  # fmt: skip
 
 
+def narrow(answer):
+    return "" if "int64" in source_of(answer) else "its offsets have 32 bits, and overflow in large tensors, as in chapter 2"
+
+
 def inputs():
     def product(a, b, on, otherwise="", blocks=(16, 16, 16), layouts="rows rows rows", rows=None, **options):
         shapes = (a.shape, b.shape, (len(a), b.shape[1]))
@@ -138,8 +143,8 @@ EXERCISE = Exercise(
         "one for a and one for b, as in chapter 2's transposing copy.",
         "You need three masks: rows of a by M, columns of b by N and, in both loads, what is left of K in this step. other=0.0 adds "
         "nothing to the sum.",
-        'In the loop: acc = tl.dot(a, b, acc, input_precision="ieee"), then a_ptrs += BLOCK_K * stride_ak and b_ptrs += BLOCK_K * '
-        "stride_bk.",
+        'In the loop: acc = tl.dot(a, b, acc, input_precision="ieee"), then a_ptrs += step * stride_ak and b_ptrs += step * '
+        "stride_bk. step is BLOCK_K, with 64 bits: tl.full((), BLOCK_K, dtype=tl.int64).",
     ),
     solution=matmul_kernel,
     reasoning="pid // tiles_n and pid % tiles_n give the tile. Both loads mask K, because memory beyond K may hold NaN, and 0 · NaN is "
@@ -151,6 +156,7 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     tolerance=tolerance,
     launch=launch,
+    note=narrow,
     seen={
         "overlap": (
             "some elements are stored by more than one program: program pid stores what exists of tile (pid // tiles_n, pid % tiles_n), "

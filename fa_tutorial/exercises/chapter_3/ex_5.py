@@ -4,7 +4,7 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_3.ex_1 import whole_numbers
-from fa_tutorial.exercises.chapter_3.ex_2 import LAYOUTS
+from fa_tutorial.exercises.chapter_3.ex_2 import LAYOUTS, narrow
 from fa_tutorial.exercises.forward_cases import noted
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out, launched_by, results
@@ -165,10 +165,11 @@ def with_scores(kernel, grid, *args, **meta):
 
 
 def note(answer):
-    """For one program, whose q alone could be read more than once."""
+    """For one program, whose q alone could be read more than once; else of its offsets."""
     q, k = torch.zeros(16, 16), torch.zeros(48, 16)
     _, trace = results(answer, launch(q, k, k, (16, 16, 16), ((16, 1),) * 4, 1.0), scores_values_kernel, "", "", once=True)
-    return "q is loaded in every iteration, and once, before the loop, is enough" if trace.again == "q is read more than once" else ""
+    again = trace.again == "q is read more than once"
+    return "q is loaded in every iteration, and once, before the loop, is enough" if again else narrow(answer)
 
 
 EXERCISE = Exercise(
