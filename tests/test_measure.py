@@ -10,7 +10,7 @@ import torch
 from attention_cases import check_attention
 from buffers import DEVICE, needs_gpu, randn
 
-from fa_tutorial import compiling, decode, hardware, reference
+from fa_tutorial import decode, hardware, reference
 from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import results, sweep, timing
 from fa_tutorial.bench.cases import Case, Shape, about
