@@ -5,7 +5,6 @@ from __future__ import annotations
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
@@ -57,17 +56,6 @@ def tile_grids(kinds: dict[str, torch.Tensor]) -> Figure:
     panels[0].set_ylabel("blocks of queries")
     handles = [Patch(linewidth=0.5, label=name, **look) for name, look in zip(KINDS, LOOKS, strict=True)]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
-    return figure
-
-
-def dropout_masks(kept: dict[str, torch.Tensor]) -> Figure:
-    """A square for each pair of a query and a key, a panel for each mask. kept: (queries, keys) booleans, by title."""
-    figure, panels = plt.subplots(1, len(kept), figsize=(3.4 * len(kept), 3.5), layout="constrained")
-    colours = ListedColormap(["black", COLOURS["sky"]])
-    for ax, (title, mask) in zip(panels, kept.items(), strict=True):
-        ax.imshow(mask.int(), cmap=colours, vmin=0, vmax=1, interpolation="nearest")
-        ax.set(title=title, xlabel="keys", ylabel="queries")
-        ax.grid(False)
     return figure
 
 
@@ -128,13 +116,14 @@ def slots_at_work(idle: dict[str, list[float]], D: int) -> Figure:
 
 
 def ours_against_flex(D: int) -> pd.DataFrame:
-    """Our time over FlexAttention's at S = 16,384, with our runs' 20th to 80th percentile.
+    """Our time at S = 16,384, and its ratio to FlexAttention's, with our runs' 20th to 80th percentile.
 
     Without the documents by number, whose backward wasn't measured, and the soft cap, whose tanh is another one.
     """
     rows = results.select(results.load("h200")["kernels"], chapter=10, kernel="variant", S=16_384, D=D)
     rows = rows[~rows["provider"].isin(("documents_by_number", "softcap"))]
     ratio, low, high = ((rows[x] / rows["flex_ms"]).map("{:.2f}".format) for x in ("ms", "ms_20", "ms_80"))
+    ms = rows["ms"].map("{:.2f} ms, ".format)
     masks, passes = rows["provider"].replace(NAMES), rows["mode"].map(PASSES)
-    table = pd.DataFrame({"": masks, "pass": passes, "shown": ratio + " (" + low + "–" + high + ")"})
+    table = pd.DataFrame({"": masks, "pass": passes, "shown": ms + ratio + " (" + low + "–" + high + ")"})
     return table.pivot(index="", columns="pass", values="shown").loc[masks.unique(), passes.unique()]

@@ -122,6 +122,7 @@ WRONG_ANSWERS = (
            told="MASK_MOD gets the numbers of batch entry, head, query and key") for wrong in ("h, b", "b, H")),
     edit("10.3", "by program", ("count_ptr + row)", "count_ptr + tl.program_id(0))"), ("row * across + t", "tl.program_id(0) * across + t"),
          told="a program's row of the lists is the number of its block of queries"),
+    edit("10.3", "no casts", ("p.to(v_tile.dtype)", "p", 2), told="both factors of a dot must have one dtype"),
     edit("10.4", "not jitted", NOT_JITTED, told="put @triton.jit above it"),
     ("10.4", soft_cap_by_growing_exponentials, "one edge is left: a score may lie far beyond the cap"),
     edit("10.4", "missing tanh", ("t = tanh", "t = tl.no_such_tanh"), told="stops with AttributeError"),
@@ -139,6 +140,9 @@ WRONG_ANSWERS = (
     edit("10.5", "lse as a vector", ("aux) - lse)", "aux) - lse[:, None])"), told="lse and delta broadcast to a tile already", gpu="stops with"),
     edit("10.5", "i and j exchanged", ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i"),
          told="p is the softmax of the modified scores"),
+    edit("10.5", "s is overwritten", ("    p = tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", """    s = SCORE_MOD(s, b, h, i, j, aux)
+    s = tl.where(MASK_MOD(b, h, i, j, aux), s, -1e9)
+    p = tl.exp(s - lse)"""), ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""), told="SCORE_GRAD takes s as it came in"),
     edit("10.5", "two exponentials", ("tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", "tl.exp(SCORE_MOD(s, b, h, i, j, aux)) * tl.exp(-lse)"),
          told="is computed in one step, so nothing overflows"),
     edit("10.5", "a forgotten mask", ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""), told="hidden pairs have a p"),

@@ -60,6 +60,7 @@ MISTAKES = {
         ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
     "dk lacks the scale: s = scale · q k, so dk = scale · dsᵀ q": ("scale * dk_acc", "dk_acc"),
     "dk and dv are exchanged: ds meets q, and p meets do": [("store_tile(dk, scale", "store_tile(dv, scale"), ("store_tile(dv, dv", "store_tile(dk, dv")],
+    "p and ds are exchanged: STEP gives p first, which goes into dv, and ds into dk": ("p, ds = STEP", "ds, p = STEP"),
     "the tile has queries as rows, and dk and dv add up over queries: make its keys the rows, or transpose p and ds": [
         ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"), ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"),
         ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
