@@ -17,7 +17,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple
-from functools import partial
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -174,16 +173,23 @@ def in_a_process(code: str) -> Any:
     return json.loads(run.stdout.splitlines()[-1])
 
 
-def softmax_calls() -> Iterator[Call]:
-    """Chapter 2's softmax, whose row fits in ever fewer registers."""
-    for columns in (1024, 4096, 16_384, layout.MAX_SOFTMAX_COLUMNS):
-        yield f"fp32 {columns:,} columns", partial(layout.softmax, torch.empty(64, columns, device="meta"))
+def softmax_registers(kernel: Any, launches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(registers, bytes spilled) of a thread of a softmax_kernel in fp32 on an H200, for each (columns, warps).
 
+    kernel: chapter 2's, or a reader's, as shared_bytes takes it.
+    """
+    code = f"""
+import torch
 
-def softmax_rows(capability: int) -> list[Row]:
-    """What becomes of softmax_calls on a GPU of this compute capability."""
-    code = f"list(compiling.compile_calls({capability}, compiling.softmax_calls()))"
-    return [Row(*row) for row in in_a_process(f"from fa_tutorial import compiling; print(json.dumps({code}))")]
+found = []
+for columns, num_warps in {list(launches)!r}:
+    x = torch.empty(64, columns, device="meta")
+    with compiling.compiling_for(90) as launched:
+        kernel[(64,)](x, x, columns, columns, columns, BLOCK=columns, num_warps=num_warps)
+    found.append(compiling.read_ptxas(launched[0][2])[:2])
+print(json.dumps(found))
+"""
+    return _of_a_kernel(kernel, layout.softmax_kernel, code)
 
 
 def matmul_loops(kernel: Any, tiles: Iterable[tuple[int, int, int]]) -> list[tuple[str, int]]:
@@ -217,34 +223,20 @@ def shared_bytes(kernel: Any, cases: Iterable[tuple[str, int, TileConfig]]) -> l
     kernel: chapter 5's, or a reader's with the same parameters. Its functions, constants and modules come along.
     Where it doesn't compile, a line says so, and the numbers are those of chapter 5's.
     """
-    kernels = list(dict.fromkeys(_with_its_own(kernel)))
-    named = {name: value for one in kernels for name, value in globals_of(one).items()}
-    imports = [f"import {value.__name__} as {name}" for name, value in named.items() if isinstance(value, ModuleType)]
-    constants = [
-        f"{name} = tl.constexpr({value.value!r})" for name, value in named.items() if isinstance(value, tl.constexpr)
-    ]
-    text = "\n".join(["from math import inf", *imports, *constants, *map(source_of, kernels)])
     code = f"""
 from functools import partial
 import torch
-from fa_tutorial import compiling, forward
-from fa_tutorial.source import defined
+from fa_tutorial import forward
 from fa_tutorial.tiles import TileConfig
 
-forward.flash_forward_kernel = defined({text!r}, vars(forward))[{kernel.fn.__name__!r}]
+forward.flash_forward_kernel = kernel
 calls = []
 for dtype, D, tile in {[(dtype, D, astuple(tile)) for dtype, D, tile in cases]!r}:
     q, k, v, *_ = compiling.inputs(getattr(torch, dtype), D)
     calls.append(("", partial(forward.flash_forward, q, k, v, False, 0.5, config=TileConfig(*tile))))
 print(json.dumps([row.shared for row in compiling.compile_calls(90, calls)]))
 """
-    try:
-        return in_a_process(code)
-    except RuntimeError as error:
-        if kernel is forward.flash_forward_kernel:
-            raise
-        print(f"your kernel doesn't compile, so these are the course's bytes: {str(error).splitlines()[-1]}")
-        return shared_bytes(forward.flash_forward_kernel, cases)
+    return _of_a_kernel(kernel, forward.flash_forward_kernel, code)
 
 
 def masked_shared_bytes(masks: dict[str, tuple[Any, tuple]], D: int) -> dict[str, int]:
@@ -291,6 +283,32 @@ for score in (None, mods.soft_cap):
 print(json.dumps(found))
 """
     return in_a_process(code)
+
+
+def _of_a_kernel(kernel: Any, course: Any, code: str) -> Any:
+    """What `code` prints, which finds `kernel` compiled anew with all that it names; the course's where that fails."""
+    kernels = list(dict.fromkeys(_with_its_own(kernel)))
+    named = {name: value for one in kernels for name, value in globals_of(one).items()}
+    imports = [f"import {value.__name__} as {name}" for name, value in named.items() if isinstance(value, ModuleType)]
+    constants = [
+        f"{name} = tl.constexpr({value.value!r})" for name, value in named.items() if isinstance(value, tl.constexpr)
+    ]
+    text = "\n".join(["from math import inf", *imports, *constants, *map(source_of, kernels)])
+    module = course.fn.__module__
+    before = f"""
+import {module}
+from fa_tutorial import compiling
+from fa_tutorial.source import defined
+
+kernel = defined({text!r}, vars({module}))[{kernel.fn.__name__!r}]
+"""
+    try:
+        return in_a_process(before + code)
+    except RuntimeError as error:
+        if kernel is course:
+            raise
+        print(f"your kernel doesn't compile, so these are the course's numbers: {str(error).splitlines()[-1]}")
+        return _of_a_kernel(course, course, code)
 
 
 def _with_its_own(kernel: Any) -> Iterator[Any]:

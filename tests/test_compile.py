@@ -9,7 +9,7 @@ import torch
 from right_answers.chapter_3 import tile_by_cases, tile_without_min
 
 import compile_report as report
-from fa_tutorial import compiling, forward, tiles
+from fa_tutorial import compiling, forward, layout, tiles
 from fa_tutorial.source import defined, edited, source_of
 
 pytestmark = pytest.mark.timeout(1800)
@@ -48,6 +48,21 @@ def test_shared_memory_of_a_readers_kernel():
     )
     kernel = defined(f"{wide}\n\n\n{text}", names)["flash_forward_kernel"]
     assert compiling.shared_bytes(kernel, [("float16", 64, tile)]) == [40_960]
+
+
+@pytest.mark.slow
+def test_registers_of_a_readers_softmax(capsys):
+    """Its own names come along; where it doesn't compile, a line says why, and chapter 2's takes its place."""
+
+    def registers(*edit):
+        names = vars(layout) | {"__name__": "reader", "math": math}
+        return compiling.softmax_registers(defined(edited(source_of(layout.softmax_kernel), edit), names)["softmax_kernel"], [(1024, 4)])
+
+    course = registers('-float("inf")', "-math.inf")
+    assert course == compiling.softmax_registers(layout.softmax_kernel, [(1024, 4)]) != registers("tl.exp(x", "tl.sin(x")
+    assert not capsys.readouterr().out
+    assert registers('-float("inf")', "-missing") == course
+    assert "missing is not defined" in capsys.readouterr().out
 
 
 @pytest.mark.slow
@@ -96,7 +111,7 @@ print(len(launched))
 def test_a_tile_that_is_too_large_or_spills_or_serialises_wgmma_is_a_fault():
     code = """
 import torch
-from fa_tutorial import compiling, forward, tiles
+from fa_tutorial import compiling, forward, layout, tiles
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 

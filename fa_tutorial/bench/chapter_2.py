@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pandas as pd
 from matplotlib.figure import Figure
 
 from fa_tutorial.bench import plots, results
@@ -20,40 +21,44 @@ def draw_transposes(speeds: dict[str, float], gpu: str) -> Figure:
     return figure
 
 
-def draw_limits(card: dict) -> Figure:
-    """GB/s of stored launches over the KiB that an SM has room to load together: transposes by tiles of 1 KiB and
-    softmaxes of 1 KiB a row, with what programs of 1 KiB move as fast as they start, and a copy.
+def in_flight(card: dict) -> pd.DataFrame:
+    """Stored launches of transposes by tiles of 1 KiB and of softmaxes of 1 KiB a row: the KiB that they have in flight
+    on an SM, where 64 warps and 32 programs fit, and their GB/s. card: results.load's."""
+    rows = pd.concat(results.select(card["kernels"], kernel=name) for name in ("transpose_warps", "softmax_rows"))
+    warps, each = rows["warps"].astype(int), rows["rows_each"].fillna(1).astype(int)
+    softmaxes = "softmax, " + each.map({1: "1 row", 2: "2 rows", 4: "4 rows"})
+    program = softmaxes.where(rows["kernel"] == "softmax_rows", "transpose")
+    kib, gb_s = (64 // warps).clip(upper=32) * each, rows["gb_s"].round().astype(int)
+    table = pd.DataFrame({"program": program, "warps": warps, "KiB in flight": kib, "GB/s": gb_s})
+    return table.sort_values("KiB in flight", kind="stable")
 
-    card: results.load's."""
-    figure = Figure()
-    ax = figure.subplots()
-    for kernel, style, label in (
-        ("transpose_warps", "o-", "transpose, tiles of 16 × 16"),
-        ("softmax_rows", "^", "softmax, rows of 256"),
-    ):
-        rows = results.select(card["kernels"], kernel=kernel)
-        each = rows["rows_each"] if kernel == "softmax_rows" else 1
-        ax.plot((64 // rows["warps"]).clip(upper=32) * each, rows["gb_s"], style, label=label)
-    for x, y, side, name in (
-        (8.6, 1730, "left", "8 warps"),
-        (17, 2660, "left", "4 warps"),
-        (33.5, 3010, "left", "1 or 2 warps"),
-        (30.5, 3450, "right", "1 row, 1 warp"),
-        (30.5, 3890, "right", "2 rows, 4 warps"),
-        (64, 3580, "center", "2 rows, 1 warp\n4 rows, 4 warps"),
-        (128, 3800, "center", "4 rows, 1 warp"),
-    ):
-        ax.text(x, y, name, ha=side, fontsize="small")
+
+def draw_limits(card: dict) -> Figure:
+    """GB/s over KiB for the launches of in_flight, transposes beside softmaxes, with a copy and with what programs of
+    1 KiB move as fast as they start. card: results.load's."""
+    table = in_flight(card)
+    transposes = table["program"] == "transpose"
+    tiles = {(8, 1886): "8 warps", (16, 2822): "4 warps", (32, 3268): "1 or 2 warps"}
+    rows = {(32, 3289): "1 row, 1 warp", (32, 3947): "2 rows, 4 warps", (64, 4092): "2 rows, 1 warp\n4 rows, 4 warps",
+            (128, 4110): "4 rows, 1 warp"}  # fmt: skip
+    panels = (transposes, "transpose, tiles of 16 × 16", tiles), (~transposes, "softmax, rows of 256", rows)
     copy = card["provenance"]["ceilings"]["copy_gb_s"]
     start_ms = results.select(card["kernels"], kernel="start", warps=1)["ms"].item()  # of 2¹⁸ programs
     most = 2**18 * 2 * 1024 / start_ms / 1e6  # GB/s, where each program reads and writes 1 KiB
-    ax.axhline(most, color="0.3", linestyle="--", label="1.63 programs of 1 KiB a nanosecond")
-    ax.axhline(copy, color="0.3", linestyle=":", label="copy")
-    ax.set_xscale("log", base=2)
-    ax.set(xlim=(6.5, 190), xticks=[8, 16, 32, 64, 128], xticklabels=[8, 16, 32, 64, 128], ylim=(0, 4700))
-    ax.set(xlabel="KiB that the programs on an SM can load together", ylabel="GB/s")
-    ax.set_title("NVIDIA H200, stored results")
-    ax.legend(loc="lower right")
+    figure = Figure()
+    axes = figure.subplots(1, 2, sharey=True, width_ratios=(2, 3))
+    for ax, (which, title, labels) in zip(axes, panels, strict=True):
+        ax.plot(table["KiB in flight"][which], table["GB/s"][which], "o")
+        for (kib, gb_s), label in labels.items():
+            ax.text(kib, gb_s - 110, label, ha="center", va="top", fontsize="small")
+        ax.axhline(most, color="0.3", linestyle="--", label="1.63 programs of 1 KiB a nanosecond")
+        ax.axhline(copy, color="0.3", linestyle=":", label="copy")
+        ax.set_xscale("log", base=2)
+        ticks = sorted({kib for kib, _ in labels})
+        ax.set(xlim=(ticks[0] / 1.5, ticks[-1] * 1.5), xticks=ticks, xticklabels=ticks, ylim=(0, 4700))
+        ax.set(xlabel="KiB in flight on an SM", title=title)
+    axes[0].set_ylabel("GB/s, NVIDIA H200")
+    ax.legend(loc="lower right", fontsize="small")
     return figure
 
 

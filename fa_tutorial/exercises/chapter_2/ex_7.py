@@ -33,6 +33,8 @@ MISTAKES = {
     "every program reads row 0: row i of x starts at i · stride_x": (f" + {ROW_X}", ""),
     "every program writes row 0: row i of out starts at i · stride_out": (f" + {ROW_OUT}", ""),
     "row i starts at element i: multiply the row by its stride": [(ROW_X, "row"), (ROW_OUT, "row")],
+    "the exponentials are rounded to half precision: keep them in float32": ("axis=0))", "axis=0)).to(tl.float16)"),
+    "the result is rounded to half precision: store it as it is, tl.store converts to the dtype of out": ("out + offs, y", "out + offs, y.to(tl.float16)"),
     "the positions past the end of the row count in the sum: load them as −inf (other=), whose exp is 0": ('-float("inf")', "0.0"),
 }  # fmt: skip
 

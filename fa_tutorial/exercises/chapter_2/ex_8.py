@@ -29,6 +29,8 @@ MISTAKES = {
     "the maximum is the whole tile's: each row has its own (axis=1)": ("tl.max(x, axis=1)[:, None]", "tl.max(x)"),
     "the sum is the whole tile's: each row has its own (axis=1)": (SUM, "tl.sum(p)"),
     "exp(x − m) is not divided by its sum": (f"p / {SUM}", "p"),
+    "cols is compared with the row numbers, too, so rows are left out: every row exists, and the mask is for the columns": (
+        "mask = offs < cols", "mask = (rows < cols) & (offs < cols)"),
     "the positions past the end of a row count: load them as −inf (other=)": ('-float("inf")', "0.0"),
 }  # fmt: skip
 
@@ -53,7 +55,7 @@ def inputs():
 
     place = f"{ROWS_OF_I}: element c of row r lies at r · stride_x + c in x, and at r · stride_out + c in out"
     x = [[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0], [0.0, 0.0, 5.0, 1.0], [1.0, 0.0, 2.0, 0.0]]
-    yield softmax(x[:2], 2, 4, "a program's tile is [ROWS, BLOCK], and a row's numbers lie along its axis 1", stray=place)
+    yield softmax(x[:2], 2, 4, "a row's numbers lie along axis 1 of the tile: each row has its own maximum and its own sum", stray=place)
     yield softmax(x, 2, 4, place, stray=place)
     yield softmax(
         [[0.0, 1.0, 2.0, 3.0], [1000.0, 1001.0, 1000.0, 999.0]], 2, 4, "each row has its own maximum, which is subtracted before exp"
