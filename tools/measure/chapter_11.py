@@ -7,7 +7,6 @@ longer to launch it. gb_s counts the bytes of the live keys and values, each onc
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import statistics
@@ -28,7 +27,7 @@ from fa_tutorial.bench.timing import graph_of, randn, timed, timed_in_turns
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.hardware import device
 from fa_tutorial.source import defined, edited, source_of
-from fa_tutorial.tiles import TileConfig, heads
+from fa_tutorial.tiles import heads
 
 PROVIDERS = ("decode", "paged 16", "fp8", "basic", "sdpa_flash", "sdpa_cudnn")
 
@@ -46,34 +45,22 @@ def decode_cases() -> Iterator[Measurement]:
         yield about(11, "decode", provider, **vars(shape)), partial(_decode_row, provider, shape)
 
 
-Chosen = tuple[Shape, dict[str, int], int | None, TileConfig | None]
-
-
-def in_turns(kernel: str, provider: str, chosen: list[Chosen], rounds: int = 6) -> Iterator[Measurement]:
-    """flash_decode by (shape, the row's own field, splits, tile), measured in turns when the first row is asked for."""
-
-    @functools.cache
-    def rows() -> dict[int, dict[str, Any]]:
-        graphs, live_bytes, calls = [], [], []  # a graph doesn't keep its call's tensors alive
-        for shape, _, splits, config in chosen:
-            call, nbytes = call_of(provider, shape, splits)
-            patch = mock.patch.object(decode, "choose_config", lambda *_, config=config: config)
-            with patch if config else contextlib.nullcontext():
-                graphs.append(graph_of(call))
-            live_bytes.append(nbytes)
-            calls.append(call)
-        found = timed_in_turns({i: graph.replay for i, graph in enumerate(graphs)}, rounds=rounds)
-        return {i: row | {"gb_s": round(live_bytes[i] / row["ms"] / 1e6, 1)} for i, row in found.items()}
-
-    for i, (shape, field, _, _) in enumerate(chosen):
-        yield about(11, kernel, provider, **vars(shape)) | field, lambda i=i: rows()[i]
-
-
 def split_cases() -> Iterator[Measurement]:
     """The same token by the number of splits. 34,816 keys are 544 tiles: 34 parts of 16, or 32 of 17."""
     one, longer = (1, 2, 4, 8, 16, 32, 33, 34, 48, 64), (1, 16, 17, 32, 34, 64, 68)
     for B, S, counts in ((1, 32_768, one), (1, 34_816, longer), (8, 32_768, (1, 2, 3, 4, 8))):
-        yield from in_turns("splits", "decode", [(shape_of(B, S), {"splits": n}, n, None) for n in counts])
+        shape = shape_of(B, S)
+        rows = functools.cache(partial(_splits_in_turns, shape, counts))
+        for splits in counts:
+            words = about(11, "splits", "decode", **vars(shape)) | {"splits": splits}
+            yield words, lambda rows=rows, splits=splits: rows()[splits]
+
+
+def _splits_in_turns(shape: Shape, counts: tuple[int, ...]) -> dict[int, dict[str, Any]]:
+    calls = {splits: call_of("decode", shape, splits) for splits in counts}  # a graph doesn't keep its call's tensors
+    graphs = {splits: graph_of(call) for splits, (call, _) in calls.items()}
+    found = timed_in_turns({splits: graph.replay for splits, graph in graphs.items()}, rounds=6)
+    return {splits: row | {"gb_s": round(calls[splits][1] / row["ms"] / 1e6, 1)} for splits, row in found.items()}
 
 
 def page_cases() -> Iterator[Measurement]:

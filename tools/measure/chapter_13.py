@@ -37,11 +37,6 @@ def _shards(S: int, tile: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return q, k, v, rows, is_causal
 
 
-def _part(S: int, tile: str) -> tuple[torch.Tensor, torch.Tensor]:
-    q, k, v, rows, is_causal = _shards(S, tile)
-    return attention.FORWARD(q[:, :, rows], k, v, is_causal, D**-0.5, "hopper")
-
-
 def _tile_row(S: int, tile: str, counter: bool) -> dict[str, Any]:
     q, k, v, rows, is_causal = _shards(S, tile)
     flops = 4 * H * D * (S // RANKS) ** 2 // 2  # every tile has half of the pairs of two shards
@@ -52,9 +47,9 @@ def _tile_row(S: int, tile: str, counter: bool) -> dict[str, Any]:
 
 
 def _join_row(S: int, tile: str) -> dict[str, Any]:
-    rows, _, _ = ring.visible(1, OWNERS[tile], S // RANKS)
+    q, k, v, rows, is_causal = _shards(S, tile)
+    part = attention.FORWARD(q[:, :, rows], k, v, is_causal, D**-0.5, "hopper")
     o, lse = (torch.zeros(1, H, S // RANKS, *last, device="cuda") for last in ((D,), ()))
-    part = _part(S, tile)
 
     def join() -> None:
         o[:, :, rows], lse[:, :, rows] = ring.merge(o[:, :, rows], lse[:, :, rows], *part)
