@@ -1,4 +1,4 @@
-"""Chapter 0: a count that is not returned, floats that round, padded blocks, a set of names, words."""
+"""Chapter 0: a count that is not returned, floats that round, a set of names, padded blocks, words."""
 
 from edits import edit
 
@@ -16,6 +16,11 @@ WRONG_ANSWERS = (
                                                                "per_pair]).float().prod())")),
          told="a large count is exact too"),
     edit("0.1", "S pairs", ("S * (S + 1) // 2 if is_causal else S * S", "S"), told="in each of B·H heads: attention_flops(1, 1, 3"),
+    edit("0.2", "the peak alone", ("return peak, held", "return peak"), told="want a tuple (peak, held)"),
+    edit("0.2", "a set", ("list(now)", "set(now)"), told="held = a set, want ('a', 'b')"),
+    edit("0.2", "the newest first", ("list(now)", "list(now)[::-1]"), told="in the order they were made"),
+    edit("0.2", "most tensors", ("sum(now.values()) > peak", "len(now) > len(held)"), told="c +2, b +9"),
+    edit("0.2", "names in order", ("list(now)", "sorted(now)"), told="c +2, b +9"),
     edit("0.3", "q per block", ("2 * S * D + blocks * 2", "S * D + blocks * 3"), told="q and o travel once"),
     edit("0.3", "o twice", ("2 * S * D + blocks", "3 * S * D + blocks"), told="each block of queries reads all of k and v"),
     edit("0.3", "nothing twice, no floats", ("blocks * 2 * S * D", "2 * S * D"), ("* itemsize + 4 * S", "* itemsize"),
@@ -26,11 +31,6 @@ WRONG_ANSWERS = (
     edit("0.3", "its own keys", ("blocks * 2 * S", "blocks * 2 * block_m"), told="each block of queries reads all of k and v"),
     edit("0.3", "keys in full blocks", KEYS, told=RAGGED),
     edit("0.3", "rounded blocks", ("-(-S // block_m)", "round(S / block_m + 0.49)"), told=RAGGED),
-    edit("0.2", "the peak alone", ("return peak, held", "return peak"), told="want a tuple (peak, held)"),
-    edit("0.2", "a set", ("list(now)", "set(now)"), told="held = a set, want ('a', 'b')"),
-    edit("0.2", "the newest first", ("list(now)", "list(now)[::-1]"), told="in the order they were made"),
-    edit("0.2", "most tensors", ("sum(now.values()) > peak", "len(now) > len(held)"), told="c +2, b +9"),
-    edit("0.2", "names in order", ("list(now)", "sorted(now)"), told="c +2, b +9"),
     edit("0.4", "no limit", ("return before / after, limit", "return before / after"), told="want a tuple (gain, limit)"),
     edit("0.4", "another word", ('else "memory"', 'else "bandwidth"'), told='limit is the text "bandwidth", want "memory" or "arithmetic"'),
     edit("0.4", "words of the roofline", ('"arithmetic" if after == arithmetic else "memory"',

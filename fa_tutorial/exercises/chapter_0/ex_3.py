@@ -52,7 +52,7 @@ EXERCISE = Exercise(
     task="Count the bytes that one head of the fused kernel moves through HBM.",
     conditions={"ragged": "S need not be a multiple of block_m: a smaller last block reads all of k and v too"},
     hints=(
-        "Go through the right side of the picture arrow by arrow. Which arrows carry a tensor once, and which once per block of queries?",
+        "Go through the picture of the fused kernel arrow by arrow. Which arrows carry a tensor once, and which once per block of queries?",
         "q and o carry S·D elements each, in all. Every block reads 2·S·D elements of k and v. How many blocks do S queries make?",
         "There are -(-S // block_m) blocks, which rounds up. Multiply the elements by itemsize, and then add 4 bytes per query.",
     ),
