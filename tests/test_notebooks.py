@@ -117,9 +117,9 @@ def test_rule_fails_on_a_broken_notebook(rule, notebook):
     assert rule(GOOD) == []
 
 
-PEAK = catalogue.find("0.5")
+PEAK = catalogue.find("0.2")
 STARTER = 'def memory_peak(events):\n    """The peak."""\n    raise NotImplementedError'
-CHECK = 'check("0.5", memory_peak)'
+CHECK = 'check("0.2", memory_peak)'
 KERNEL = catalogue.find("2.4")
 
 
@@ -157,7 +157,7 @@ def test_a_starter_may_be_made_from_the_exercise_before_and_no_further():
 
 
 TIME = new_markdown_cell("# 0\n\n**Time.** About 60 minutes, 5 of them for the exercises.")
-HEADING = new_markdown_cell("The peak.\n\n### Exercise 0.5 (★, 5 minutes)\n\nWrite it.")
+HEADING = new_markdown_cell("The peak.\n\n### Exercise 0.2 (★, 5 minutes)\n\nWrite it.")
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ HEADING = new_markdown_cell("The peak.\n\n### Exercise 0.5 (★, 5 minutes)\n\nW
         ([TIME, HEADING, new_markdown_cell("## Another section"), code(STARTER)], False),
         ([TIME, code(STARTER), HEADING], False),
         ([TIME, HEADING, HEADING, code(STARTER)], False),
-        ([TIME, new_markdown_cell("### Exercise 0.5 (5 minutes)"), code(STARTER)], False),
+        ([TIME, new_markdown_cell("### Exercise 0.2 (5 minutes)"), code(STARTER)], False),
         ([new_markdown_cell("**Time.** About 60 minutes, 6 of them for the exercises."), HEADING, code(STARTER)], False),
     ],
 )

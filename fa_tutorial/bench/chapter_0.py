@@ -1,17 +1,20 @@
-"""Chapter 0: what its page shows of naive attention's stored results, and a record of a call's memory."""
+"""Chapter 0: naive attention's stored results, its kernels on this machine, and a record of a call's memory."""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from timeit import repeat
+from typing import NamedTuple
 
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fa_tutorial import ledger
-from fa_tutorial.bench import results
+from fa_tutorial import hardware, ledger
+from fa_tutorial.bench import results, timing
 from fa_tutorial.figures import COLOURS, GREY
 
 KERNELS = {"q kᵀ": "sky", "divide": "yellow", "softmax": "vermilion", "p v": "green"}  # with their colours
@@ -27,20 +30,6 @@ def naive_steps(card: dict) -> pd.DataFrame:
     """The rows of naive attention's kernels, of the whole call and of flash attention, by name: S = 4,096, 16 heads,
     D = 64, fp16, in one run. card: results.load's."""
     return results.select(card["kernels"], kernel="naive_step", S=4_096).set_index("provider")
-
-
-def rates(card: dict) -> dict[str, float]:
-    """The FLOP/s measured of a vector add, of naive and flash attention as in naive_steps, and of a matmul of 4,096."""
-    ms, fp16 = naive_steps(card)["ms"], {"provider": "torch", "dtype": "fp16"}
-    add = results.select(card["kernels"], kernel="add", **fp16).iloc[0]
-    matmul = results.select(card["kernels"], kernel="matmul", M=4_096, **fp16).iloc[0]
-    flops = ledger.attention_flops(1, 16, 4_096, 4_096, 64)
-    return {
-        "vector add": add["n"] / add["ms"] * 1e3,
-        "naive": flops / ms["naive"] * 1e3,
-        "flash": flops / ms["flash"] * 1e3,
-        "matmul": matmul["tflops"] * 1e12,
-    }
 
 
 def memory_events(call: Callable[..., torch.Tensor], *args: torch.Tensor) -> list[tuple[str, int]]:
@@ -65,75 +54,130 @@ def memory_events(call: Callable[..., torch.Tensor], *args: torch.Tensor) -> lis
     return record
 
 
+def draw_memory(events: list[tuple[str, int]], names: dict[str, str]) -> Figure:
+    """What is in memory after each of memory_events' events, as a stack of tensors. names: of each tensor made."""
+    figure = Figure(figsize=(7.5, 3.4))
+    ax = figure.subplots()
+    colours = dict(zip(names, KERNELS.values(), strict=True))
+    held, totals = {}, []
+    for place, (name, size) in enumerate(events):
+        held = {**held, name: size} if size > 0 else {other: held[other] for other in held if other != name}
+        bottom = 0.0
+        for other, count in held.items():
+            mib = count / 2**20
+            ax.bar(place, mib, 0.8, bottom, color=COLOURS[colours[other]], edgecolor="black", linewidth=0.8, alpha=0.8)
+            if mib > 100:
+                ax.text(place, bottom + mib / 2, names[other], ha="center", va="center")
+            bottom += mib
+        totals.append(bottom)
+        ax.annotate(f"{bottom:,.0f}", (place, bottom), (0, 6), textcoords="offset points", ha="center")
+    ax.axhline(max(totals), color=GREY, linestyle=":", zorder=0)
+    made = [f"{'make' if size > 0 else 'free'}\n{names[name]}" for name, size in events]
+    ax.set_xticks(range(len(events)), made)
+    ax.set(ylabel="MiB in memory", ylim=(0, 1.15 * max(totals)))
+    ax.grid(axis="x", visible=False)
+    return figure
+
+
 def draw_roofline(points: dict[str, tuple[float, float]], peak: float, bandwidth: float) -> Figure:
-    """The roofline (0.8), and each of five points, name -> (FLOP/byte, FLOP/s). The third and the fourth are one
-    kernel with two counts of its bytes."""
+    """The roofline (0.8), naive attention's kernels, and flash attention by two counts of its bytes.
+
+    points: (FLOP/byte, FLOP/s) of each of KERNELS, of "flash, k and v from HBM" and of "flash, k and v from L2".
+    """
     figure = Figure(figsize=(7.5, 4))
     ax = figure.subplots()
-    xs = [10 ** (place / 40) for place in range(-52, 169)]
+    xs = [10 ** (place / 40) for place in range(-44, 169)]
     ax.loglog(xs, [ledger.attainable_flops(x, peak, bandwidth) / 1e12 for x in xs], "k-")
-    labels = "vector add", "naive", "flash", "k, v from L2", "matmul, 4,096"
-    colours = "green", "vermilion", "blue", "blue", "purple"
-    for (x, rate), label, colour, marker in zip(points.values(), labels, colours, "osDD^", strict=True):
-        face = "white" if label == "k, v from L2" else COLOURS[colour]
-        ax.plot(x, rate / 1e12, marker, color=COLOURS[colour], markerfacecolor=face, markersize=9)
-        offset = (6, -23) if label == "flash" else (9, 7 if marker == "^" else -14)
-        side = "right" if label == "flash" else "left"  # of the ridge's line
-        ax.annotate(label, (x, rate / 1e12), offset, textcoords="offset points", ha=side)
-    (far, rate), (near, _) = list(points.values())[2:4]
+    for (name, (x, rate)), marker in zip(points.items(), "os^vDD", strict=True):
+        colour, edge = COLOURS[KERNELS.get(name, "blue")], "black" if name in KERNELS else COLOURS["blue"]
+        face = "white" if "L2" in name else colour
+        ax.plot(x, rate / 1e12, marker, color=face, markeredgecolor=edge, markersize=9)
+    for name, label, offset, side in (
+        ("divide", "divide", (9, -14), "left"),
+        ("softmax", "softmax", (9, -14), "left"),
+        ("q kᵀ", "q kᵀ, p v", (0, -27), "center"),
+        ("flash, k and v from HBM", "k and v from HBM", (5, -17), "left"),
+        ("flash, k and v from L2", "from L2", (9, -4), "left"),
+    ):
+        x, rate = points[name]
+        text = ax.annotate(label, (x, rate / 1e12), offset, textcoords="offset points", ha=side, zorder=1)
+        text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # it may lie on the ridge's line
+    (far, rate), (near, _) = list(points.values())[-2:]
     ax.plot([far, near], [rate / 1e12] * 2, "--", color=COLOURS["blue"], zorder=1)
+    ax.text((far * near) ** 0.5, 1.2 * rate / 1e12, "flash", ha="center")
     ax.axvline(peak / bandwidth, color=GREY, linestyle=":")
-    ax.text(170, 0.15, f"ridge: {peak / bandwidth:.0f} FLOP/byte")
-    ax.text(1.5, 300, "memory-bound", fontstyle="italic")
-    ax.text(180, 2_200, "compute-bound", fontstyle="italic")
+    ax.text(170, 0.25, f"ridge: {peak / bandwidth:.0f} FLOP/byte")
+    ax.text(0.4, 60, "memory-bound", fontstyle="italic")
+    ax.text(180, 1_500, "compute-bound", fontstyle="italic")
     ax.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="TFLOP/s", ylim=(0.1, 4_500))
     return figure
 
 
-def floors(bandwidth: float) -> dict[str, float]:
-    """The milliseconds that the bytes of each kernel and of the mask take at `bandwidth`, bytes/s, in naive_steps."""
-    scores, vectors = 2 * 16 * 4_096 * 4_096, 2 * 16 * 4_096 * 64  # bytes of s or p, and of q, k, v or o
-    product, elementwise = scores + 2 * vectors, 2 * scores
-    moved = {"q kᵀ": product, "divide": elementwise, "mask": elementwise, "softmax": elementwise, "p v": product}
-    return {name: count / bandwidth * 1e3 for name, count in moved.items()}
+def draw_floors(ms: pd.Series, least: dict[str, dict[str, float]]) -> Figure:
+    """Naive attention's kernels and flash attention as measured, filled, and what they take at least, in outline.
 
-
-def show_floors(steps: pd.DataFrame, bandwidth: float) -> None:
-    """Print each kernel's floor and time. steps: naive_steps'."""
-    print("               floor   measured (20 % to 80 % of the runs)     factor")
-    for name, floor in floors(bandwidth).items():
-        row = steps.loc[name]
-        spread = f"({row['ms_20']:.3f} to {row['ms_80']:.3f})"
-        print(f"{name:10} {floor:6.3f} ms  {row['ms']:6.3f} ms {spread:28} {row['ms'] / floor:5.1f}")
-
-
-def draw_floors(steps: pd.DataFrame, peak: float, bandwidth: float, exponentials: float) -> Figure:
-    """Naive attention's kernels and flash attention as bars, each above what its bytes, its FLOPs and its exponentials
-    take at least. steps: naive_steps'. exponentials: a second."""
-    blue = "blue"
-    flops = ledger.attention_flops(1, 16, 4_096, 4_096, 64)
-    often, once = (16 * ledger.flash_hbm_bytes(4_096, 4_096, 64, block_m, 2) for block_m in (128, 4_096))
-    bars = {
-        "naive": {name: (steps["ms"][name], colour) for name, colour in KERNELS.items()},
-        "naive, at its floors": {name: (floors(bandwidth)[name], colour) for name, colour in KERNELS.items()},
-        "flash": {"": (steps["ms"]["flash"], blue)},
-        "its FLOPs": {"": (flops / peak * 1e3, blue)},
-        "its exponentials": {"": (16 * 4_096 * 4_096 / exponentials * 1e3, blue)},
-        "its bytes, k and v 32 times": {"": (often / bandwidth * 1e3, blue)},
-        "its bytes, k and v once": {"": (once / bandwidth * 1e3, blue)},
-    }
+    ms: naive_steps'. least: bar -> part -> milliseconds; the first bar's parts are naive attention's kernels.
+    """
+    (first, floors), *others = least.items()
+    measured = {"naive": {name: ms[name] for name in KERNELS}, "flash": {"": ms["flash"]}}
+    bars = {"naive": measured["naive"], first: floors, "flash": measured["flash"], **dict(others)}
     figure = Figure(figsize=(7.5, 3.6))
     ax = figure.subplots()
     for place, (bar, parts) in enumerate(bars.items()):
         left = 0.0
-        for name, (ms, colour) in parts.items():
-            face = COLOURS[colour] if bar in ("naive", "flash") else "white"
-            ax.barh(place, ms, left=left, color=face, edgecolor=COLOURS[colour], height=0.65, linewidth=1.5)
-            ax.text(left + ms / 2, place, name, ha="center", va="center", fontsize=8)
-            left += ms
+        for name, part in parts.items():
+            colour = COLOURS[KERNELS.get(name, "blue")]
+            face = colour if bar in measured else "white"
+            ax.barh(place, part, 0.65, left, color=face, edgecolor=colour, linewidth=1.5)
+            ax.text(left + part / 2, place, name, ha="center", va="center", fontsize=8)
+            left += part
         ax.text(left + 0.015, place, f"{left:.2f} ms", va="center")
+    looks = {"measured": GREY, "at least": "white"}
+    ax.legend(
+        handles=[Patch(facecolor=face, edgecolor=GREY, label=label) for label, face in looks.items()], loc="lower right"
+    )
     ax.set_yticks(range(len(bars)), bars)
     ax.invert_yaxis()
     ax.set(xlim=(0, 1.6), xlabel="ms at S = 4,096, 16 heads, D = 64, fp16 (NVIDIA H200)")
     ax.grid(axis="y", visible=False)
     return figure
+
+
+class Here(NamedTuple):
+    """What measure_here finds: the sizes, this machine's FLOP/s and bytes/s, and milliseconds by name."""
+
+    H: int
+    S: int
+    D: int
+    itemsize: int
+    peak: float
+    bandwidth: float
+    ms: dict[str, float]
+
+
+def measure_here(naive: Callable, sdpa: Callable) -> Here:
+    """Naive attention's kernels by themselves, and both calls: in fp16 on a GPU, in fp32 and smaller on a CPU."""
+    on_gpu = hardware.device().type == "cuda"
+    H, S, D, dtype = (16, 4_096, 64, torch.float16) if on_gpu else (4, 2_048, 64, torch.float32)
+    q, k, v = (torch.randn(1, H, S, D, device=hardware.device()).to(dtype) for _ in range(3))
+    s, root = q @ k.transpose(-1, -2), D**0.5
+    calls = {
+        "q kᵀ": lambda: q @ k.transpose(-1, -2),
+        "divide": lambda: s / root,
+        "softmax": lambda: torch.softmax(s, dim=-1),
+        "p v": lambda: s @ v,
+        "naive": lambda: naive(q, k, v),
+        "sdpa": lambda: sdpa(q, k, v),
+    }
+    ms = {name: timing.time_call(call).ms if on_gpu else _fastest(call) for name, call in calls.items()}
+    if on_gpu:
+        ceilings = timing.measure_ceilings()
+        return Here(H, S, D, 2, ceilings["matmul_fp16_tflops"] * 1e12, ceilings["copy_gb_s"] * 1e9, ms)
+    a, x = torch.randn(1024, 1024), torch.randn(2**25)
+    product, copy = torch.empty_like(a), torch.empty_like(x)
+    peak = 2 * 1024**3 / _fastest(lambda: torch.mm(a, a, out=product)) * 1e3
+    return Here(H, S, D, 4, peak, 2 * x.nbytes / _fastest(lambda: copy.copy_(x)) * 1e3, ms)
+
+
+def _fastest(call: Callable) -> float:
+    return min(repeat(call, number=1, repeat=5)) * 1e3

@@ -151,37 +151,46 @@ def draw_hbm(ax: Axes, x: float, y: float, tensors: dict[str, str], width: float
     return middles
 
 
+def draw_arrows(ax: Axes, y: float, note: str) -> None:
+    """What the two kinds of arrow mean, and a note on the right."""
+    arrow(ax, (0.1, y), (0.55, y), "blue")
+    write(ax, 0.65, y, "read", ha="left")
+    arrow(ax, (1.3, y), (1.75, y), "vermilion", dashed=True)
+    write(ax, 1.85, y, "written", ha="left")
+    write(ax, WIDTH - 0.1, y, note, ha="right")
+
+
 @image("00_naive_kernels.png")
 def draw_naive_kernels() -> Figure:
-    """What the four kernels of naive attention, and one fused kernel, read from and write to HBM."""
-    figure, ax = canvas(4.3)
-    size = {"q": "S·D", "k": "S·D", "q kᵀ": "S·S", "s": "S·S", "p": "S·S", "v": "S·D", "o": "S·D"}
-    top, naive, fused = 0.5, 0.1, 5.9
+    """What the four kernels of naive attention read from HBM and write to it."""
+    figure, ax = canvas(3.2)
+    tensors = {"q": "S·D", "k": "S·D", "q kᵀ": "S·S", "s": "S·S", "p": "S·S", "v": "S·D", "o": "S·D"}
+    top = 0.1
     end = top + 1.05  # where the tensors end and the arrows begin
-    write(ax, naive, 0.25, "four kernels", HEAD, ha="left", weight="bold")
-    q, k, qk, s, p, v, o = draw_hbm(ax, naive, top, size, 0.78)
-    draw_flow(ax, end, "q kᵀ", q - 0.2, qk - 0.06, [q, k], [qk - 0.17])
-    draw_flow(ax, end, "/ √D", qk + 0.06, s - 0.06, [qk + 0.17], [s - 0.17])
-    draw_flow(ax, end, "softmax", s + 0.02, p - 0.02, [s + 0.17], [p - 0.17])
-    draw_flow(ax, end, "p v", p + 0.06, o + 0.2, [p + 0.17, v], [o])
-    write(ax, fused, 0.25, "one fused kernel", HEAD, ha="left", weight="bold")
-    q, k, v, o = draw_hbm(ax, fused, top, {name: size[name] for name in "qkvo"}, 0.74)
-    draw_flow(ax, end, "q kᵀ, / √D, softmax, p v", q - 0.2, o + 0.2, [q, k, v], [o])
-    S, D, block_m, itemsize = 4096, 64, 128, 2
+    q, k, qk, s, p, v, o = draw_hbm(ax, 0.1, top, tensors, 1.24)
+    draw_flow(ax, end, "q kᵀ", q - 0.3, qk - 0.1, [q, k], [qk - 0.25])
+    draw_flow(ax, end, "divide", qk + 0.1, s - 0.1, [qk + 0.25], [s - 0.25])
+    draw_flow(ax, end, "softmax", s + 0.1, p - 0.1, [s + 0.25], [p - 0.25])
+    draw_flow(ax, end, "p v", p + 0.1, o + 0.3, [p + 0.25, v], [o])
+    draw_arrows(ax, 2.98, "in each tensor: the number of elements of one head")
+    return figure
+
+
+@image("00_fused_kernel.png")
+def draw_fused_kernel() -> Figure:
+    """What one fused kernel reads from HBM and writes to it: k and v once for each block of queries."""
+    figure, ax = canvas(3.2)
+    S, D, block_m, itemsize, top = 4096, 64, 128, 2, 0.1
+    end = top + 1.05
+    q, k, v, o = draw_hbm(ax, 0.1, top, dict.fromkeys("qkvo", "S·D"), 1.24)
+    draw_flow(ax, end, "q kᵀ, divide, softmax, p v", q - 0.3, o + 0.3, [q, k, v], [o])
     for x in (k, v):
-        write(ax, x + 0.07, end + 0.5, f"{S // block_m} ×", ha="left", weight="bold")
-    naive_mb = (ledger.naive_hbm_bytes(1, 1, S, S, D, itemsize) + 2 * ledger.score_bytes(1, 1, S, S, itemsize)) / 1e6  # the division
+        write(ax, x + 0.1, end + 0.5, f"{S // block_m} ×", ha="left", weight="bold")
     flash_mb = ledger.flash_hbm_bytes(S, S, D, block_m, itemsize) / 1e6
-    write(ax, naive, 3.27, f"{naive_mb:.0f} MB for each head", BODY, ha="left", weight="bold")
-    write(ax, naive, 3.53, "each score: 3 × written, 3 × read", ha="left")
-    write(ax, fused, 3.27, f"{flash_mb:.0f} MB for each head", BODY, ha="left", weight="bold")
-    write(ax, fused, 3.53, f"k, v: once per block of {block_m} queries", ha="left")
-    write(ax, fused, 3.77, "with o: one float32 per query", ha="left")
-    arrow(ax, (0.1, 4.05), (0.55, 4.05), "blue")
-    write(ax, 0.65, 4.05, "read", ha="left")
-    arrow(ax, (1.3, 4.05), (1.75, 4.05), "vermilion", dashed=True)
-    write(ax, 1.85, 4.05, "written", ha="left")
-    write(ax, WIDTH - 0.1, 4.05, f"in each tensor: its number of elements     S = {S:,}, D = {D}, fp16", ha="right")
+    for y, text in ((0.3, f"{flash_mb:.0f} MB for each head"), (0.75, f"k and v: read once per\nblock of {block_m} queries"),
+                    (1.2, "with o: one float32 per query")):  # fmt: skip
+        write(ax, 5.5, y, text, BODY, ha="left", weight="bold" if "MB" in text else "normal")
+    draw_arrows(ax, 2.98, f"S = {S:,}, D = {D}, fp16")
     return figure
 
 

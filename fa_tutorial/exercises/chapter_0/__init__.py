@@ -1,1 +1,1 @@
-"""The exercises of chapter 0: count FLOPs and bytes, bound what fusing gains, and find what fills the memory."""
+"""The exercises of chapter 0: count FLOPs and bytes, find what fills the memory, bound what fusing gains, choose what to fuse."""

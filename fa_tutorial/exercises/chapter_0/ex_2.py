@@ -1,68 +1,84 @@
-"""Exercise 0.2, fused_hbm_bytes."""
+"""Exercise 0.2, memory_peak."""
 
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def fused_hbm_bytes(S, D, block_m, itemsize):
-    """Bytes that the fused kernel reads from HBM and writes to it, for one head."""
-    blocks = -(-S // block_m)  # blocks of queries; the last may be smaller
-    elements = 2 * S * D + blocks * 2 * S * D  # q and o once, k and v once per block
-    return elements * itemsize + 4 * S  # and a float32 per query
+def memory_peak(events):
+    """(peak, held): the most bytes in memory at once, and the names of the tensors that held them.
+
+    events: (name, bytes) in order; bytes > 0 where a tensor is made, < 0 where it is freed.
+    """
+    peak, held, now = 0, [], {}
+    for name, size in events:
+        if size > 0:
+            now[name] = size
+        else:
+            del now[name]
+        if sum(now.values()) > peak:
+            peak, held = sum(now.values()), list(now)
+    return peak, held
 
 
-KEYS, FLOATS = "blocks * 2 * S * D", "4 * S"
+FREED, PEAK = "            del now[name]", "peak, held = sum(now.values()), list(now)"
 MISTAKES = {
-    "you count k and v once, but each block of queries reads all of k and v": (KEYS, "2 * S * D"),
-    "one of k and v is missing: each block of queries reads both": (KEYS, "blocks * S * D"),
-    "the float32 of each query is missing: 4 bytes for each": (f" + {FLOATS}", ""),
-    "you multiply the float32 of each query by itemsize too: it takes 4 bytes, whatever itemsize is": (
-        "elements * itemsize + 4 * S", "(elements + 4 * S) * itemsize"),
-    "the number written for each query is a float32: 4 bytes, whatever itemsize is": (FLOATS, "itemsize * S"),
-    "where block_m divides S, you count k and v once more than there are blocks": ("-(-S // block_m)", "S // block_m + 1"),
-    "you count q and o once per block, but each block has its own rows of q and o, so they travel once in all": (
-        "2 * S * D + blocks * 2", "blocks * 4"),
-    "you count elements, not bytes: multiply by itemsize": ("elements * itemsize", "elements"),
+    "you add up all tensors that are ever made, but a tensor that was freed holds nothing any more": (FREED, "            pass"),
+    "that is what is in memory at the end: the peak may be earlier": ("sum(now.values()) > peak", "True"),
+    "that is the largest tensor alone: the peak is what all tensors in memory hold together": [
+        ("sum(now.values()) > peak", "size > peak"), (PEAK, "peak, held = size, [name]")],
+    "held names only the tensor that is made at the peak: the others are still in memory": (PEAK, "peak, held = sum(now.values()), [name]"),
+    "held names every tensor that was made before the peak: some were freed by then": (
+        PEAK, "peak, held = sum(now.values()), [made for made, size in events[: events.index((name, size)) + 1] if size > 0]"),
+    "held names what is in memory at the end: asked is the time of the peak": ("return peak, held", "return peak, list(now)"),
+    "peak and held are swapped: return (peak, held)": ("return peak, held", "return held, peak"),
+    "where the peak is reached twice, the first time counts": ("sum(now.values()) > peak", "sum(now.values()) >= peak"),
 }  # fmt: skip
 
 
-def truth(S, D, block_m, itemsize):
-    rows = [min(block_m, S - start) for start in range(0, S, block_m)]  # of each block of queries
-    return sum((2 * n * D + 2 * S * D) * itemsize + 4 * n for n in rows)
+def truth(events):
+    totals = [sum(size for _, size in events[:end]) for end in range(len(events) + 1)]
+    peak = max(totals)
+    first = events[: totals.index(peak)]
+    freed = {name for name, size in first if size < 0}
+    return peak, [name for name, _ in first if name not in freed]
 
 
 def inputs():
-    yield case(12, 5, 2, 2)
-    yield case(12, 5, 2, 4, otherwise="an element takes itemsize bytes, and the float32 of each query takes 4, whatever itemsize is")
-    yield case(4096, 64, 128, 2)  # the picture's 35 MB
-    ragged = (
-        "a smaller last block reads all of k and v too, but only its own rows of q, and it writes only its own rows of o and of the float32"
-    )
-    yield case(10, 3, 4, 2, edge="ragged", otherwise=ragged)
-    yield case(3, 7, 4, 2, edge="ragged", otherwise=ragged)
-    yield case(129, 1, 128, 2, edge="ragged", otherwise=ragged)
+    def made_of(*events, **options):
+        return case(list(events), on=", ".join(f"{name} {size:+,}".replace("-", "−") for name, size in events), **options)
+
+    yield made_of(("a", 5), ("b", 3), ("a", -5), ("c", 4))
+    yield made_of(("a", 5), ("a", -5), ("b", 3), ("c", 4), ("c", -4))
+    yield made_of(("a", 5), ("b", 3), ("b", -3), ("c", 2), ("d", 4), ("a", -5))
+    yield made_of(("c", 2), ("b", 9), ("b", -9), ("a", 3), ("d", 1))
+    yield made_of(("a", 5), ("b", 3), ("b", -3), ("c", 3), otherwise="where the peak is reached twice, the first time counts")
     for _ in range(20):
-        D, block_m, blocks = random.randint(1, 128), random.randint(1, 64), random.randint(1, 9)
-        yield case(blocks * block_m, D, block_m, random.choice((1, 2, 4)), on="a random case", fresh=True)
-        yield case(random.randint(1, 500), D, block_m, 2, on="a random case with a smaller last block", fresh=True, edge="ragged")
+        events, now = [], {}
+        for number in range(random.randint(5, 40)):
+            if now and random.random() < 0.4:
+                name = random.choice(list(now))
+                events.append((name, -now.pop(name)))
+            else:
+                now[f"tensor {number}"] = random.randint(1, 1_000)
+                events.append((f"tensor {number}", now[f"tensor {number}"]))
+        yield case(events, on="random events", fresh=True)
 
 
 EXERCISE = Exercise(
-    task="Count the bytes that one head of the fused kernel moves through HBM.",
-    conditions={"ragged": "S need not be a multiple of block_m: a smaller last block reads all of k and v too"},
+    task="Find in a record of memory how much a call holds at its peak, and which tensors hold it.",
     hints=(
-        "Go through the right side of the picture arrow by arrow. Which arrows carry a tensor once, and which once per block of queries?",
-        "q and o carry S·D elements each, in all. Every block reads 2·S·D elements of k and v. How many blocks do S queries make?",
-        "There are -(-S // block_m) blocks, which rounds up. Multiply the elements by itemsize, and then add 4 bytes per query.",
+        "Go through the events, and keep what is in memory now: which tensors, and how many bytes each?",
+        "A dict from name to bytes will do. After each event compare its sum with the peak so far. Where it is larger, keep the sum and a "
+        "copy of the names.",
     ),
-    solution=fused_hbm_bytes,
-    reasoning="Each query belongs to one block, so q is read once and o is written once. Each block reads all of k and v, because its "
-    "queries meet every key. The scores stay on the chip and cost nothing.",
-    more="The package's version, ledger.flash_hbm_bytes, also takes different numbers of queries and keys, and checks its arguments.",
+    solution=memory_peak,
+    reasoning="What counts is how long a tensor lives: a tensor that is freed before the peak costs nothing there. Only a larger sum replaces "
+    "the peak, so the first of two equal ones stays.",
     inputs=inputs,
     truth=truth,
-    rule="q and o travel once, each block of queries reads all of k and v, and each query writes 4 bytes; nothing else goes through HBM",
+    rule="peak is the largest number of bytes in memory after an event, and held names the tensors that are in memory then, in the order they were made",
     mistakes=MISTAKES,
+    parts=("peak", "held"),
     exact=True,
 )

@@ -1,94 +1,68 @@
-"""Exercise 0.3, gain_of_fusing."""
+"""Exercise 0.3, fused_hbm_bytes."""
 
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, adapting
 
 
-def gain_of_fusing(flops, bytes_before, bytes_after, peak_flops, bandwidth):
-    """(gain, limit): how many times as fast fusing makes perfect kernels, what limits the fused one.
-
-    limit: "memory" or "arithmetic". Units: FLOPs, bytes, FLOP/s and bytes/s.
-    """
-    arithmetic = flops / peak_flops  # seconds, before and after
-    before = max(arithmetic, bytes_before / bandwidth)
-    after = max(arithmetic, bytes_after / bandwidth)
-    limit = "arithmetic" if after == arithmetic else "memory"
-    return before / after, limit
+def fused_hbm_bytes(S, D, block_m, itemsize):
+    """Bytes that the fused kernel reads from HBM and writes to it, for one head."""
+    blocks = -(-S // block_m)  # blocks of queries; the last may be smaller
+    elements = 2 * S * D + blocks * 2 * S * D  # q and o once, k and v once per block
+    return elements * itemsize + 4 * S  # and a float32 per query
 
 
-BEFORE, AFTER = "max(arithmetic, bytes_before / bandwidth)", "max(arithmetic, bytes_after / bandwidth)"
-GAIN, LIMIT = "before / after", '"arithmetic" if after == arithmetic else "memory"'
+KEYS, FLOATS = "blocks * 2 * S * D", "4 * S"
 MISTAKES = {
-    "the gain is the ratio of the bytes, as if the FLOPs took no time: past the ridge, fewer bytes save nothing": (
-        GAIN, "bytes_before / bytes_after"),
-    "you give how much faster the fused kernel is: asked is how many times as fast, one more": (GAIN, "before / after - 1"),
-    "the gain is upside down: it is the time before over the time after": (GAIN, "after / before"),
-    "the fused kernel waits for its bytes alone: its FLOPs may take longer": (f"after = {AFTER}", "after = bytes_after / bandwidth"),
-    "the kernels before wait for their bytes alone: their FLOPs may take longer": (BEFORE, "bytes_before / bandwidth"),
-    "you add the two times as if one waited for the other: a kernel loads and computes at the same time": [
-        (BEFORE, "arithmetic + bytes_before / bandwidth"), (f"after = {AFTER}", "after = arithmetic + bytes_after / bandwidth"),
-        ("after == arithmetic", "arithmetic > bytes_after / bandwidth")],
-    "you take the shorter of the two times, but the slower limit decides": [
-        ("before = max", "before = min"), ("after = max", "after = min"), ("after == arithmetic", "arithmetic > bytes_after / bandwidth")],
-    "that is what limits the kernels before: the question is what limits the fused one": (
-        "after == arithmetic", "before == arithmetic"),
-    "gain and limit are swapped: return (gain, limit)": (f"return {GAIN}, limit", f"return limit, {GAIN}"),
-    "the limits are exchanged: left of the ridge the bytes take longer, right of it the FLOPs": (
-        LIMIT, '"memory" if after == arithmetic else "arithmetic"'),
+    "you count k and v once, but each block of queries reads all of k and v": (KEYS, "2 * S * D"),
+    "one of k and v is missing: each block of queries reads both": (KEYS, "blocks * S * D"),
+    "the float32 of each query is missing: 4 bytes for each": (f" + {FLOATS}", ""),
+    "you multiply the float32 of each query by itemsize too: it takes 4 bytes, whatever itemsize is": (
+        "elements * itemsize + 4 * S", "(elements + 4 * S) * itemsize"),
+    "the number written for each query is a float32: 4 bytes, whatever itemsize is": (FLOATS, "itemsize * S"),
+    "where block_m divides S, you count k and v once more than there are blocks": ("-(-S // block_m)", "S // block_m + 1"),
+    "you count q and o once per block, but each block has its own rows of q and o, so they travel once in all": (
+        "2 * S * D + blocks * 2", "blocks * 4"),
+    "you count elements, not bytes: multiply by itemsize": ("elements * itemsize", "elements"),
 }  # fmt: skip
 
 
-@adapting
-def in_two_words(answer, *args):
-    """The answer; Wrong where its limit is another text than the two."""
-    result = answer(*args)
-    limit = result[1] if isinstance(result, tuple | list) and len(result) == 2 else "memory"
-    if isinstance(limit, str) and limit not in ("memory", "arithmetic"):
-        raise Wrong(f'limit is the text "{limit}", want "memory" or "arithmetic"')
-    return result
-
-
-def truth(flops, bytes_before, bytes_after, peak_flops, bandwidth):
-    def rate(count):
-        return min(peak_flops, flops / count * bandwidth)  # (0.8)
-
-    return rate(bytes_after) / rate(bytes_before), "memory" if rate(bytes_after) < peak_flops else "arithmetic"
+def truth(S, D, block_m, itemsize):
+    rows = [min(block_m, S - start) for start in range(0, S, block_m)]  # of each block of queries
+    return sum((2 * n * D + 2 * S * D) * itemsize + 4 * n for n in rows)
 
 
 def inputs():
-    toy = (100.0, 5.0)
-    still = "100 s of bytes become 20 s, and the FLOPs take 10 s: the bytes still decide, so the gain is 100 s / 20 s"
-    yield case(1000, 500, 100, *toy, otherwise=still)
-    yield case(1000, 500, 20, *toy, otherwise="100 s of bytes become 4 s, and then the FLOPs decide: they take 10 s")
-    yield case(1000, 40, 20, *toy, otherwise="the FLOPs took longer than the bytes before, so fewer bytes save nothing")
-    yield case(1000, 600, 100, 5.0, 1.0, otherwise="here the ridge is at 5 FLOP/byte: the bytes take 100 s, and the FLOPs 200 s")
-    yield case(1000, 500, 400, *toy)
-    yield case(68_719_476_736, 3_254_779_904, 553_910_272, 6.572e14, 4.2735e12)  # chapter 0's own, k and v from HBM
+    yield case(12, 5, 2, 2)
+    yield case(12, 5, 2, 4, otherwise="an element takes itemsize bytes, and the float32 of each query takes 4, whatever itemsize is")
+    yield case(4096, 64, 128, 2)  # the picture's 35 MB
+    ragged = (
+        "a smaller last block reads all of k and v too, but only its own rows of q, and it writes only its own rows of o and of the float32"
+    )
+    yield case(10, 3, 4, 2, edge="ragged", otherwise=ragged)
+    yield case(3, 7, 4, 2, edge="ragged", otherwise=ragged)
+    yield case(129, 1, 128, 2, edge="ragged", otherwise=ragged)
     for _ in range(20):
-        flops, peak_flops, bandwidth = (10 ** random.uniform(low, low + 3) for low in (9, 12, 10))
-        ridge = flops / (peak_flops / bandwidth)  # bytes at the ridge
-        for side, factor in (("left", random.uniform(1.1, 9)), ("right", random.uniform(0.1, 0.9))):
-            after = ridge * factor
-            on = f"a random fused kernel {side} of the ridge"
-            yield case(flops, after * random.uniform(1.2, 40), after, peak_flops, bandwidth, on=on, fresh=True)
+        D, block_m, blocks = random.randint(1, 128), random.randint(1, 64), random.randint(1, 9)
+        yield case(blocks * block_m, D, block_m, random.choice((1, 2, 4)), on="a random case", fresh=True)
+        yield case(random.randint(1, 500), D, block_m, 2, on="a random case with a smaller last block", fresh=True, edge="ragged")
 
 
 EXERCISE = Exercise(
-    task="Say how much faster fusing can make perfect kernels, and what limits the fused one.",
+    task="Count the bytes that one head of the fused kernel moves through HBM.",
+    conditions={"ragged": "S need not be a multiple of block_m: a smaller last block reads all of k and v too"},
     hints=(
-        "How long do the bytes take before and after, and how long do the FLOPs take? Both go on at the same time.",
-        "A perfect kernel takes max(flops / peak_flops, bytes / bandwidth) seconds. The gain is that time before over that time "
-        "after, and the larger of the two times after names the limit.",
+        "Go through the picture of the fused kernel arrow by arrow. Which arrows carry a tensor once, and which once per block of queries?",
+        "q and o carry S·D elements each, in all. Every block reads 2·S·D elements of k and v. How many blocks do S queries make?",
+        "There are -(-S // block_m) blocks, which rounds up. Multiply the elements by itemsize, and then add 4 bytes per query.",
     ),
-    solution=gain_of_fusing,
-    reasoning="Fusing changes the bytes and leaves the FLOPs. A perfect kernel takes the longer of the two times. So each byte saved "
-    "helps only until the ridge: from there on the arithmetic takes longer, and the gain stops growing.",
+    solution=fused_hbm_bytes,
+    reasoning="Each query belongs to one block, so q is read once and o is written once. Each block reads all of k and v, because its "
+    "queries meet every key. The scores stay on the chip and cost nothing.",
+    more="The package's version, ledger.flash_hbm_bytes, also takes different numbers of queries and keys, and checks its arguments.",
     inputs=inputs,
     truth=truth,
-    rule="a perfect kernel takes the longer of flops / peak_flops and bytes / bandwidth; the gain is the time before over the time after",
+    rule="q and o travel once, each block of queries reads all of k and v, and each query writes 4 bytes; nothing else goes through HBM",
     mistakes=MISTAKES,
-    adapt=in_two_words,
-    parts=("gain", "limit"),
+    exact=True,
 )

@@ -1,4 +1,4 @@
-"""Exercise 0.4, tensor_to_keep."""
+"""Exercise 0.4, gain_of_fusing."""
 
 import random
 
@@ -6,100 +6,107 @@ from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.running import Wrong, adapting
 
 
-def tensor_to_keep(ms, heads, S, D, bandwidth):
-    """(tensor, saved): which of "q kᵀ", "s" and "p" to keep on the chip, and the ms it saves at most.
+def gain_of_fusing(kernels, fused_bytes, peak_flops, bandwidth):
+    """(gain, limit): how many times as fast fusing makes perfect kernels, what limits the fused one.
 
-    ms: measured milliseconds of "q kᵀ", "divide", "softmax" and "p v". bandwidth: bytes/s.
+    kernels: a list of (FLOPs, bytes), one pair per kernel. limit: "memory" or "arithmetic".
+    fused_bytes: in bytes. peak_flops: in FLOP/s. bandwidth: in bytes/s.
     """
-    scores, vectors = 2 * heads * S * S, 2 * heads * S * D  # bytes of s and of q
-    ways = {  # tensor: its two kernels, and what they move once they are one
-        "q kᵀ": ("q kᵀ", "divide", 2 * vectors + scores),
-        "s": ("divide", "softmax", 2 * scores),
-        "p": ("softmax", "p v", scores + 2 * vectors),
-    }
-    saved = {}
-    for tensor, (a, b, moved) in ways.items():
-        saved[tensor] = ms[a] + ms[b] - moved / bandwidth * 1e3
-    best = max(saved, key=saved.get)
-    return best, saved[best]
+    before = sum(max(flops / peak_flops, moved / bandwidth) for flops, moved in kernels)  # seconds
+    arithmetic = sum(flops for flops, _ in kernels) / peak_flops
+    after = max(arithmetic, fused_bytes / bandwidth)
+    limit = "arithmetic" if after == arithmetic else "memory"
+    return before / after, limit
 
 
-SAVED, SIZES = "ms[a] + ms[b] - moved / bandwidth * 1e3", "2 * heads * S * S, 2 * heads * S * D"
+EACH, FLOPS, MOVED = (
+    "max(flops / peak_flops, moved / bandwidth)",
+    "sum(flops for flops, _ in kernels)",
+    "sum(moved for _, moved in kernels)",
+)
+BEFORE, AFTER = f"sum({EACH} for flops, moved in kernels)", "max(arithmetic, fused_bytes / bandwidth)"
+GAIN, LIMIT, RIGHT = "before / after", '"arithmetic" if after == arithmetic else "memory"', "arithmetic >= fused_bytes / bandwidth"
 MISTAKES = {
-    "the tensor and the time are swapped: return (tensor, saved)": ("return best, saved[best]", "return saved[best], best"),
-    "that is the pair that takes longest: it may also have the highest floor": (
-        "max(saved, key=saved.get)", "max(ways, key=lambda tensor: ms[ways[tensor][0]] + ms[ways[tensor][1]])"),
-    "that is the time of the fused kernel: asked is what it saves, the time of the two kernels less its own": (
-        "return best, saved[best]", "return best, ways[best][2] / bandwidth * 1e3"),
-    "your fused kernel takes the floors of both kernels, but the tensor between them makes no trip any more": [
-        ("2 * vectors + scores)", "2 * vectors + 3 * scores)"), ('"softmax", 2 * scores', '"softmax", 4 * scores'),
-        ("scores + 2 * vectors", "3 * scores + 2 * vectors")],
-    "you save only the tensor's two trips at full bandwidth, but the fused kernel is perfect: it replaces both kernels as they were measured": (
-        SAVED, "2 * scores / bandwidth * 1e3"),
-    "your fused kernel takes no time: it still reads and writes its other tensors": (SAVED, "ms[a] + ms[b]"),
-    "the times are in milliseconds, and bytes / bandwidth is in seconds": (" * 1e3", ""),
-    "the vectors are missing: with q kᵀ a kernel reads q and k, and with p v it reads v and writes o": [
-        ("2 * vectors + scores", "scores"), ("scores + 2 * vectors", "scores")],
-    "the heads are missing: each has its own q, k, v, o, s and p": (SIZES, "2 * S * S, 2 * S * D"),
-    "you count elements, not bytes: an fp16 number takes 2": (SIZES, "heads * S * S, heads * S * D"),
+    "you count the kernels as one: they run one after another, so no kernel's FLOPs hide the bytes of another": (
+        BEFORE, f"max({FLOPS} / peak_flops, {MOVED} / bandwidth)"),
+    "the gain is the ratio of the bytes, as if the FLOPs took no time: past the ridge, fewer bytes save nothing": (
+        GAIN, f"{MOVED} / fused_bytes"),
+    "you take the slowest kernel alone: the kernels run one after another, so their times add up": (f"sum({EACH}", f"max({EACH}"),
+    "the fused kernel does the FLOPs of all kernels, not only those of one": (FLOPS, "max(flops for flops, _ in kernels)"),
+    "you give how much faster the fused kernel is: asked is how many times as fast, one more": (GAIN, "before / after - 1"),
+    "the gain is upside down: it is the time before over the time after": (GAIN, "after / before"),
+    "the fused kernel waits for its bytes alone: its FLOPs may take longer": (f"after = {AFTER}", "after = fused_bytes / bandwidth"),
+    "the kernels before wait for their bytes alone: their FLOPs may take longer": (EACH, "moved / bandwidth"),
+    "you add the two times as if one waited for the other: a kernel loads and computes at the same time": [
+        (EACH, "flops / peak_flops + moved / bandwidth"), (AFTER, "arithmetic + fused_bytes / bandwidth"), ("after == arithmetic", RIGHT)],
+    "you take the shorter of the two times, but the slower limit decides": [
+        (EACH, EACH.replace("max", "min")), (AFTER, AFTER.replace("max", "min")), ("after == arithmetic", RIGHT)],
+    "that is what limits the kernels before: the question is what limits the fused one": (
+        "after == arithmetic", f"arithmetic >= {MOVED} / bandwidth"),
+    "gain and limit are swapped: return (gain, limit)": (f"return {GAIN}, limit", f"return limit, {GAIN}"),
+    "the limits are exchanged: left of the ridge the bytes take longer, right of it the FLOPs": (
+        LIMIT, '"memory" if after == arithmetic else "arithmetic"'),
 }  # fmt: skip
 
 
 @adapting
-def by_name(answer, *args):
-    """The answer; Wrong where it names no tensor between two kernels."""
+def in_two_words(answer, *args):
+    """The answer; Wrong where its limit is another text than the two."""
     result = answer(*args)
-    name = result[0] if isinstance(result, tuple | list) and len(result) == 2 else "p"
-    if isinstance(name, str | tuple) and name not in ("q kᵀ", "s", "p"):
-        raise Wrong(f'the tensor is {name!r}, want the name of one between two kernels: "q kᵀ", "s" or "p"')
+    limit = result[1] if isinstance(result, tuple | list) and len(result) == 2 else "memory"
+    if isinstance(limit, str) and limit not in ("memory", "arithmetic"):
+        raise Wrong(f'limit is the text "{limit}", want "memory" or "arithmetic"')
     return result
 
 
-def truth(ms, heads, S, D, bandwidth):
-    def floor(matrices, vectors):
-        return 2 * heads * S * (matrices * S + vectors * D) / bandwidth * 1e3
+def truth(kernels, fused_bytes, peak_flops, bandwidth):
+    def seconds(flops, moved):
+        return flops / min(peak_flops, flops / moved * bandwidth) if flops else moved / bandwidth  # by (0.8)
 
-    first, second, third, fourth = ms.values()
-    saved = (first + second - floor(1, 2), "q kᵀ"), (second + third - floor(2, 0), "s"), (third + fourth - floor(1, 2), "p")
-    return max(saved)[::-1]
+    total = sum(flops for flops, _ in kernels)
+    limit = "memory" if total / fused_bytes < peak_flops / bandwidth else "arithmetic"
+    return sum(seconds(*kernel) for kernel in kernels) / seconds(total, fused_bytes), limit
 
 
 def inputs():
-    def measured(*times, sizes=(1, 4, 1, 1e3), **options):
-        """These times, of one head, S = 4, D = 1, at 1,000 bytes/s, unless sizes are given."""
-        return case(dict(zip(("q kᵀ", "divide", "softmax", "p v"), times, strict=True)), *sizes, **options)
-
-    toy = "1 head, S = 4, D = 1, 1,000 bytes/s"
-    count = {
-        "tensor": "a tensor joins the kernel that writes it and the one that reads it: compute what each of the three saves by these times",
-        "saved": "fusing saves the times of two kernels less the floor of one: with S = 4 and D = 1 it moves 48 bytes to keep q kᵀ or p, and 64 to keep s",
-    }
-    yield measured(50.0, 60.0, 200.0, 90.0, on=f"{toy}, times 50, 60, 200, 90 ms", otherwise=count)
-    yield measured(50.0, 65.0, 130.0, 50.0, on=f"{toy}, times 50, 65, 130, 50 ms", otherwise=count)
-    yield measured(50.0, 65.0, 130.0, 48.0, on=f"{toy}, times 50, 65, 130, 48 ms", otherwise=count)
-    yield measured(60.0, 90.0, 70.0, 55.0, on=f"{toy}, times 60, 90, 70, 55 ms", otherwise=count)
-    yield measured(400.0, 300.0, 250.0, 300.0, sizes=(3, 5, 4, 2e3), on="3 heads, S = 5, D = 4, 2,000 bytes/s")
+    toy = (100.0, 5.0)
+    still = "100 s of bytes become 20 s, and the FLOPs take 10 s: the bytes still decide, so the gain is 100 s / 20 s"
+    yield case([(1000, 500)], 100, *toy, otherwise=still)
+    yield case([(1000, 250), (0, 250)], 20, *toy, otherwise="100 s of bytes become 4 s, and then the FLOPs decide: they take 10 s")
+    turns = "the kernels take 10 s of FLOPs, 80 s of bytes and 10 s of FLOPs, one after another; fused, the FLOPs take 20 s"
+    yield case([(1000, 20), (0, 400), (1000, 20)], 60, *toy, otherwise=turns)
+    yield case([(1000, 40)], 20, *toy, otherwise="the FLOPs took longer than the bytes before, so fewer bytes save nothing")
+    yield case([(2000, 10), (0, 500)], 400, *toy, otherwise="20 s of FLOPs and then 100 s of bytes become 80 s of bytes")
+    ridge = "here the ridge is at 5 FLOP/byte: the kernels take 500 s and 100 s, and the fused one 200 s of FLOPs"
+    yield case([(500, 500), (500, 50)], 100, 5.0, 1.0, otherwise=ridge)
+    yield case([(1000, 500)], 400, *toy)
+    product, middle = (34_359_738_368, 553_648_128), (0, 1_073_741_824)
+    yield case([product, middle, middle, product], 553_910_272, 6.572e14, 4.2735e12)  # chapter 0's own, k and v from HBM
     for _ in range(20):
-        heads, S, D, bandwidth = random.randint(1, 16), random.randint(2, 4096), random.choice((16, 64, 128)), 10 ** random.uniform(10, 13)
-        floor = 4 * heads * S * (S + D) / bandwidth * 1e3
-        times = [floor * factor for factor in random.sample([1.0, 1.3, 1.9, 3.0], 4)]
-        yield measured(*times, sizes=(heads, S, D, bandwidth), on="random times", fresh=True)
+        flops, peak_flops, bandwidth = (10 ** random.uniform(low, low + 3) for low in (9, 12, 10))
+        ridge = flops / (peak_flops / bandwidth)  # bytes at the ridge
+        for side, factor in (("left", random.uniform(1.1, 9)), ("right", random.uniform(0.1, 0.9))):
+            kernels = [(flops * share, ridge * random.uniform(0.1, 9)) for share in (0.5, 0.0, 0.3, 0.2)]
+            on = f"random kernels, and a fused one {side} of the ridge"
+            yield case(kernels, ridge * factor, peak_flops, bandwidth, on=on, fresh=True)
 
 
 EXERCISE = Exercise(
-    task="Decide which tensor to keep on the chip by fusing two neighbouring kernels, and say what that saves at most.",
+    task="Say how much faster fusing can make perfect kernels, and what limits the fused one.",
     hints=(
-        "Keeping s makes one kernel of divide and softmax. It reads q kᵀ and writes p. What do the other two fused kernels read and write?",
-        "A fused kernel at its floor takes its bytes / bandwidth, in seconds. It replaces the two measured times. Compute what each of "
-        "the three saves, and take the largest.",
+        "How long does one perfect kernel take that does `flops` and moves `moved` bytes? It loads and computes at the same time. But one "
+        "kernel starts after the other.",
+        "A perfect kernel takes max(flops / peak_flops, moved / bandwidth) seconds. Add these times up, divide by the time of the fused "
+        "kernel, which does all the FLOPs, and let the larger of its two times name the limit.",
     ),
-    solution=tensor_to_keep,
-    reasoning="Fusing saves a tensor's two trips, and also what the two kernels lose to their floors. So a pair with a bad kernel saves most, "
-    "unless its fused kernel has much more to move.",
+    solution=gain_of_fusing,
+    reasoning="A perfect kernel takes the longer of two times. In a fused kernel all FLOPs go on while all bytes arrive, and there are fewer "
+    "bytes. So fusing helps until the arithmetic takes longer: from the ridge on the gain stops growing.",
     inputs=inputs,
     truth=truth,
-    rule="keeping a tensor saves the times of its two kernels, less the floor of the fused kernel; the tensor is the one that saves most",
+    rule="a perfect kernel takes the longer of flops / peak_flops and bytes / bandwidth, and the kernels run one after another; the gain is "
+    "their time over the fused kernel's",
     mistakes=MISTAKES,
-    adapt=by_name,
-    parts=("tensor", "saved"),
+    adapt=in_two_words,
+    parts=("gain", "limit"),
 )
