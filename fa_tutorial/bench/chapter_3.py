@@ -56,23 +56,21 @@ def draw_six_tiles(tiles: pd.DataFrame, loops: Iterable[tuple[str, int]]) -> Fig
     """FLOPs in a cycle of an SM by tile, of the kernel and of the one without its loads, and what the loads cost; below
     each tile what compiling.matmul_loops found: its instruction, and copies into registers."""
     figure, ax = plt.subplots()
-    kernel, bare = (2 * 4_096**3 / tiles[name] / 132 for name in ("cycles", "cycles, no loads"))
     ax.axhline(4_096, color="0.4", linestyle=":")
-    ax.text(-0.5, 4_300, "tensor cores: 4,096", color="0.25")
-    ax.plot(bare, "C1s--", markersize=4, label="without its loads")
-    ax.plot(kernel, "C0o-", markersize=4, label="the kernel (below: what its loads cost)")
-    for place, (rate, without) in enumerate(zip(kernel, bare, strict=True)):
-        for y, text, aside in ((without, f"{without:,.0f}", 9), (rate, f"{rate:,.0f}\n{without / rate:.2f}x", -30)):
-            ax.annotate(text, (place, y), (0, aside), textcoords="offset points", ha="center", linespacing=1)
-    ax.set_yscale("log")
-    ax.minorticks_off()
+    ax.text(-0.5, 4_150, "tensor cores: 4,096", color="0.25", va="bottom")
+    columns = ("cycles", "C0", "the kernel"), ("cycles, no loads", "C1", "without its loads")
+    for place, (name, colour, label) in enumerate(columns):
+        rates = 2 * 4_096**3 / tiles[name] / 132
+        bars = ax.bar([tile + 0.4 * place - 0.2 for tile in range(6)], rates, 0.4, color=colour, label=label)
+        ax.bar_label(bars, [f"{rate:,.0f}" for rate in rates], fontsize=8)
     names = [f"{m} x {n}" for m, n in zip(tiles["BLOCK_M"], tiles["BLOCK_N"], strict=True)]
+    costs = [f"loads: {cost:.2f}x" for cost in tiles["cycles"] / tiles["cycles, no loads"]]
     found = [f"{name.split()[0]}\n{copies or 'no'} ldmatrix" for name, copies in loops]
-    ax.set_xticks(range(6), ["\n".join(lines) for lines in zip(names, found, strict=True)])
-    ax.set_yticks(ticks := [250, 500, 1_000, 2_000, 4_000], [f"{tick:,}" for tick in ticks])
-    ax.set(xlabel="tile, instruction, a warp's copies into registers in a step (ldmatrix)", ylabel="FLOPs per cycle")
-    ax.set(xlim=(-0.55, 5.6), ylim=(95, 6_500), title="H200, fp16, 4,096 x 4,096: what an SM does in a cycle")
-    ax.legend(loc="lower right")
+    ax.set_xticks(range(6), ["\n".join(lines) for lines in zip(names, costs, found, strict=True)], fontsize=9)
+    ax.set(xlabel="tile, what its loads cost, instruction, a warp's copies into registers in a step (ldmatrix)")
+    ax.set(xlim=(-0.55, 5.6), ylim=(0, 4_600), ylabel="FLOPs per cycle")
+    ax.set_title("H200, fp16, 4,096 x 4,096: what an SM does in a cycle")
+    ax.legend(loc="upper left", bbox_to_anchor=(0, 0.88))
     return figure
 
 
@@ -95,10 +93,11 @@ def show_spread(card: dict) -> None:
 def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -> None:
     """Print what HBM delivered in row order and in bands, beside the count of strips. wave_bytes: (n, group) -> of each
     wave, what it reads."""
-    print("     n   order         a wave's strips    counted   from HBM   (a wave's strips: the mean)")
+    print("     n   order         a wave's strips    counted   from HBM   of the count   (a wave's strips: the mean)")
     for n, group, _, counted in _each_order(card):
         waves, read = list(wave_bytes(n, group)), counted[FROM_HBM]
-        print(f" {sum(waves) / len(waves) / 1e6:14.0f} MB {sum(waves) / 1e9:7.2f} GB {read / 1e9:7.2f} GB")
+        bytes_ = f"{sum(waves) / len(waves) / 1e6:14.0f} MB {sum(waves) / 1e9:7.2f} GB {read / 1e9:7.2f} GB"
+        print(f" {bytes_} {read / sum(waves):14.2f}")
 
 
 def show_fusion(card: dict, *calls: Callable, D: int = 64) -> None:

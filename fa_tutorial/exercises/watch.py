@@ -205,7 +205,7 @@ class WholeTilesCompared(Operations):
 
 
 class Tiles(Cuts):
-    """For a product of a (M, K) and b (K, N) by tiles: no product may take more multiply-adds than one tile's step, and c has a's dtype."""
+    """For a product of a (M, K) and b (K, N) by tiles: a product adds over block_k, and takes no more than one tile's step; c has a's dtype."""
 
     def __init__(self, a: torch.Tensor, b: torch.Tensor, block_m: int, block_n: int, block_k: int) -> None:
         super().__init__(a)
@@ -213,14 +213,14 @@ class Tiles(Cuts):
         self.whole = a.shape[0] * a.shape[1] * b.shape[1]
         self.step = block_m * block_n * block_k
         self.is_cut = block_m < a.shape[0] and block_n < b.shape[1] and block_k < a.shape[1]
-        self.block_m, self.block_n = block_m, block_n
+        self.block_m, self.block_n, self.block_k = block_m, block_n, block_k
         self.can_tell = self.is_cut and a.numel() not in (b.numel(), a.shape[0] * b.shape[1])  # a's parts from those of b and c
 
     def complaint(self, result: Any) -> str:
         steps, shapes = self.largest
         if self.is_cut and steps >= self.whole:
             return "all of a and all of b go into one product: multiply a tile of a by a tile of b"
-        if self.is_cut and steps > self.step:
+        if self.is_cut and (steps > self.step or shapes[0][-1:] == shapes[1][:1] != (self.block_k,)):
             parts = " and ".join(map(str, shapes))
             return (
                 f"a product takes parts of shape {parts}: a step multiplies a tile of a, block_m × block_k, by a tile of b, block_k "
