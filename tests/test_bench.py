@@ -147,6 +147,12 @@ def test_a_row(clock, mode):
     assert [row[name] for name in NUMBERS] == [2.0, 1.5, 2.5, round(case.flops() / 2e-3 / 1e12, 2), 4096, 0.25]
 
 
+def test_bytes_and_flops_are_told_per_second(clock):
+    """3 GB and 3 GFLOP in 2 ms."""
+    row = timing.timed(lambda: None, bytes_moved=3 * 10**9, flops=3 * 10**9)
+    assert (row["gb_s"], row["tflops"]) == (1500.0, 1.5)
+
+
 def test_backward_is_timed_on_one_graph(clock, provider):
     ran = provider()
     measure.measure(Case("fake", "bwd", "fp32", TINY))
