@@ -313,6 +313,7 @@ BAD_INPUTS = {
     "different dtypes": ([X, X.half(), X.bfloat16()], TypeError, ["q: float32", "k: float16", "v: bfloat16"]),
     "different devices": ([X, X.to("meta"), X], ValueError, ["one device", f"q: {DEVICE.type}", "k: meta"]),
     "3-D": ([X[0]] * 3, ValueError, ["q", "(B, H, S, D)", "3 dimensions", "(1, 2, 4)"]),
+    "5-D": ([X[None]] * 3, ValueError, ["q", "(B, H, S, D)", "5 dimensions", "(1, 1, 1, 2, 4)"]),
     "k and v of different lengths": ([X, ones(1, 1, 3, 4), X], ValueError, ["k (1, 1, 3, 4)", "v (1, 1, 2, 4)"]),
     "batch mismatch": ([ones(2, 1, 2, 4), X, X], ValueError, ["q (2, 1, 2, 4)", "k (1, 1, 2, 4)"]),
     "head-dim mismatch": ([X, *[ones(1, 1, 2, 8)] * 2], ValueError, ["q (1, 1, 2, 4)", "k (1, 1, 2, 8)"]),
