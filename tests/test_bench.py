@@ -475,25 +475,21 @@ def test_chapter_8s_steps_run_in_turns():
     assert all(row["ms"] if name in outputs else row["reason"] for name, row in rows.items()) and "tile" in rows["tuned"]
 
 
-def test_a_tiles_stored_rate_is_that_of_the_last_step_with_this_tile():
-    """Full and causal, as far as they are stored: a tile measured without its mask would have half the rate."""
+def test_the_stored_tiles_are_compiled_and_the_last_steps_has_its_rate():
+    """The chapter predicts each tile's rate from what is compiled. A tile measured without its mask would have half the rate."""
     rows = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "tile"]
     tiles = {(row["D"], row["is_causal"]): row["tflops"] for row in rows if row["provider"] == chapter_8.in_words(steps.LARGER[row["D"]])}
     last = {point: found[chapter_8.LARGER_TILE]["tflops"] for point, found in chapter_8.stored_steps().items()}
     assert tiles == pytest.approx({point: last[point] for point in tiles}, rel=0.15) and len(tiles) in (2, 4)
-
-
-def test_the_stored_tiles_are_compiled_and_measured():
-    """The chapter predicts each from what is compiled, and shows the rate of each."""
     compiled = {(row["D"], chapter_8.in_words(TileConfig(*row["tile"]))) for row in chapter_8.compiled_tiles()}
-    stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "tile"]
-    assert compiled == {(row["D"], row["provider"]) for row in stored if not row["is_causal"]}
+    assert compiled == {(row["D"], row["provider"]) for row in rows if not row["is_causal"]}
 
 
-def test_every_step_of_the_chapters_account_is_stored():
+def test_every_step_of_the_chapters_account_is_stored_and_its_noise_is_more_than_two_runs_of_the_same_instructions_differ():
     for found in chapter_8.stored_steps().values():
         assert found.keys() == {*chapter_8.STEP_OF, *chapter_8.LARGER_STEP_OF, *chapter_8.WHOLE}
         assert all(row["cycles"] > 0 and row["tflops"] > 0 for row in found.values())
+    assert chapter_8.step_noise("tflops") < chapter_8.NOISE and chapter_8.step_noise("cycles") < 0.01
 
 
 @needs_gpu
@@ -573,10 +569,6 @@ def test_peers_compute_attention_and_its_gradients_on_a_gpu(name, is_causal):
         check_attention(peers.provider(name), 4, 256, 64, is_causal)
     except peers.Unsupported as error:
         pytest.skip(str(error))
-
-
-def test_what_chapter_8_calls_noise_is_more_than_two_runs_of_the_same_instructions_differ():
-    assert chapter_8.step_noise("tflops") < chapter_8.NOISE and chapter_8.step_noise("cycles") < 0.01
 
 
 def test_memory_events_leave_out_views_and_what_is_still_there():

@@ -200,7 +200,7 @@ def check(case: Case, rotate: bool = False) -> None:
 
 
 # A case, and whether q and k are rotated.
-HARD = [(Case(S_q, S_k, is_causal=is_causal), S_q % 2 == 0) for S_q, S_k in LENGTHS for is_causal in (False, True)]
+HARD = [(Case(S_q, S_k, B=1, is_causal=is_causal), S_q % 2 == 0) for S_q, S_k in LENGTHS for is_causal in (False, True)]
 HARD += [(Case(70, 140, D=D, dtype=torch.bfloat16 if D % 16 else torch.float16), D % 16 == 0) for D in (8, 40, 64, 72, 128)]
 HARD += [(Case(70, 150, H_q=H_q, H_k=H_k, is_causal=True), False) for H_q, H_k in ((6, 2), (4, 1))]
 HARD += [(Case(37, 145, B=1, view=view), False) for view in VIEWS]

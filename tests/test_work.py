@@ -155,6 +155,8 @@ def test_check_runs_the_copies_and_tells_verdicts_and_errors(course, capsys, mon
     assert [path.read_bytes() for path in sorted((course / "work").iterdir())] == before
     monkeypatch.setattr(work.notebooks, "execute", lambda *_, **__: None)
     assert main(["work", "check", "1"]) == 0 and "00_first" not in capsys.readouterr().out
+    monkeypatch.setattr(work, "_outcome", lambda cells: ({"1.1": "✗ 1.1 safe_softmax: no"}, []))
+    assert main(["work", "check", "1"]) == 1, "a wrong answer, and no error"
 
 
 def test_check_names_a_missing_or_damaged_copy_and_goes_on(course, capsys):
