@@ -99,25 +99,17 @@ def test_missing_copies_are_made_and_none_is_written_over(course, capsys):
     assert "1 chapter copied" in capsys.readouterr().out
 
 
-def test_a_newer_chapter_is_told_and_an_answer_or_an_output_is_no_newer_chapter(course, capsys):
+def test_a_newer_chapter_is_told_and_take_keeps_the_old_copy_under_a_dated_name(course, capsys):
+    """An answer is no newer chapter."""
     work.fill()
-    for chapter in ("00_first", "01_second"):
-        copy = course / "work" / f"{chapter}.ipynb"
-        solved = nbformat.read(copy, as_version=4)
-        solved.cells.append(new_code_cell("answer = 1"))
-        nbformat.write(solved, copy)  # as JupyterLab does, which keeps the metadata
+    other, copy = (course / "work" / name for name in ("00_first.ipynb", "01_second.ipynb"))
+    change(other, mine="answer = 1")
+    change(copy, mine="answer = 1")  # as JupyterLab does, which keeps the metadata
     write(course / "notebooks" / "01_second.ipynb", text="A better chapter.")
     capsys.readouterr()
     work.fill()
-    line, other = capsys.readouterr().out.splitlines()
-    assert line.startswith("chapter 1 is newer than your copy") and "make take CHAPTER=1" in line and "work take 1" in other
-
-
-def test_take_keeps_the_old_copy_under_a_dated_name(course, capsys):
-    work.fill()
-    copy = course / "work" / "01_second.ipynb"
-    change(copy, mine="answer = 1")
-    write(course / "notebooks" / "01_second.ipynb", text="A better chapter.")
+    told, how = capsys.readouterr().out.splitlines()
+    assert told.startswith("chapter 1 is newer than your copy") and "make take CHAPTER=1" in told and "work take 1" in how
     assert main(["work", "take", "1"]) == 0
     [kept] = copy.parent.glob("01.20*.ipynb")
     assert cells_of(kept)[1]["source"] == ["answer = 1"] and cells_of(copy)[0]["source"] == ["A better chapter."]
