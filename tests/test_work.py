@@ -134,15 +134,15 @@ def test_check_runs_the_copies_and_tells_verdicts_and_errors(course, capsys, mon
     """A right answer, a wrong one, missing checks, and a cell that raises are told, verdicts are kept, and no copy is changed."""
     work.fill()
     right, wrong = "return 2 * B * H * D * (S * (S + 1) if is_causal else 2 * S * S)", "return B"
-    two = CHECK.format(body=wrong).replace("attention_flops", "fused_hbm_bytes")
-    calls = 'check("0.1", attention_flops)', 'check("0.2", fused_hbm_bytes)'
+    two = CHECK.format(body=wrong).replace("attention_flops", "two")
+    calls = 'check("0.1", attention_flops)', 'check("0.2", two)'
     write(course / "work" / "00_first.ipynb", CHECK.format(body=right), two, "1 / 0", *calls)
     before = [path.read_bytes() for path in sorted((course / "work").iterdir())]
     monkeypatch.setenv("FA_TUTORIAL_STATE", str(course / "state"))
     assert main(["work", "check", "0"]) == 1
     assert json.loads((course / "state" / "progress.json").read_text()) == {"0.1": "correct", "0.2": "wrong"}
     shown = capsys.readouterr().out
-    assert "00_first: 1 of 5 right   ✓ 0.1  ✗ 0.2  ? 0.3  ? 0.4  ? 0.5\n  ✗ 0.2 fused_hbm_bytes: " in shown
+    assert "00_first: 1 of 5 right   ✓ 0.1  ✗ 0.2  ? 0.3  ? 0.4  ? 0.5\n  ✗ 0.2 " in shown
     assert "  the cell that begins `1 / 0` raises ZeroDivisionError" in shown
     assert [path.read_bytes() for path in sorted((course / "work").iterdir())] == before
     monkeypatch.setattr(work.notebooks, "execute", lambda *_, **__: None)
