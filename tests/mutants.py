@@ -1,10 +1,13 @@
 """Broken copies of kernels, which show that the tests would see the mistake: a jitted function with one of its statements changed."""
 
 import ast
+import subprocess
+import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
+import torch
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
@@ -65,6 +68,28 @@ def mutation_tests(module: types.ModuleType, mutations: dict[str, dict[str, tupl
             check(case)
 
     return copies_without_a_mistake_are_right, a_mistake_is_caught
+
+
+RIGHT, WRONG, STOPPED = 0, 3, 4  # how a process ends that runs a copy of a kernel
+
+
+def run_alone(file: str, name: str) -> int:
+    """How `file` ends with this argument, in a process of its own: a broken protocol may wait for ever."""
+    try:
+        return subprocess.run([sys.executable, file, name], timeout=60).returncode
+    except subprocess.TimeoutExpired:
+        return STOPPED
+
+
+def outcome(name: str, check: Callable, cases: Sequence) -> int:
+    """What such a process ends with."""
+    try:
+        for case in cases:
+            check(case)
+    except (AssertionError, torch.AcceleratorError) as error:
+        print(f"{name}: {error}")
+        return WRONG if isinstance(error, AssertionError) else STOPPED
+    return RIGHT
 
 
 def mutant(function, where: str | None = None, statement: str = "", new: str = ""):

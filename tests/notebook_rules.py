@@ -6,7 +6,7 @@ import ast
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import nbformat
@@ -169,9 +169,9 @@ def exercise_headings(notebook: dict, exercises: Iterable[Exercise]) -> list[str
     exercises, found = list(exercises), headings(notebook)
     faults = [] if [number for number, *_ in found] == [one.id for one in exercises] else [f"headings of {found}, want one an exercise"]
     for exercise in exercises:
-        last = ""
+        last, starters = "", starter_cells(notebook, exercise)
         for cell in notebook["cells"]:
-            if cell in starter_cells(notebook, exercise):
+            if cell in starters:
                 break
             lines = cell["source"].splitlines() if cell["cell_type"] == "markdown" else []
             last = next((line for line in reversed(lines) if re.match("#+ ", line)), last)
@@ -191,25 +191,24 @@ def copied_runs(text: str) -> set[tuple[str, ...]]:
     return {tuple(lines[start : start + COPIED_LINES]) for start in range(len(lines) - COPIED_LINES + 1)}
 
 
-def solution_runs(exercise: Exercise) -> set:
-    source = source_of(exercise.solution)
+@functools.cache
+def solution_runs(solution: Callable) -> set[tuple[str, ...]]:
+    source = source_of(solution)
     return copied_runs(source[source.index(source.splitlines()[ast.parse(source).body[0].body[0].lineno - 1]) :])
 
 
 def solutions_shown(notebook: dict, exercises: Iterable[Exercise], before: Iterable[Exercise] = ()) -> list[str]:
     """No exercise's function has a body, and up to its check no cell and no output holds lines of its solution, but for those that an
     earlier exercise's solution has, too: a starter may be made from it. before: exercises of earlier chapters."""
-    faults, earlier = [], {run for exercise in before for run in solution_runs(exercise)}
+    faults, earlier = [], {run for exercise in before for run in solution_runs(exercise.solution)}
     for exercise in exercises:
-        runs = solution_runs(exercise)
+        runs = solution_runs(exercise.solution)
         runs, earlier = runs - earlier, earlier | runs
         checks, checked = check_cells(notebook, exercise), False
         for cell in notebook["cells"]:
             checked = checked or cell in checks
-            functions = (
-                [node for node in ast.walk(tree_of(cell)) if isinstance(node, ast.FunctionDef)] if cell["cell_type"] == "code" else []
-            )
-            if any(function.name == exercise.name and not is_starter(function) for function in functions):
+            nodes = ast.walk(tree_of(cell)) if cell["cell_type"] == "code" else ()
+            if any(isinstance(node, ast.FunctionDef) and node.name == exercise.name and not is_starter(node) for node in nodes):
                 faults.append(f"{name_of(notebook, cell)} defines {exercise.name} with a body")
             if not checked and any(runs & copied_runs(text) for text in (cell["source"], *output_texts(cell))):
                 faults.append(f"{name_of(notebook, cell)} shows lines of the solution of {exercise.id}")

@@ -54,9 +54,19 @@ def test_shapes_and_block_sizes(S_q, S_k, is_causal):
         check(*make(S_q, S_k, H_q=4, H_k=2, dtype=dtype), *blocks, is_causal)
 
 
-@pytest.mark.parametrize("empty", [{"B": 0}, {"H_q": 0}], ids=str)
-def test_without_batch_or_heads(empty):
-    check(*make(5, 7, **empty), 4, 4, True)
+def views():
+    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in make(9, 12))
+    return q, k[..., ::2, :], v[..., 1::2, :]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "is_causal", "scale"),
+    [(make(5, 7, B=0), True, None), (make(5, 7, H_q=0), True, None), (views(), False, None)]
+    + [(make(9, 12), True, scale) for scale in (0.3, 0, 1.0, -2.0)],
+    ids=["no batch", "no heads", "views", "scale 0.3", "scale 0", "scale 1", "scale -2"],
+)
+def test_other_inputs(inputs, is_causal, scale):
+    check(*inputs, 4, 5, is_causal, scale)
 
 
 @causal
@@ -72,22 +82,12 @@ def test_p_is_rounded_to_the_dtype_of_v():
     assert algorithm.weighted(p, v.float()).equal(p * v.float())
 
 
-@pytest.mark.parametrize("scale", [0.3, 0, 1.0, -2.0])
-def test_scale(scale):
-    check(*make(9, 12), 4, 5, True, scale)
-
-
 def test_logits_of_any_size():
     q, k, v = make(9, 40, dtype=torch.float32)
     for logits in (torch.linspace(-1e4, 1e4, 40), torch.linspace(1e4, -1e4, 40), torch.full((40,), -1e4), 0.5 * torch.arange(40)):
         q.zero_()[..., 0] = 1
         k[..., 0] = logits
         check_forward(q, k, v, 4, 8, True, scale=1.0)
-
-
-def test_views():
-    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in make(9, 12))
-    check(q, k[..., ::2, :], v[..., 1::2, :], 4, 5)
 
 
 def test_hidden_tiles_are_not_touched():
@@ -138,7 +138,7 @@ def test_softmax_step_over_any_split_is_the_whole_softmax():
 # ---------------------------------------------------------------- causal tiles
 
 
-def test_causal_tiles_and_rows_by_counting():
+def test_tiles_and_rows_by_counting():
     for S_q, S_k, block_m, block_n in itertools.product(range(1, 8), range(8), range(1, 4), range(1, 4)):
         sizes, mask = (block_m, block_n, S_q, S_k), reference.causal_mask(S_q, S_k).tolist()
         starts = range(0, S_k, block_n)
@@ -150,15 +150,11 @@ def test_causal_tiles_and_rows_by_counting():
             assert algorithm.causal_tiles(row_block, *sizes) == (full, sum(seen[row_block])), (
                 "a ragged last block needs a mask, whoever sees it"
             )
+        ends = [min(block_n, S_k - j) for j in starts]
+        assert algorithm.all_tiles(block_n, S_k) == (ends.count(block_n), len(ends))
         for key_block in range(len(starts)):
             unseen, masked = (sum(not row[key_block] for row in those) for those in (seen, whole))
             assert algorithm.causal_rows(key_block, *sizes) == (unseen, masked)
-
-
-def test_all_tiles_by_counting():
-    for S_k, block_n in itertools.product(range(10), range(1, 5)):
-        sizes = [min(block_n, S_k - j) for j in range(0, S_k, block_n)]
-        assert algorithm.all_tiles(block_n, S_k) == (sizes.count(block_n), len(sizes))
 
 
 # ---------------------------------------------------------------- traffic
@@ -176,6 +172,7 @@ def test_traffic_by_counting(is_causal):
         algorithm.flash_forward(q, k, v, block_m, block_n, is_causal, traffic=fa2)
         algorithm.flash_forward_fa1(q, k, v, block_m, block_n, is_causal, traffic=fa1)
         assert fa2.written_bytes == B * H * S_q * (D * dtype.itemsize + 4)
+        assert fa1.most_scores == fa2.most_scores == min(block_m, S_q) * min(block_n, S_k), "one tile, of one head"
         if not is_causal:
             assert fa2.total == B * H * ledger.flash_hbm_bytes(S_q, S_k, D, block_m, dtype.itemsize)
             assert fa1.total == B * H * ledger.fa1_hbm_bytes(S_q, S_k, D, block_n, dtype.itemsize)
@@ -197,13 +194,6 @@ def test_grouped_heads_are_counted_once_for_every_query_head():
     assert whole == grouped
 
 
-def test_the_most_scores_held_are_one_tile():
-    for forward in (algorithm.flash_forward, algorithm.flash_forward_fa1):
-        traffic = Traffic()
-        forward(*make(7, 9, B=2, H_q=3), 4, 5, traffic=traffic)
-        assert traffic.most_scores == 4 * 5
-
-
 # ---------------------------------------------------------------- the backward's steps
 
 
@@ -218,12 +208,10 @@ def test_delta_of_half_precision_is_float32():
     assert algorithm.row_delta(do, do).dtype == torch.float32
 
 
-@pytest.mark.parametrize(("rows", "keys", "length"), [((2, 4), (0, 2), "S_q = 3"), ((0, 2), (4, 6), "S_k = 5")])
-def test_a_slice_past_the_end_is_named(rows, keys, length):
-    with pytest.raises(ValueError, match=f"ends past {length}"):
+@pytest.mark.parametrize(
+    ("rows", "keys", "words"),
+    [((2, 4), (0, 2), "ends past S_q = 3"), ((0, 2), (4, 6), "ends past S_k = 5"), ((-2, 0), (0, 2), "begins before 0")],
+)
+def test_a_slice_that_leaves_the_sequence_is_named(rows, keys, words):
+    with pytest.raises(ValueError, match=words):
         algorithm.seen_in_tile(slice(*rows), slice(*keys), 3, 5, torch.device("cpu"))
-
-
-def test_a_slice_before_the_start_is_named():
-    with pytest.raises(ValueError, match="begins before 0"):
-        algorithm.seen_in_tile(slice(-2, 0), slice(0, 2), 3, 5, torch.device("cpu"))

@@ -66,14 +66,6 @@ def test_hard_input(kernel, case):
     check(case)
 
 
-def test_rows_that_see_no_key():
-    """They get o = 0, lse = −inf and dq = 0."""
-    case = Case(70, 33, D=40, is_causal=True, dlse=True)
-    o, lse, dq, _, _ = check(case)
-    assert (o[:, :, :37] == 0).all() and (dq[:, :, :37] == 0).all()
-    assert (lse[:, :, :37] == -math.inf).all() and torch.isfinite(lse[:, :, 37:]).all()
-
-
 @causal
 @pytest.mark.parametrize("empty", [{"S_k": 0}, {"S_q": 0}, {"B": 0}, {"H_q": 0}, {"H_q": 0, "H_k": 2}, {"S_q": 0, "S_k": 0}], ids=str)
 def test_without_keys_queries_batch_or_heads_nothing_is_launched(empty, is_causal, monkeypatch):
@@ -176,26 +168,9 @@ def test_nan_in_one_query_row_stays_in_that_row(row, is_causal):
 # ---------------------------------------------------------------- calls
 
 
-def test_a_second_call_with_another_shape_then_the_first_again():
-    first, other = (
-        Case(33, 40, D=16, B=1, is_causal=True),
-        Case(17, 50, D=24, B=1, dtype=torch.float32, is_causal=True, view="four strides"),
-    )
-    want = check(first)
-    check(other)
-    assert same(check(first), want)
-
-
-def test_o_alone_unless_lse_is_asked_for(kernel):
-    q, k, v = Case(20, 30).inputs()
-    o, _ = flash_attention(q, k, v, kernel=kernel, return_lse=True)
-    assert torch.equal(flash_attention(q, k, v, kernel=kernel), o)
-
-
-@pytest.mark.parametrize("flag", [np.True_, True])
-def test_flags(flag):
+def test_numpys_flags():
     q, k, v = Case(5, 7).inputs()
-    assert same(flash_attention(q, k, v, is_causal=flag, return_lse=True), attend(q, k, v, True))
+    assert same(flash_attention(q, k, v, is_causal=np.True_, return_lse=True), attend(q, k, v, True))
 
 
 @pytest.mark.parametrize("to", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
@@ -333,9 +308,6 @@ X = ones(1, 1, 2, 4)
 # Name -> q, k, v and more arguments; the error; words that its message must hold.
 BAD_INPUTS = {
     "float64": ([X.double()] * 3, TypeError, ["q", "float64", "float16, bfloat16, float32"]),
-    "integer": ([X.long()] * 3, TypeError, ["q", "int64", "float16, bfloat16, float32"]),
-    "complex": ([X.to(torch.complex64)] * 3, TypeError, ["q", "complex64", "float16, bfloat16, float32"]),
-    "sparse": ([X.to_sparse(), X, X], TypeError, ["q", "dense", "sparse"]),
     "nested": ([X, torch.nested.nested_tensor([X[0]]), X], TypeError, ["k", "dense"]),
     "not a tensor": ([X, X, [[[[0.0]]]]], TypeError, ["v", "list", "torch.Tensor"]),
     "different dtypes": ([X, X.half(), X.bfloat16()], TypeError, ["q: float32", "k: float16", "v: bfloat16"]),
@@ -350,8 +322,6 @@ BAD_INPUTS = {
     "D of 257": ([ones(1, 1, 2, 257)] * 3, ValueError, ["256", "257"]),
     "D of 0": ([ones(1, 1, 2, 0)] * 3, ValueError, ["1 to 256", "got 0"]),
     "scale NaN": ([X, X, X, {"scale": math.nan}], ValueError, ["scale", "finite", "nan"]),
-    "scale -inf": ([X, X, X, {"scale": -math.inf}], ValueError, ["scale", "finite", "-inf"]),
-    "is_causal a string": ([X, X, X, {"is_causal": "false"}], TypeError, ["is_causal", "True or False", "'false'"]),
     "unknown kernel": ([X, X, X, {"kernel": "best"}], ValueError, ["kernel", "'auto'", "'basic'", "'best'"]),
 }
 

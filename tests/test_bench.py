@@ -1,6 +1,7 @@
 """Bench: what is measured and how rows are kept, without a GPU; tables and plots from made rows; every provider on a real GPU."""
 
 import dataclasses
+import functools
 import itertools
 import os
 import sys
@@ -474,25 +475,21 @@ def test_chapter_8s_steps_run_in_turns():
     assert all(row["ms"] if name in outputs else row["reason"] for name, row in rows.items()) and "tile" in rows["tuned"]
 
 
-def test_a_tiles_stored_rate_is_that_of_the_last_step_with_this_tile():
-    """Full and causal, as far as they are stored: a tile measured without its mask would have half the rate."""
+def test_the_stored_tiles_are_compiled_and_the_last_steps_has_its_rate():
+    """The chapter predicts each tile's rate from what is compiled. A tile measured without its mask would have half the rate."""
     rows = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "tile"]
     tiles = {(row["D"], row["is_causal"]): row["tflops"] for row in rows if row["provider"] == chapter_8.in_words(steps.LARGER[row["D"]])}
     last = {point: found[chapter_8.LARGER_TILE]["tflops"] for point, found in chapter_8.stored_steps().items()}
     assert tiles == pytest.approx({point: last[point] for point in tiles}, rel=0.15) and len(tiles) in (2, 4)
-
-
-def test_the_stored_tiles_are_compiled_and_measured():
-    """The chapter predicts each from what is compiled, and shows the rate of each."""
     compiled = {(row["D"], chapter_8.in_words(TileConfig(*row["tile"]))) for row in chapter_8.compiled_tiles()}
-    stored = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "tile"]
-    assert compiled == {(row["D"], row["provider"]) for row in stored if not row["is_causal"]}
+    assert compiled == {(row["D"], row["provider"]) for row in rows if not row["is_causal"]}
 
 
-def test_every_step_of_the_chapters_account_is_stored():
+def test_every_step_of_the_chapters_account_is_stored_and_its_noise_is_more_than_two_runs_of_the_same_instructions_differ():
     for found in chapter_8.stored_steps().values():
         assert found.keys() == {*chapter_8.STEP_OF, *chapter_8.LARGER_STEP_OF, *chapter_8.WHOLE}
         assert all(row["cycles"] > 0 and row["tflops"] > 0 for row in found.values())
+    assert chapter_8.step_noise("tflops") < chapter_8.NOISE and chapter_8.step_noise("cycles") < 0.01
 
 
 @needs_gpu
@@ -508,44 +505,43 @@ def test_every_provider_is_measured(name, mode, H_k):
         assert 0 < row["ms_20"] <= row["ms"] <= row["ms_80"] < 100 and row["peak_bytes"] > 0 and row["first_call_s"] > 0
 
 
+def changed(*states: int, names: tuple[str, ...] = ("o",)) -> dict[str, torch.Tensor]:
+    """What a change does to the rows of each tensor: 0 right, 1 wrong, 2 NaN."""
+    return {name: torch.tensor([0, state]) for name, state in zip(names, states, strict=True)}
+
+
+GRADIENTS = functools.partial(changed, names=("dq", "dk", "dv"))
+
+
 @pytest.mark.parametrize(
-    ("rows", "words"), [([0, 0], "right"), ([0, 1], "some wrong"), ([1, 1], "all wrong"), ([0, 2], "some NaN"), ([2, 2], "all NaN")]
+    ("guess", "states", "shown"),
+    [
+        ("Right.", changed(0), "✓ Right."),
+        ("right in all rows", changed(0), "✓ right in all rows"),
+        ("all right", changed(0), "✓ all right"),
+        ("all right", changed(1), "✗ all right → some wrong"),
+        ("Some wrong.", changed(1), "✓ Some wrong."),
+        ("wrong in some rows", changed(1), "✓ wrong in some rows"),
+        ("wrong", changed(1), "? wrong: in all rows, or in some"),
+        ("none", changed(2), "✗ none → some NaN"),
+        ("all NaN", {"o": torch.tensor([2, 2])}, "✓ all NaN"),
+        ("all wrong", {"o": torch.tensor([1, 1])}, "✓ all wrong"),
+        ("dq and dv", GRADIENTS(0, 1, 0), "✓ dq and dv"),
+        ("dv", GRADIENTS(0, 1, 0), "✗ dv → dq dv"),
+        ("all", GRADIENTS(0, 1, 0), "✗ all → dq dv"),
+        ("nothing", GRADIENTS(1, 1, 1), "✓ nothing"),
+        ("all", GRADIENTS(0, 0, 0), "✓ all"),
+        ("dq, dk and dv stay right", GRADIENTS(0, 0, 0), "✓ dq, dk and dv stay right"),
+    ],
 )
-def test_chapter_12_marks_a_guess_of_what_a_change_ruins(rows, words):
-    states = {"o": torch.tensor(rows)}
-    assert chapter_12.in_words(states) == words
-    figure = chapter_12.ruined_rows(
-        {"a": states, "b": states, "c": states, "d": states, "e": states},
-        [f"{words.title()}.", "none", "", "wrong", f"{words.replace(' ', ' rows ')}"],
-    )
-    assert [text.get_text() for text in figure.axes[0].texts] == [
-        f"✓ {words.title()}.",
-        f"✗ none → {words}",
-        "? wrong: in all rows, or in some",
-        f"✓ {words.replace(' ', ' rows ')}",
-    ]
-
-
-def test_chapter_12_takes_a_right_guess_in_other_words():
-    right, wrong = {"o": torch.tensor([0, 0])}, {"o": torch.tensor([0, 1])}
-    three = {name: torch.tensor([0]) for name in ("dq", "dk", "dv")}
-    guesses = {"wrong in some rows": wrong, "right in all rows": right, "all right": three, "dq, dk and dv stay right": three}
-    assert all(chapter_12.marked(guess, states) == f"✓ {guess}" for guess, states in guesses.items())
-    assert chapter_12.marked("all right", wrong) == "✗ all right → some wrong"
+def test_chapter_12_marks_a_guess_of_what_a_change_ruins(guess, states, shown):
+    figure = chapter_12.ruined_rows({"a change": states, "one without a guess": states}, [guess, ""])
+    assert [text.get_text() for text in figure.axes[-1].texts] == [shown]
 
 
 def test_chapter_12_judges_each_row():
     rows = torch.tensor([[1.0, 2.0], [1.0, 3.0], [torch.nan, 3.0]])
     assert chapter_12.row_states(rows, torch.tensor([[1.0, 2.0]] * 3).double()).tolist() == [0, 1, 2]
-
-
-def test_chapter_12_marks_a_guess_of_which_gradients_stay_right():
-    right, wrong = torch.tensor([0, 0]), torch.tensor([0, 1])
-    one, none = {"dq": right, "dk": wrong, "dv": right}, {"dq": wrong, "dk": wrong, "dv": wrong}
-    every = {"dq": right, "dk": right, "dv": right}
-    assert [chapter_12.in_words(states) for states in (one, none)] == ["dq dv", "none"]
-    figure = chapter_12.ruined_rows({"a": one, "b": none, "c": one, "d": every, "e": one}, ["dq and dv", "nothing", "dv", "all", "all"])
-    assert [text.get_text() for text in figure.axes[-1].texts] == ["✓ dq and dv", "✓ nothing", "✗ dv → dq dv", "✓ all", "✗ all → dq dv"]
 
 
 def test_tiles_of_documents_are_those_that_their_mask_leaves():
@@ -573,10 +569,6 @@ def test_peers_compute_attention_and_its_gradients_on_a_gpu(name, is_causal):
         check_attention(peers.provider(name), 4, 256, 64, is_causal)
     except peers.Unsupported as error:
         pytest.skip(str(error))
-
-
-def test_what_chapter_8_calls_noise_is_more_than_two_runs_of_the_same_instructions_differ():
-    assert chapter_8.step_noise("tflops") < chapter_8.NOISE and chapter_8.step_noise("cycles") < 0.01
 
 
 def test_memory_events_leave_out_views_and_what_is_still_there():

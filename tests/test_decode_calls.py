@@ -23,6 +23,12 @@ CACHE_8, SCALE = CACHE.to(FP8), torch.ones(2)
 GOOD = {"q": Q, "k_cache": CACHE, "v_cache": CACHE, "cache_seqlens": LENGTHS}
 IN_FP8 = {"q": Q.half(), "k_cache": CACHE_8, "v_cache": CACHE_8, "k_scale": SCALE, "v_scale": SCALE}
 IN_PAGES = {"k_cache": PAGES, "v_cache": PAGES, "block_table": TABLE}
+
+
+def pages_of(size: int) -> dict:
+    return IN_PAGES | dict.fromkeys(("k_cache", "v_cache"), torch.ones(5, 2, size, 8))
+
+
 # Name -> what is given instead; the error; words that its message must hold.
 BAD_INPUTS = {
     "q of float64": ({"q": Q.double()}, TypeError, ["q", "float64", "float16, bfloat16, float32"]),
@@ -46,12 +52,8 @@ BAD_INPUTS = {
     "a table of int64": (IN_PAGES | {"block_table": TABLE.long()}, TypeError, ["block_table", "int64", "int32"]),
     "a table of one dimension": (IN_PAGES | {"block_table": TABLE[0]}, ValueError, ["block_table", "2 dimensions", "(2,)"]),
     "a table of another batch": (IN_PAGES | {"block_table": TABLE[:1]}, ValueError, ["block_table", "(2, pages)", "(1, 2)"]),
-    "pages of 24": (
-        IN_PAGES | dict.fromkeys(("k_cache", "v_cache"), torch.ones(5, 2, 24, 8)),
-        ValueError,
-        ["page size", "power of two", "24"],
-    ),
-    "pages of 8": (IN_PAGES | dict.fromkeys(("k_cache", "v_cache"), PAGES[:, :, :8]), ValueError, ["page size", "at least 16", "8"]),
+    "pages of 24": (pages_of(24), ValueError, ["page size", "power of two", "24"]),
+    "pages of 8": (pages_of(8), ValueError, ["page size", "at least 16", "8"]),
     "fp8 without scales": (IN_FP8 | {"v_scale": None}, TypeError, ["v_scale", "NoneType", "torch.Tensor"]),
     "a scale for each query head": (IN_FP8 | {"k_scale": torch.ones(4)}, ValueError, ["k_scale", "(2,)", "(4,)"]),
     "scales without fp8": ({"k_scale": SCALE}, ValueError, ["k_scale", "float8_e4m3fn", "float32"]),
@@ -59,6 +61,13 @@ BAD_INPUTS = {
     "no split": ({"num_splits": 0}, ValueError, ["num_splits", "at least 1", "got 0"]),
     "too many splits": ({"num_splits": 65_536}, ValueError, ["num_splits", "65535", "65536"]),
     "scale NaN": ({"scale": math.nan}, ValueError, ["scale", "finite", "nan"]),
+    "padding of three": ({"cache_leftpad": torch.ones(3, dtype=torch.int32)}, ValueError, ["cache_leftpad", "(2,)", "(3,)"]),
+    "padding of float32": ({"cache_leftpad": torch.ones(2)}, TypeError, ["cache_leftpad", "float32", "int32"]),
+    "a mask of another length": ({"attn_mask": torch.ones(2, 5, dtype=torch.bool)}, ValueError, ["attn_mask", "(2, 1, 1, 32)", "(2, 5)"]),
+    "half a window": ({"window": 5}, TypeError, ["window", "(left, right)", "5"]),
+    "softcap below 0": ({"softcap": -1.0}, ValueError, ["softcap", "-1.0"]),
+    "three sinks": ({"sinks": torch.ones(3)}, ValueError, ["sinks", "4 query heads", "(3,)"]),
+    "three slopes": ({"alibi_slopes": torch.ones(3)}, ValueError, ["alibi_slopes", "(4,)", "(3,)"]),
     "a gradient": ({"q": Q.clone().requires_grad_()}, RuntimeError, ["no gradient", "q", "torch.no_grad()", "flash_attention"]),
 }
 

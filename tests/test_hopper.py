@@ -3,9 +3,9 @@
     python tests/test_hopper.py "forward_kernel: the diagonal is hidden"    runs one of them
 """  # fmt: skip
 
+import functools
 import itertools
 import math
-import subprocess
 import sys
 import types
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 from attention_cases import Case, a_tile_by_turns, assert_gradients, causal, check_backward, check_forward, differentiate, on_hopper, same
 from buffers import DTYPES
-from mutants import each, mutant, named, put_in
+from mutants import RIGHT, STOPPED, WRONG, each, mutant, named, outcome, put_in, run_alone
 
 from fa_tutorial import reference
 from fa_tutorial.hopper import backward, forward, ladder, ping_pong, tile_scheduler
@@ -66,16 +66,12 @@ def test_a_counter_hands_out_work_tiles_that_differ_and_those_of_a_process_group
     assert (counter is not None) == (is_causal or S % 128 != 0 or grouped)
 
 
-@pytest.mark.parametrize("consumers", [2, 3])
-def test_sizes(consumers):
+def test_sizes():
+    q, k = types.SimpleNamespace(shape=(2, 6, 1000, 64)), types.SimpleNamespace(shape=(2, 3, 700, 64))
     sizes_of = on_host(tile_scheduler.sizes_of, Sizes=tile_scheduler.Sizes)
-    q, k = types.SimpleNamespace(shape=(2, 6, 1000, 64)), types.SimpleNamespace(shape=(2, 3, 700, 64))
-    assert sizes_of(q, k, 64, consumers) == (6, 3, 1000, 700, 12, -(-1000 // (64 * consumers)), 12)
-
-
-def test_the_backwards_sizes():
+    for consumers in (2, 3):
+        assert sizes_of(q, k, 64, consumers) == (6, 3, 1000, 700, 12, -(-1000 // (64 * consumers)), 12)
     key_sizes_of = on_host(tile_scheduler.key_sizes_of, KeySizes=tile_scheduler.KeySizes, KEYS=128)
-    q, k = types.SimpleNamespace(shape=(2, 6, 1000, 64)), types.SimpleNamespace(shape=(2, 3, 700, 64))
     assert key_sizes_of(q, k, 64) == (6, 3, 1000, 700, 6, -(-700 // 128), 6)
 
 
@@ -214,11 +210,9 @@ def test_the_small_kernels_are_right(D, dtype):
 def test_the_plain_forward_is_right(D, S, attend):
     for dtype, stages in itertools.product(DTYPES[:2], (2, 3)):
         q, k, v = (torch.randn(2, 3, S, D, dtype=dtype, device="cuda") for _ in range(3))
-        truth, _ = reference.attention(q, k, v, False)
-        plain = reference.naive_attention(q, k, v, False)
+        truth, plain = reference.attention(q, k, v)[0], reference.naive_attention(q, k, v)
         for _ in range(10):
-            o = ladder.flash_forward(q, k, v, D**-0.5, attend=attend, stages=stages)
-            assert (o - truth).abs().max() <= 2 * (plain - truth).abs().max() + 1e-5
+            reference.assert_accurate(ladder.flash_forward(q, k, v, D**-0.5, attend=attend, stages=stages), truth, plain)
 
 
 @on_hopper
@@ -229,12 +223,11 @@ def test_the_plain_forward_is_right(D, S, attend):
 def test_each_loop_is_right_with_and_without_a_clock(D, S, loop, is_causal):
     for dtype, stages in itertools.product(DTYPES[:2], (2, 3)):
         q, k, v = (torch.randn(2, 3, S, D, dtype=dtype, device="cuda") for _ in range(3))
-        truth, _ = reference.attention(q, k, v, is_causal)
-        plain = reference.naive_attention(q, k, v, is_causal)
+        truth, plain = reference.attention(q, k, v, is_causal)[0], reference.naive_attention(q, k, v, is_causal)
         stamps = torch.zeros(6 * S // 128, 2, S // 128, len(ping_pong.STAMPS), dtype=torch.int64, device="cuda")
         for clock in (None, None, None, stamps) if not is_causal else (None, None, None):
             o = ping_pong.flash_forward(q, k, v, is_causal, D**-0.5, loop=loop, stages=stages, stamps=clock)
-            assert (o - truth).abs().max() <= 2 * (plain - truth).abs().max() + 1e-5
+            reference.assert_accurate(o, truth, plain)
         assert (stamps[:, :, 1:].diff(dim=3) > 0).all() or is_causal
 
 
@@ -404,7 +397,6 @@ MUTATIONS = {
     },
 }  # fmt: skip
 EVERY = named(MUTATIONS)
-RIGHT, WRONG, STOPPED = 0, 3, 4  # how a process ends that runs a copy of the kernel
 
 
 def launched_by(kernel: str) -> tuple:
@@ -421,23 +413,10 @@ def test_a_mistake_follows_the_kernel(mutation):
 
 
 @on_hopper
-@pytest.mark.parametrize("kernel", ["forward_kernel", "backward_kernel"])
-def test_a_copy_without_a_mistake_is_right(kernel):
-    assert run_alone(kernel) == RIGHT
-
-
-@on_hopper
-@pytest.mark.parametrize("name", EVERY)
+@pytest.mark.parametrize("name", ["forward_kernel", "backward_kernel", *EVERY])
 def test_a_mistake_is_caught(name):
-    assert run_alone(name) in (WRONG, STOPPED)
-
-
-def run_alone(name: str) -> int:
-    """In a process of its own: a broken protocol may wait for ever."""
-    try:
-        return subprocess.run([sys.executable, __file__, name], timeout=60).returncode
-    except subprocess.TimeoutExpired:
-        return STOPPED
+    """And a copy of a kernel without one is right."""
+    assert run_alone(__file__, name) in ((WRONG, STOPPED) if name in EVERY else (RIGHT,))
 
 
 def run_copy(name: str) -> int:
@@ -445,16 +424,7 @@ def run_copy(name: str) -> int:
     module, launcher, check = launched_by(kernel)
     cases = [change.pop()] if change else [CAUSAL, BLIND_ROWS, MANY, GROUPED, WIDE, RAGGED]
     put_in(pytest.MonkeyPatch(), module, kernel, *change)
-    try:
-        for case in cases:
-            check(launcher, case)
-    except AssertionError as error:
-        print(f"{name}: {error}")
-        return WRONG
-    except torch.AcceleratorError as error:
-        print(f"{name}: {error}")
-        return STOPPED
-    return RIGHT
+    return outcome(name, functools.partial(check, launcher), cases)
 
 
 if __name__ == "__main__":

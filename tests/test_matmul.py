@@ -70,16 +70,11 @@ def test_matmul_with_a_config(group):
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("size", [*SMALL, *LONG], ids=str)
 def test_blocked_matmul(size, dtype):
-    """The twin in PyTorch."""
+    """The twin in PyTorch, by tiles around the matrices' sizes."""
     M, N, K = size
     a, b = randn(M, K, dtype=dtype), randn(K, N, dtype=dtype, seed=1)
-    assert_as_accurate(matmul.blocked_matmul(a, b, 16, 32, 24), *product(a, b))
-
-
-@pytest.mark.parametrize("blocks", [(64, 1, 7), (7, 64, 64), (64, 7, 1)])
-def test_blocked_matmul_by_other_blocks(blocks):
-    a, b = randn(17, 33), randn(33, 15, seed=1)
-    assert_as_accurate(matmul.blocked_matmul(a, b, *blocks), *product(a, b))
+    for blocks in ((16, 32, 24), (64, 1, 7), (7, 64, 64)) if max(size) < 64 else ((16, 32, 24),):
+        assert_as_accurate(matmul.blocked_matmul(a, b, *blocks), *product(a, b))
 
 
 @pytest.mark.parametrize("multiply", [matmul.matmul, lambda a, b: matmul.blocked_matmul(a, b, 16, 16, 16)], ids=["kernel", "twin"])
@@ -107,12 +102,8 @@ def check_scores_times_values(q, k, v, scale, **blocks):
 def test_scores_times_values(size, dtype):
     S_q, S_k, D = size
     q, k, v = (randn(S, D, dtype=dtype, seed=seed) for seed, S in enumerate((S_q, S_k, S_k)))
-    check_scores_times_values(q, k, v, 1 / math.sqrt(D * S_k))
-
-
-@pytest.mark.parametrize("scale", [1.0, 0.3, 0.0, -2.0, 2])
-def test_scores_times_values_with_a_scale(scale):
-    check_scores_times_values(*(randn(9, 8, seed=seed) for seed in range(3)), scale)
+    for scale in (1 / math.sqrt(D * S_k), 0.0, -2):
+        check_scores_times_values(q, k, v, scale)
 
 
 def test_scores_times_values_of_nothing():

@@ -123,18 +123,34 @@ CHECK = 'check("0.2", memory_peak)'
 KERNEL = catalogue.find("2.4")
 
 
+TIME = new_markdown_cell("# 0\n\n**Time.** About 60 minutes, 5 of them for the exercises.")
+HEADING = new_markdown_cell("The peak.\n\n### Exercise 0.2 (★, 5 minutes)\n\nWrite it.")
+
+
 @pytest.mark.parametrize(
-    ("cells", "fits"),
+    ("rule", "cells", "fits"),
     [
-        ([code(STARTER), code(CHECK)], True),
-        ([code(STARTER)], False),
-        ([code(CHECK)], False),
-        ([code(STARTER), code("x = 1"), code(CHECK)], False),
-        ([code(STARTER), code(CHECK), code(STARTER), code(CHECK)], False),
+        (rules.exercise_cells, [code(STARTER), code(CHECK)], True),
+        (rules.exercise_cells, [code(STARTER)], False),
+        (rules.exercise_cells, [code(CHECK)], False),
+        (rules.exercise_cells, [code(STARTER), code("x = 1"), code(CHECK)], False),
+        (rules.exercise_cells, [code(STARTER), code(CHECK), code(STARTER), code(CHECK)], False),
+        (rules.exercise_headings, [TIME, HEADING, code(STARTER)], True),
+        (rules.exercise_headings, [TIME, HEADING, new_markdown_cell("A remark."), code(STARTER)], True),
+        (rules.exercise_headings, [TIME, code(STARTER)], False),
+        (rules.exercise_headings, [TIME, HEADING, new_markdown_cell("## Another section"), code(STARTER)], False),
+        (rules.exercise_headings, [TIME, code(STARTER), HEADING], False),
+        (rules.exercise_headings, [TIME, HEADING, HEADING, code(STARTER)], False),
+        (rules.exercise_headings, [TIME, new_markdown_cell("### Exercise 0.2 (5 minutes)"), code(STARTER)], False),
+        (
+            rules.exercise_headings,
+            [new_markdown_cell("**Time.** About 60 minutes, 6 of them for the exercises."), HEADING, code(STARTER)],
+            False,
+        ),
     ],
 )
-def test_exercise_cells(cells, fits):
-    assert (rules.exercise_cells(notebook_of(*cells), [PEAK]) == []) is fits
+def test_an_exercise_has_its_cells_and_its_heading(rule, cells, fits):
+    assert (rule(notebook_of(*cells), [PEAK]) == []) is fits
 
 
 def test_a_solution_that_is_shown_is_found():
@@ -154,27 +170,6 @@ def test_a_starter_may_be_made_from_the_exercise_before_and_no_further():
         starter = code(f"def any_length_kernel(q):\n    raise NotImplementedError\n{lines}")
         notebook = notebook_of(*cells, starter, code('check("5.4", any_length_kernel)'))
         assert (rules.solutions_shown(notebook, [before, after]) == []) is fits
-
-
-TIME = new_markdown_cell("# 0\n\n**Time.** About 60 minutes, 5 of them for the exercises.")
-HEADING = new_markdown_cell("The peak.\n\n### Exercise 0.2 (★, 5 minutes)\n\nWrite it.")
-
-
-@pytest.mark.parametrize(
-    ("cells", "fits"),
-    [
-        ([TIME, HEADING, code(STARTER)], True),
-        ([TIME, HEADING, new_markdown_cell("A remark."), code(STARTER)], True),
-        ([TIME, code(STARTER)], False),
-        ([TIME, HEADING, new_markdown_cell("## Another section"), code(STARTER)], False),
-        ([TIME, code(STARTER), HEADING], False),
-        ([TIME, HEADING, HEADING, code(STARTER)], False),
-        ([TIME, new_markdown_cell("### Exercise 0.2 (5 minutes)"), code(STARTER)], False),
-        ([new_markdown_cell("**Time.** About 60 minutes, 6 of them for the exercises."), HEADING, code(STARTER)], False),
-    ],
-)
-def test_an_exercise_stands_under_its_heading(cells, fits):
-    assert (rules.exercise_headings(notebook_of(*cells), [PEAK]) == []) is fits
 
 
 def test_metadata_are_those_that_jupyterlab_writes():

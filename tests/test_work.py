@@ -99,25 +99,17 @@ def test_missing_copies_are_made_and_none_is_written_over(course, capsys):
     assert "1 chapter copied" in capsys.readouterr().out
 
 
-def test_a_newer_chapter_is_told_and_an_answer_or_an_output_is_no_newer_chapter(course, capsys):
+def test_a_newer_chapter_is_told_and_take_keeps_the_old_copy_under_a_dated_name(course, capsys):
+    """An answer is no newer chapter."""
     work.fill()
-    for chapter in ("00_first", "01_second"):
-        copy = course / "work" / f"{chapter}.ipynb"
-        solved = nbformat.read(copy, as_version=4)
-        solved.cells.append(new_code_cell("answer = 1"))
-        nbformat.write(solved, copy)  # as JupyterLab does, which keeps the metadata
+    other, copy = (course / "work" / name for name in ("00_first.ipynb", "01_second.ipynb"))
+    change(other, mine="answer = 1")
+    change(copy, mine="answer = 1")  # as JupyterLab does, which keeps the metadata
     write(course / "notebooks" / "01_second.ipynb", text="A better chapter.")
     capsys.readouterr()
     work.fill()
-    line, other = capsys.readouterr().out.splitlines()
-    assert line.startswith("chapter 1 is newer than your copy") and "make take CHAPTER=1" in line and "work take 1" in other
-
-
-def test_take_keeps_the_old_copy_under_a_dated_name(course, capsys):
-    work.fill()
-    copy = course / "work" / "01_second.ipynb"
-    change(copy, mine="answer = 1")
-    write(course / "notebooks" / "01_second.ipynb", text="A better chapter.")
+    told, how = capsys.readouterr().out.splitlines()
+    assert told.startswith("chapter 1 is newer than your copy") and "make take CHAPTER=1" in told and "work take 1" in how
     assert main(["work", "take", "1"]) == 0
     [kept] = copy.parent.glob("01.20*.ipynb")
     assert cells_of(kept)[1]["source"] == ["answer = 1"] and cells_of(copy)[0]["source"] == ["A better chapter."]
@@ -142,19 +134,21 @@ def test_check_runs_the_copies_and_tells_verdicts_and_errors(course, capsys, mon
     """A right answer, a wrong one, missing checks, and a cell that raises are told, verdicts are kept, and no copy is changed."""
     work.fill()
     right, wrong = "return 2 * B * H * D * (S * (S + 1) if is_causal else 2 * S * S)", "return B"
-    call = 'check("0.1", attention_flops)'
-    write(course / "work" / "00_first.ipynb", CHECK.format(body=right), "1 / 0", call)
-    write(course / "work" / "01_second.ipynb", CHECK.format(body=wrong).replace("attention_flops", "merge"), 'check("1.3", merge)')
+    two = CHECK.format(body=wrong).replace("attention_flops", "two")
+    calls = 'check("0.1", attention_flops)', 'check("0.2", two)'
+    write(course / "work" / "00_first.ipynb", CHECK.format(body=right), two, "1 / 0", *calls)
     before = [path.read_bytes() for path in sorted((course / "work").iterdir())]
     monkeypatch.setenv("FA_TUTORIAL_STATE", str(course / "state"))
-    assert main(["work", "check"]) == 1
-    assert json.loads((course / "state" / "progress.json").read_text()) == {"0.1": "correct", "1.3": "wrong"}
+    assert main(["work", "check", "0"]) == 1
+    assert json.loads((course / "state" / "progress.json").read_text()) == {"0.1": "correct", "0.2": "wrong"}
     shown = capsys.readouterr().out
-    assert "00_first: 1 of 5 right   ✓ 0.1  ? 0.2  ? 0.3  ? 0.4  ? 0.5\n  the cell that begins `1 / 0` raises ZeroDivisionError" in shown
-    assert "01_second: 0 of 6 right   ? 1.1  ? 1.2  ✗ 1.3  ? 1.4  ? 1.5  ? 1.6\n  ✗ 1.3 merge: " in shown
+    assert "00_first: 1 of 5 right   ✓ 0.1  ✗ 0.2  ? 0.3  ? 0.4  ? 0.5\n  ✗ 0.2 " in shown
+    assert "  the cell that begins `1 / 0` raises ZeroDivisionError" in shown
     assert [path.read_bytes() for path in sorted((course / "work").iterdir())] == before
     monkeypatch.setattr(work.notebooks, "execute", lambda *_, **__: None)
     assert main(["work", "check", "1"]) == 0 and "00_first" not in capsys.readouterr().out
+    monkeypatch.setattr(work, "_outcome", lambda cells: ({"1.1": "✗ 1.1 safe_softmax: no"}, []))
+    assert main(["work", "check", "1"]) == 1, "a wrong answer, and no error"
 
 
 def test_check_names_a_missing_or_damaged_copy_and_goes_on(course, capsys):

@@ -83,15 +83,12 @@ def dense(
     return (p if kept is None else p * kept.to(p.dtype)) @ reference.repeat_heads(v, H_q), lse
 
 
-def is_learned(option) -> bool:
-    return option is not None and option.is_floating_point()
-
-
 def differentiate(attend, tensors, options, do, dlse=None):
     """o, lse and the gradients of q, k, v and of what options hold of LEARNED."""
     with torch.enable_grad():
         leaves = [x.detach().requires_grad_() for x in tensors]
-        learned = {name: options[name].detach().requires_grad_() for name in LEARNED if is_learned(options.get(name))}
+        given = {name: options[name] for name in LEARNED if options.get(name) is not None}
+        learned = {name: x.detach().requires_grad_() for name, x in given.items() if x.is_floating_point()}
         o, lse = attend(*leaves, **(options | learned))
         loss = (o * do.to(o.dtype)).sum()
         if dlse is not None:
