@@ -306,6 +306,7 @@ def choose_num_splits(n: int, tiles: int, multiprocessors: int, least: int) -> i
     long as there are any, and waves follow one another, so waves · part tiles do: (11.3), with a wave for the SMs. Of
     544 tiles, with n = 8 on an H200, those are 17 with 32 splits, and 32 with 34 splits, which need a second wave.
     Splits cost, since their results are written, read and combined: we take the fewest that are within 5 % of the best.
+    Programs without keys are counted, too: they change no choice, for fewer splits have parts as long.
     """
     wave, possible = PROGRAMS_PER_SM * multiprocessors, range(1, max(tiles // least, 1) + 1)
     in_a_row = [triton.cdiv(tiles, splits) * triton.cdiv(n * splits, wave) for splits in possible[:wave]]

@@ -483,13 +483,24 @@ def test_queue_answers_its_question(page, by):
 
 def test_splits_is_the_chapter_s_rule(page):
     open_figure(page, "splits")
-    for tiles, n, splits in ((544, 8, 34), (512, 8, 34), (16, 1, 128), (1024, 64, 100), (64, 60, 1)):
-        shown = put(page, tiles=tiles, n=n, splits=splits)
+    for tiles, n, splits, slots in ((544, 8, 34, 132), (512, 8, 34, 264), (16, 1, 128, 132), (1024, 64, 100, 264), (64, 60, 1, 132)):
+        shown = put(page, tiles=tiles, n=n, splits=splits, slots=slots)
         part = -(-tiles // splits)
         assert (shown["part"], shown["parts"]) == (part, -(-tiles // part))
-        assert shown["busiest"] == part * -(-n * shown["parts"] // 132) == shown["rows"][splits - 1]
-    best = min(put(page, tiles=1024, n=8)["rows"])
-    assert put(page, splits=choose_splits(8, 1024, 132))["busiest"] <= 1.05 * best
+        assert shown["busiest"] == part * -(-n * shown["parts"] // slots) == shown["rows"][splits - 1]
+    for slots in (132, 264):
+        best = min(put(page, tiles=1024, n=8, slots=slots)["rows"])
+        assert put(page, splits=choose_splits(8, 1024, slots))["busiest"] <= 1.05 * best
+
+
+def test_splits_answers_its_question(page):
+    """32 parts of 17 tiles are 256 programs, two in a slot; of 512 tiles two of 34 splits get none; with 264 slots 32 splits are the best."""
+    rows = open_figure(page, "splits")["rows"]
+    assert rows[15] == rows[31] == min(rows) and min(rows[16:31]) > 1.05 * min(rows)
+    shown = put(page, tiles=512, splits=34)
+    assert (shown["parts"], shown["busiest"]) == (32, 32)
+    shown = put(page, tiles=544, splits=32, slots=264)
+    assert (shown["fewest"], shown["busiest"]) == (choose_splits(8, 544, 264), 17)
 
 
 @by_mouse_or_touch

@@ -27,25 +27,40 @@ STEPS = (
 
 @image("11_time_of_the_sms.png")
 def draw_time_of_the_sms() -> Figure:
-    """The SMs that work in a step of one sequence, and for how long, in four ways to share it out."""
-    figure, ax = canvas(5.6)
+    """The SMs that work in a step of one sequence, and for how long: a program for each query head, or for each key head."""
+    return draw_time(STEPS[:2])
+
+
+@image("11_time_of_the_splits.png")
+def draw_time_of_the_splits() -> Figure:
+    """The same of the shared tile, whose keys are then split."""
+    return draw_time(STEPS[1:])
+
+
+def draw_time(steps: tuple) -> Figure:
+    figure, ax = canvas(0.9 + 1.17 * len(steps))
     left, unit, sm = 1.0, 0.0125, 0.8 / SMS  # inches a µs, and an SM
-    for place, (title, busy, found) in enumerate(STEPS):
-        top, us, seen = 0.5 + place * 1.17, found["us"], KEY_HEADS if place == 0 else busy
+    repeats = False
+    for place, (title, busy, found) in enumerate(steps):
+        top, us, seen = 0.5 + place * 1.17, found["us"], KEY_HEADS if found["provider"] == "basic" else busy
         write(ax, left, top - 0.2, f"{title}, {us:.0f} µs", BODY, ha="left", weight="bold")
         write(ax, left - 0.1, top + 0.4, f"{SMS} SMs", ha="right")
         box(ax, left, top, us * unit, SMS * sm)
         if busy > seen:
+            repeats = True
             box(ax, left, top + seen * sm, us * unit, (busy - seen) * sm, colour="orange", share=0.3, hatch=MASKED)
         box(ax, left, top, us * unit, seen * sm, colour="orange", share=0.9)
         x = left + (0.12 if busy == KEY_HEADS else us * unit + 0.12)  # where there is room
         write(ax, x, top + 0.4, f"{busy} SMs · {us:.0f} µs = {busy * us / 1000:.1f} ms", ha="left")
+    bottom = 0.5 + 1.17 * len(steps)
     for us in range(0, 501, 100):
-        write(ax, left + us * unit, 4.98, f"{us} µs" if us == 0 else f"{us}", 10)
-    legend(ax, 5.35, (
-        (0.15, {"colour": "orange", "share": 0.9}, "work on each key, once"),
-        (2.75, {"colour": "orange", "share": 0.3, "hatch": MASKED}, "on the same keys, for seven more heads"),
-        (6.7, {}, "an SM does nothing"),
+        write(ax, left + us * unit, bottom - 0.2, f"{us} µs" if us == 0 else f"{us}", 10)
+    idle = 6.7 if repeats else 2.75
+    again = ((2.75, {"colour": "orange", "share": 0.3, "hatch": MASKED}, "on the same keys, for seven more heads"),)
+    legend(ax, bottom + 0.17, (
+        (0.15, {"colour": "orange", "share": 0.9}, "work on each key, once" if repeats else "an SM has a program"),
+        *(again if repeats else ()),
+        (idle, {}, "an SM does nothing"),
     ))  # fmt: skip
     return figure
 

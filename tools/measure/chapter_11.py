@@ -10,7 +10,6 @@ from __future__ import annotations
 import functools
 import itertools
 import statistics
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -26,6 +25,7 @@ from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import graph_of, randn, timed, timed_in_turns
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.hardware import device
+from fa_tutorial.matmul import triton
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import heads
 
@@ -112,16 +112,20 @@ def _page_kernels_in_turns(shape: Shape, providers: list[tuple[str, int | None]]
     return timed_in_turns({which: graph.replay for which, graph in graphs.items()}, rounds=6)
 
 
-def _page_call(shape: Shape, name: str, splits: int) -> Callable[[], torch.Tensor]:
+def _page_call(shape: Shape, name: str, splits: int, lengths: tuple[int, ...] = ()) -> Callable[[], torch.Tensor]:
     """split and merge as the page launches them, checked once. With "keys in L2" a program reads two tiles again and
-    again, which is another result."""
+    again, and with "no merge" nothing is merged, which are other results. lengths: of the sequences, S_k of each unless
+    given. With "parts of 5" a part has 5 tiles, and splits of them cover the longest sequence."""
     split_kernel, merge_kernel = (catalogue.find(number).solution for number in (name[:4], "11.2"))
+    kind, names = split_kernel.fn.__name__, split_kernel.fn.__globals__
     if "L2" in name:
-        near = edited(source_of(split_kernel), ("h_k, start_n,", f"h_k, {NEAR[1]}"))
-        split_kernel = defined(near, split_kernel.fn.__globals__)["split_kernel"]
+        split_kernel = defined(edited(source_of(split_kernel), ("h_k, start_n,", f"h_k, {NEAR[1]}")), names)[kind]
+    if "parts" in name:
+        part = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1))", name.split()[-1]
+        split_kernel = defined(edited(source_of(split_kernel), part), names)[kind]
     q, (k, v) = randn(shape.B, shape.H_q, 1, shape.D), randn(2, shape.B, shape.H_k, shape.S_k, shape.D)
     rows, programs = shape.H_q // shape.H_k, shape.B * shape.H_k
-    lengths = torch.full((shape.B,), shape.S_k, dtype=torch.int32, device=q.device)
+    seqlens = torch.tensor(lengths or [shape.S_k] * shape.B, dtype=torch.int32, device=q.device)
     o, lse = torch.empty_like(q), torch.empty(q.shape[:3], device=q.device)
     o_parts = torch.empty(splits, programs, rows, shape.D, device=q.device)
     lse_parts = torch.empty(splits, programs, rows, device=q.device)
@@ -129,23 +133,79 @@ def _page_call(shape: Shape, name: str, splits: int) -> Callable[[], torch.Tenso
     meta = {"BLOCK_M": 64 if "64 rows" in name else 16, "BLOCK_N": 64, "BLOCK_D": shape.D, "num_stages": 3}
     cache, tables, length = (k, v), (), shape.S_k
     if "pages" in name:
-        meta["PAGE_SIZE"] = size = int(name.split()[-1])
+        meta["PAGE_SIZE"] = size = int(name.split("pages of ")[1].split(",")[0])
         length = shape.S_k // size  # pages a sequence
         table = torch.arange(shape.B * length, dtype=torch.int32, device=q.device).view(shape.B, length)
         cache = [x.unflatten(2, (length, size)).transpose(1, 2).flatten(0, 1).contiguous() for x in (k, v)]
-        tables = table, lengths
+        tables = table, seqlens
     tensors = [heads(x) for x in (q.view(shape.B, shape.H_k, rows, shape.D), *cache)]
     arguments = (*tensors, *tables, heads(o_parts), lse_parts, *sizes, length, shape.D, scale)
 
     def call() -> torch.Tensor:
         split_kernel[(programs, splits)](*arguments, **meta)
-        parts = (o_parts, lse_parts, o, lse, q.numel() // shape.D, splits, shape.D)
-        merge_kernel[(q.numel() // shape.D,)](*parts, BLOCK_S=splits, BLOCK_D=shape.D)
+        if "no merge" not in name:
+            parts = (o_parts, lse_parts, o, lse, q.numel() // shape.D, splits, shape.D)
+            merge_kernel[(q.numel() // shape.D,)](*parts, BLOCK_S=triton.next_power_of_2(splits), BLOCK_D=shape.D)
         return o
 
-    if "L2" not in name:
-        torch.testing.assert_close(call(), decode.flash_decode(q, k, v, lengths), rtol=1e-2, atol=1e-3)
+    if "L2" not in name and "no merge" not in name:
+        torch.testing.assert_close(call(), decode.flash_decode(q, k, v, seqlens), rtol=1e-2, atol=1e-3)
     return call
+
+
+def fixed_cost_cases() -> Iterator[Measurement]:
+    """The page's step of one sequence by the tiles of a program, with and without the merge, from memory and from L2;
+    clean_us: see _clean_us."""
+    shape = shape_of(1, 32_768)
+    providers = [
+        (f"11.3{merge}{keys}", n) for merge in ("", ", no merge") for keys in ("", ", keys in L2") for n in (1, 8, 16)
+    ]
+    rows = functools.cache(partial(_fixed_in_turns, shape, providers))
+    for which in providers:
+        words = about(11, "fixed_cost", which[0], **vars(shape)) | {"splits": which[1]}
+        yield words, lambda which=which: rows()[which]
+
+
+def _fixed_in_turns(shape: Shape, providers: list[tuple[str, int]]) -> dict[Any, dict[str, Any]]:
+    calls = {which: _page_call(shape, *which) for which in providers}
+    graphs = {which: graph_of(call) for which, call in calls.items()}
+    found = timed_in_turns({which: graph.replay for which, graph in graphs.items()}, rounds=4)
+    return {which: row | {"clean_us": _clean_us(graphs[which].replay)} for which, row in found.items()}
+
+
+def tile_row_cases() -> Iterator[Measurement]:
+    """The page's step with tiles of 16 rows and of 64."""
+    for B, counts in {1: (1, 16, 32), 8: (4,)}.items():
+        shape = shape_of(B, 32_768)
+        providers = [(name, n) for name in ("11.3", "11.3, 64 rows") for n in counts]
+        rows = functools.cache(partial(_page_kernels_in_turns, shape, providers))
+        for which in providers:
+            words = about(11, "tile_rows", which[0], **vars(shape)) | {"splits": which[1]}
+            yield words, lambda rows=rows, which=which: rows()[which]
+
+
+REQUESTS = (130, 3_900, 712, 57, 1_500, 260, 2_048, 33)  # the page's
+
+
+def request_cases() -> Iterator[Measurement]:
+    """The page's eight requests, and eight times as long ones, in pages of 64: with one number of splits, and in parts
+    of one length, as many as a sequence needs."""
+    for times, counts, parts in ((1, (4, 8, 16), (5,)), (8, (4, 16, 32), (33,))):
+        lengths = tuple(times * n for n in REQUESTS)
+        tiles = -(-max(lengths) // 64)
+        providers = [("11.5, pages of 64", n) for n in counts]
+        providers += [(f"11.5, pages of 64, parts of {n}", -(-tiles // n)) for n in parts]
+        shape = shape_of(8, 64 * tiles)
+        rows = functools.cache(partial(_requests_in_turns, shape, providers, lengths))
+        for which in providers:
+            words = about(11, "requests", which[0], **vars(shape)) | {"splits": which[1]}
+            yield words, lambda rows=rows, which=which: rows()[which]
+
+
+def _requests_in_turns(shape: Shape, providers: list[tuple[str, int]], lengths: tuple[int, ...]) -> dict[Any, Any]:
+    calls = {which: _page_call(shape, *which, lengths) for which in providers}
+    graphs = {which: graph_of(call) for which, call in calls.items()}
+    return timed_in_turns({which: graph.replay for which, graph in graphs.items()}, rounds=4)
 
 
 KEYS, VALUES = (
@@ -228,22 +288,6 @@ def _clean_us(call: Callable[[], Any], repeats: int = 200) -> float:
     return round(1000 * statistics.median(start.elapsed_time(end) for start, end in events), 2)
 
 
-def part_cases() -> Iterator[Measurement]:
-    """A step of one sequence, and its split kernel alone, in turns."""
-    shape = shape_of(1, 32_768)
-    rows = functools.cache(partial(_parts_in_turns, shape))
-    for name in ("decode", "split"):
-        yield about(11, "parts", name, **vars(shape)), lambda name=name: rows()[name]
-
-
-def _parts_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    call, _ = call_of("decode", shape)
-    graphs = {"decode": graph_of(call)}
-    with mock.patch.object(decode, "combine_kernel", defaultdict(lambda: lambda *args, **meta: None)):  # no merge
-        graphs["split"] = graph_of(call)
-    return timed_in_turns({name: graph.replay for name, graph in graphs.items()}, rounds=4)
-
-
 def _decode_row(provider: str, shape: Shape, splits: int | None = None) -> dict[str, Any]:
     return _row(*call_of(provider, shape, splits))
 
@@ -264,8 +308,10 @@ def kernels_cases() -> Iterator[Measurement]:
         token_cases(),
         window_cases(),
         read_cases(),
-        part_cases(),
         load_cases(),
         page_cases(),
         page_kernel_cases(),
+        fixed_cost_cases(),
+        tile_row_cases(),
+        request_cases(),
     )

@@ -60,6 +60,7 @@ MISTAKES = {
         "load_tile(q, b, h_k, 0,", "load_tile(q, b, h_k, start,"),
     "the scores aren't scaled: attend gets scale": ("last_seen, S, D, scale,", "last_seen, S, D, 1.0,"),
     "last_seen counts from the part's end: it is S − S_q + r % S_q in every part": (SEEN, "end - S_q + offs_m % S_q"),
+    "last_seen counts from the part's first key: attend compares positions in the whole sequence": (SEEN, f"{SEEN} - start"),
     "lse is in base 2: it is a natural logarithm, m + log l": (LSE, f"({LSE}) * 1.4426950408889634"),
 }  # fmt: skip
 

@@ -60,12 +60,11 @@ EXERCISE = Exercise(
     task="Choose the number of splits: the fewest for which the busiest slot's tiles (11.3) are within 5 % of the fewest possible, with at least 4 tiles a split.",
     hints=(
         "At most how many splits have 4 tiles each? For each number of splits from 1 to that: how long is a part, and how many programs has the busiest slot?",
-        "A part has ceil(tiles / splits) tiles, and the busiest slot has ceil(n · splits / slots) programs. Which is the first number of splits "
-        "whose product of the two is at most 1.05 times the smallest?",
+        "List (11.3) for every number of splits from 1 to that most. What is the least of the list, and where does the list first come close enough?",
     ),
     solution=choose_splits,
     reasoning="More splits make shorter parts, until some slots get one program more than the others. Where two numbers of splits give the "
-    "same parts, the larger one adds only empty ones, so it is never taken.",
+    "same parts, the larger one adds only empty ones, so it is never taken, and it doesn't matter whether those count as programs.",
     more="The package's choose_num_splits has the same rule, with two slots on each SM.",
     inputs=inputs,
     truth=truth,
