@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -178,20 +179,16 @@ def in_dtype(poison: float, dtype: torch.dtype) -> float:
 
 def buffer_of(name: str, arg: Any) -> Any:
     """The Buffer of an In or Out; other arguments as they are."""
-    if isinstance(arg, In):
-        return replace(make_buffer(name, arg.data.shape, arg.data.dtype, arg.strides, arg.data), as_heads=arg.as_heads)
-    if isinstance(arg, Out):
-        return replace(make_buffer(name, arg.shape, arg.dtype, arg.strides, None), as_heads=arg.as_heads)
-    return arg
-
-
-def make_buffer(name: str, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None, data: torch.Tensor | None) -> Buffer:
-    strides = torch.empty(tuple(shape), device="meta").stride() if strides is None else tuple(strides)
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    memory = torch.empty(GUARD + extent + GUARD, dtype=dtype, device=hardware.device())
+    if not isinstance(arg, In | Out):
+        return arg
+    data = arg.data if isinstance(arg, In) else None
+    plain = torch.empty(tuple(arg.shape), dtype=arg.dtype, device="meta") if data is None else data
+    strides = torch.empty(plain.shape, device="meta").stride() if arg.strides is None else tuple(arg.strides)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, strides, strict=True))
+    memory = torch.empty(GUARD + extent + GUARD, dtype=plain.dtype, device=hardware.device())
     own = torch.zeros(memory.shape, dtype=torch.bool)
-    own.as_strided(tuple(shape), strides, GUARD).fill_(True)
-    return Buffer(name, memory, memory.as_strided(tuple(shape), strides, GUARD), data, own)
+    own.as_strided(plain.shape, strides, GUARD).fill_(True)
+    return Buffer(name, memory, memory.as_strided(plain.shape, strides, GUARD), data, own, arg.as_heads)
 
 
 class Stray(Wrong):
@@ -279,7 +276,8 @@ def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
         raise NotAttempted from None
     except Exception:
         pass
-    if "cdiv" in _of_triton(kernel.fn):
+    pairs = itertools.pairwise((one.opname, str(one.argval)) for one in dis.get_instructions(kernel.fn))
+    if any(module == ("LOAD_GLOBAL", "triton") and name == "cdiv" for module, (_, name) in pairs):
         raise Wrong("triton.cdiv is a Python function, which only the interpreter runs inside a kernel: use tl.cdiv there")
     _refuse_globals(kernel)
 
@@ -296,12 +294,6 @@ def _refuse_globals(kernel: Any) -> None:
             raise Wrong(
                 f"Triton's compiler refuses the global {name}: a number from outside the kernel must be a tl.constexpr, {name} = tl.constexpr(…)"
             )
-
-
-def _of_triton(function: Callable) -> set[str]:
-    """The names that a function takes from `triton` itself: cdiv of triton.cdiv, not of tl.cdiv."""
-    pairs = itertools.pairwise(dis.get_instructions(function))
-    return {str(name.argval) for module, name in pairs if module.opname == "LOAD_GLOBAL" and module.argval == "triton"}
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int], strict: bool) -> None:
@@ -342,24 +334,13 @@ def _wait_for_gpu() -> None:
 def blocks_without_truth() -> Iterator[None]:
     """Refuse the truth value of a block, which the interpreter takes for True."""
     from triton.language import tensor
-    from triton.runtime import interpreter
 
-    patch = getattr(interpreter, "_patch_lang", None)
-    if patch is None:  # a private function, which another Triton may not have
-        yield
-        return
-
-    def patch_and_refuse(function: Callable) -> Any:
-        scope = patch(function)
+    def refuse() -> None:
         truth = tensor.__bool__
         tensor.__bool__ = lambda block: _truth_of(block, truth)
-        return scope
 
-    interpreter._patch_lang = patch_and_refuse
-    try:
+    with carried.entering_a_kernel(refuse):
         yield
-    finally:
-        interpreter._patch_lang = patch
 
 
 @contextlib.contextmanager
@@ -367,15 +348,9 @@ def ones_as_constants() -> Iterator[None]:
     """Let the interpreter leave an argument of 1 a Python number, as a compiled launch does. Otherwise it makes a tensor of it."""
     from triton.runtime import interpreter
 
-    convert = getattr(interpreter, "_implicit_cvt", None)
-    if convert is None:  # a private function, which another Triton may not have
+    convert = getattr(interpreter, "_implicit_cvt", None)  # a private function, which another Triton may not have, and then doesn't call
+    with mock.patch.object(interpreter, "_implicit_cvt", lambda arg: arg if type(arg) is int and arg == 1 else convert(arg), create=True):
         yield
-        return
-    interpreter._implicit_cvt = lambda arg: arg if type(arg) is int and arg == 1 else convert(arg)
-    try:
-        yield
-    finally:
-        interpreter._implicit_cvt = convert
 
 
 def _is_starter(error: BaseException, kernel: Any) -> bool:
@@ -390,53 +365,56 @@ def _is_starter(error: BaseException, kernel: Any) -> bool:
 ONLY_TRITON = "is not part of Triton: inside a kernel only triton.language works, tl.arange, tl.exp, tl.sum and so on"
 
 
+HEADS = "Heads is a pointer with four strides: write x.ptr for the pointer, and x.strides[0] to x.strides[3] for the strides"
+OF_POINTERS = (  # what the line holds, what Triton says, and what to tell of it: {} is what the brackets hold
+    ("", "outside of the scope of a kernel",
+     "triton was imported before fa_tutorial, so there is no interpreter: restart, and import fa_tutorial first"),
+    (r"_ptr\s*\[", "", "a pointer takes no index: use tl.load(pointer + offsets) and tl.store"),
+    ("", "'tensor' object has no attribute '(?:ptr|strides)'",
+     "a tile is not Heads: keep Heads and tiles apart, under names of their own, such as q and q_tile"),
+    ("", "'tuple' object has no attribute 'type'|'Heads' object", HEADS),  # the former is Triton 3.6's
+    (r"tl\.(?:load|store)\(", r"\A.*tuple", HEADS),
+    (r"(?<![\w.])((?:torch|np|numpy)(?:\.\w+)+)\(", "", f"{{}} {ONLY_TRITON}"),
+)  # fmt: skip
+OF_BLOCKS = (
+    ("", "'(?:int|constexpr)' object has no attribute 'to'",
+     "Triton makes a constant of an argument that is 1, and a constant has no .to: cast what you multiply it by, which comes "
+     "from tl.program_id or tl.arange"),
+    ("arange", "constexpr",
+     "tl.arange takes tl.constexpr arguments only: use the block's size here, tl.arange(0, BLOCK), and leave the length to the mask"),
+    ("", r"Expected dtype \['fp32', 'fp64'\] but got (fp16|bf16)",
+     "this function takes float32, not {}: convert with .to(tl.float32) right after the load"),
+    ("", r"Both operands must be same dtype\. Got (\w+) and (\w+)",
+     "both factors of a dot must have one dtype, and these are {} and {}: round one to the other's: x.to(y.dtype)"),
+    ("", carried.SAID, carried.TOLD),
+    ("", "Value argument cannot be block type",
+     "a block is stored at one address: reduce it to one number, over all of its axes, or give an address for each of its numbers"),
+    ("", "Mask argument cannot be block type", "a block's mask, but one address: add the offsets to the pointer, x_ptr + offs"),
+    ("", r"axis (\d)(?: out of bounds|\. Expected)",
+     "there is no axis {}: a block [BLOCK] has only axis 0, and a tile [M, N] the axes 0 and 1"),
+    ("", "must have equal ranks", "both factors of a dot must be tiles of two axes"),
+    ("", "accumulator shape is incompatible",
+     "the accumulator of a dot has the product's shape: [M, K] times [K, N] gives [M, N], and tl.zeros((M, N), dtype=tl.float32) makes one"),
+    ("`assert ", "", "its assert does not hold"),
+)  # fmt: skip
+
+
 def _reason(error: BaseException, root: BaseException, line: str) -> str:
     """Why a kernel does not run: by the line that failed where Triton's own words lead nowhere, else by these."""
-    if "outside of the scope of a kernel" in f"{root}":
-        return "triton was imported before fa_tutorial, so there is no interpreter: restart, and import fa_tutorial first"
-    if re.search(r"_ptr\s*\[", line):
-        return "a pointer takes no index: use tl.load(pointer + offsets) and tl.store"
-    if re.search("'tensor' object has no attribute '(ptr|strides)'", f"{root}"):
-        return "a tile is not Heads: keep Heads and tiles apart, under names of their own, such as q and q_tile"
-    in_arithmetic = "'tuple' object has no attribute 'type'" in f"{root}"  # Triton 3.6; later ones name Heads
-    if in_arithmetic or "'Heads' object" in f"{root}" or ("tuple" in f"{root}" and re.search(r"tl\.(load|store)\(", line)):
-        return "Heads is a pointer with four strides: write x.ptr for the pointer, and x.strides[0] to x.strides[3] for the strides"
+
+    def told(reasons: Sequence[tuple[str, str, str]]) -> str:
+        found = ((re.search(words, line), re.search(says, f"{root}\n{error}"), told) for words, says, told in reasons)
+        return next((told.format(*in_line.groups(), *said.groups()) for in_line, said, told in found if in_line and said), "")
+
     last = [*traceback.extract_tb(root.__traceback__)][-1:]
     if isinstance(root, NotImplementedError) and last and "raise NotImplementedError" in f"{last[0].line}":
         return f"{last[0].name}, which it calls, still raises NotImplementedError"
-    if foreign := re.search(r"(?<![\w.])((?:torch|np|numpy)(?:\.\w+)+)\(", line):
-        return f"{foreign[1]} {ONLY_TRITON}"
-    if foreign := _foreign_local(error):
+    if why := told(OF_POINTERS):
+        return why
+    if foreign := _foreign_local(root):
         return f"{foreign} comes from PyTorch or NumPy, which {ONLY_TRITON}"
-    if "outside of the scope of a kernel" in f"{error} {root}" and hardware.triton_imported_without_interpreter():
-        return "Triton was imported before fa_tutorial, so its own functions are compiled ones: restart, and import fa_tutorial first"
-    if re.search("'(int|constexpr)' object has no attribute 'to'", f"{error} {root}"):
-        return (
-            "Triton makes a constant of an argument that is 1, and a constant has no .to: cast what you multiply it by, which comes "
-            "from tl.program_id or tl.arange"
-        )
-    if "arange" in line and "constexpr" in f"{root}{error}":
-        return (
-            "tl.arange takes tl.constexpr arguments only: use the block's size here, tl.arange(0, BLOCK), and leave the length to the mask"
-        )
-    if half := re.search(r"Expected dtype \['fp32', 'fp64'\] but got (fp16|bf16)", f"{error} {root}"):
-        return f"this function takes float32, not {half[1]}: convert with .to(tl.float32) right after the load"
-    if two := re.search(r"Both operands must be same dtype\. Got (\w+) and (\w+)", f"{error} {root}"):
-        return f"both factors of a dot must have one dtype, and these are {two[1]} and {two[2]}: round one to the other's: x.to(y.dtype)"
-    if changed := carried.SAID.search(f"{error} {root}"):
-        return carried.told(*changed.groups())
-    if "Value argument cannot be block type" in f"{root}":
-        return "a block is stored at one address: reduce it to one number, over all of its axes, or give an address for each of its numbers"
-    if "Mask argument cannot be block type" in f"{root}":
-        return "a block's mask, but one address: add the offsets to the pointer, x_ptr + offs"
-    if axis := re.search(r"axis (\d)(?: out of bounds|\. Expected)", f"{error} {root}"):
-        return f"there is no axis {axis[1]}: a block [BLOCK] has only axis 0, and a tile [M, N] the axes 0 and 1"
-    if "must have equal ranks" in f"{root}":
-        return "both factors of a dot must be tiles of two axes"
-    if "accumulator shape is incompatible" in f"{root}":
-        return "the accumulator of a dot has the product's shape: [M, K] times [K, N] gives [M, N], and tl.zeros((M, N), dtype=tl.float32) makes one"
-    if "`assert " in line:
-        return "its assert does not hold"
+    if why := told(OF_BLOCKS):
+        return why
     if isinstance(root, AssertionError) and not str(root):
         return "Triton refuses the types of these operands; an accumulator, for one, must be float32"
     # The last line: compilers put the source excerpt first.
@@ -444,15 +422,13 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
     return f"{type(root).__name__}: {lines[-1] if lines else type(error).__name__}"
 
 
-def _foreign_local(error: BaseException) -> str:
+def _foreign_local(root: BaseException) -> str:
     """The name of a local of a kernel that holds a PyTorch tensor or a NumPy array, in the interpreter; "" for none."""
-    trace = chain(error)[-1].__traceback__
-    while trace is not None:
-        if "triton" not in trace.tb_frame.f_code.co_filename:
-            foreign = [name for name, value in trace.tb_frame.f_locals.items() if isinstance(value, torch.Tensor | np.ndarray)]
-            if foreign and not trace.tb_frame.f_code.co_filename.endswith("harness_kernel.py"):
-                return foreign[0]
-        trace = trace.tb_next
+    for frame, _ in traceback.walk_tb(root.__traceback__):
+        if "triton" not in frame.f_code.co_filename and frame.f_code.co_filename != __file__:
+            for name, value in frame.f_locals.items():
+                if isinstance(value, torch.Tensor | np.ndarray):
+                    return name
     return ""
 
 
@@ -460,13 +436,10 @@ def _shapes(error: BaseException, kernel: Any, line: str) -> str:
     """The shapes of the kernel's own blocks that the line names, as ", x [2, 8] and offs_c [8]"; "" where only the compiler saw them."""
     found: dict[str, str] = {}
     own = (kernel.fn.__code__.co_filename, kernel.fn.__name__)  # the interpreter runs a copy of the code
-    for cause in chain(error):
-        trace = cause.__traceback__
-        while trace is not None:
-            if (trace.tb_frame.f_code.co_filename, trace.tb_frame.f_code.co_name) == own:
-                blocks = {name: value.shape for name, value in trace.tb_frame.f_locals.items() if getattr(value, "shape", ())}
-                found |= {name: f"{name} [{', '.join(str(int(size)) for size in shape)}]" for name, shape in blocks.items()}
-            trace = trace.tb_next
+    for frame, _ in itertools.chain.from_iterable(traceback.walk_tb(cause.__traceback__) for cause in chain(error)):
+        if (frame.f_code.co_filename, frame.f_code.co_name) == own:
+            blocks = {name: value.shape for name, value in frame.f_locals.items() if getattr(value, "shape", ())}
+            found |= {name: f"{name} [{', '.join(str(int(size)) for size in shape)}]" for name, shape in blocks.items()}
     named = [shape for name, shape in found.items() if re.search(rf"\b{name}\b", line)]
     return f": {', '.join(named)}" if named else ""
 
@@ -474,10 +447,8 @@ def _shapes(error: BaseException, kernel: Any, line: str) -> str:
 def _compiled_line(error: BaseException) -> str:
     for cause in chain(error):
         node, source = getattr(cause, "node", None), getattr(cause, "src", None)
-        if node is not None and source is not None and hasattr(node, "lineno"):
-            lines = source.splitlines()
-            if node.lineno <= len(lines):
-                return f" (`{lines[node.lineno - 1].strip()}`)"
+        if source is not None and hasattr(node, "lineno") and (line := source.splitlines()[node.lineno - 1 : node.lineno]):
+            return f" (`{line[0].strip()}`)"
     return ""
 
 
@@ -600,24 +571,18 @@ def _with_tf32(create_dot: Callable) -> Callable:
     """tl.dot of float32 tiles as tensor cores compute it: rounded to TF32, as the interpreter does not, unless input_precision forbids."""
 
     def dot(a: Any, b: Any, acc: Any, input_precision: Any, *rest: Any) -> Any:
-        tiles = (a, b)
         if getattr(input_precision, "name", "IEEE") != "IEEE":
-            tiles = [_with_data(x, _rounded_to_tf32(x.data)) if x.data.dtype == np.float32 else x for x in tiles]
-        return create_dot(*tiles, acc, input_precision, *rest)
+            a, b = (_rounded_to_tf32(tile) if tile.data.dtype == np.float32 else tile for tile in (a, b))
+        return create_dot(a, b, acc, input_precision, *rest)
 
     return dot
 
 
-def _with_data(handle: Any, data: np.ndarray) -> Any:
-    """A copy of the interpreter's handle of a block, with other numbers."""
-    other = copy.copy(handle)
-    other.data = data
-    return other
-
-
-def _rounded_to_tf32(x: np.ndarray) -> np.ndarray:
-    bits = np.ascontiguousarray(x).view(np.uint32)
-    return np.where(np.isfinite(x), ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32), x)
+def _rounded_to_tf32(tile: Any) -> Any:
+    """A copy of the interpreter's handle of a tile."""
+    rounded, bits = copy.copy(tile), np.ascontiguousarray(tile.data).view(np.uint32)
+    rounded.data = np.where(np.isfinite(tile.data), ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32), tile.data)
+    return rounded
 
 
 def _truth_of(block: Any, truth: Callable) -> bool:
