@@ -175,9 +175,7 @@ def _call(answer: Callable, args: Sequence[Any]) -> Any:
         raise
     except Exception as error:
         if isinstance(error, NotImplementedError) and not error.args:  # a starter's: PyTorch's has a reason
-            if empty := _empty_helper(error, answer):
-                raise Wrong(f"{empty}, which your {answer.__name__} calls, is still empty: it raises NotImplementedError") from None
-            raise NotAttempted(_left_over(error, answer)) from None
+            raise _of_a_starter(error, answer) from None
         remedy = next((f"; {advice}" for words, advice in REMEDIES if words in str(error)), "")
         raise Wrong(f"raises {type(error).__name__}: {error}{where_in(error, answer)}{remedy}") from error
     for position, (arg, copy) in enumerate(zip(args, copies, strict=True)):
@@ -243,23 +241,19 @@ def _parameter(answer: Callable, position: int) -> str:
         return f"number {position + 1}"
 
 
-def _empty_helper(error: NotImplementedError, answer: Callable) -> str:
-    """The name of another starter that the answer calls and that raised the error; "" where the answer did, or its stand-in."""
+def _of_a_starter(error: NotImplementedError, answer: Callable) -> Wrong | NotAttempted:
+    """NotAttempted, with words for a reader whose code stands above the starter's raise; Wrong where another starter raised, which the answer
+    calls."""
     code = getattr(inspect.unwrap(answer), "__code__", None)
-    if code is None or (answer.__module__ or "").startswith("fa_tutorial."):
-        return ""
-    raised_in = traceback.extract_tb(error.__traceback__)[-1].name
-    return raised_in if raised_in != code.co_name else ""
-
-
-def _left_over(error: NotImplementedError, answer: Callable) -> str:
-    """Words for a reader whose code stands above the starter's raise; empty where the raise is the first line that runs."""
-    code = getattr(inspect.unwrap(answer), "__code__", None)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if code is not None and frame.name == code.co_name]
-    if not frames:
-        return ""
-    first = min((line for _, _, line in code.co_lines() if line is not None and line > code.co_firstlineno), default=code.co_firstlineno)
-    return "the starter's `raise NotImplementedError` still stands below your lines: delete it" if frames[-1].lineno > first else ""
+    if code is None:
+        return NotAttempted()
+    *_, last = frames = traceback.extract_tb(error.__traceback__)
+    if last.name != code.co_name and not (answer.__module__ or "").startswith("fa_tutorial."):  # the answer itself, no stand-in
+        return Wrong(f"{last.name}, which your {answer.__name__} calls, is still empty: it raises NotImplementedError")
+    lines = [frame.lineno for frame in frames if frame.name == code.co_name]
+    first = min((line for *_, line in code.co_lines() if line is not None and line > code.co_firstlineno), default=code.co_firstlineno)
+    below = "the starter's `raise NotImplementedError` still stands below your lines: delete it"
+    return NotAttempted(below if lines and lines[-1] > first else "")
 
 
 def where_in(error: BaseException, answer: Any) -> str:
