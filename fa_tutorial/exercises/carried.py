@@ -94,12 +94,9 @@ def watched(kernel: Any) -> Iterator[None]:
 
     # A loop over range or tl.range tells of each iteration itself. Python's tracing, which sees any loop, slows every call beneath.
     names = kernel.fn.__globals__
-    beside = [value.fn for value in names.values() if isinstance(value, interpreter.InterpretedFunction) and value.fn.__globals__ is names]
-    if (
-        not hasattr(interpreter, "_patch_lang")
-        or "range" in names
-        or any(has_while(function.__code__) for function in (kernel.fn, *beside))
-    ):
+    beside = (value.fn for value in names.values() if isinstance(value, interpreter.InterpretedFunction))
+    codes = [kernel.fn.__code__, *(function.__code__ for function in beside if function.__globals__ is names)]
+    if "range" in names or not hasattr(interpreter, "_patch_lang") or any(map(has_while, codes)):
         with _traced(kernel):
             yield
         return

@@ -8,6 +8,7 @@ text; else the rule that the input tests. Messages hold no random numbers, so th
 
 from __future__ import annotations
 
+import functools
 import inspect
 import math
 import re
@@ -73,7 +74,7 @@ def case(*args: Any, **options: Any) -> Case:
     return Case(args, **options)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Exercise:
     """One exercise: one of these in a file exercises/chapter_N/ex_M.py, under the name EXERCISE.
 
@@ -183,18 +184,16 @@ def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case
     raise Wrong(f"{diagnosis}: {on}{_told(exercise, got[wrong], want[wrong], one, wrong, shown)}")
 
 
-_slipped: dict[tuple[Any, str], Any] = {}  # (solution, mistake) -> the changed solution
-_outcomes: dict[tuple[Any, int], dict[str, Any] | None] = {}  # (changed solution, number of the fixed input) -> what it gives
-
-
+@functools.cache
 def slipped(exercise: Exercise, told: str) -> Any:
     """The solution with one of the exercise's mistakes in it. ValueError where a text to be changed does not stand there."""
-    if (exercise.solution, told) not in _slipped:
-        changes = exercise.mistakes[told]
-        names = vars(sys.modules[unwrapped(exercise.solution).__module__]) | {"__name__": "slip"}
-        text = edited(source_of(exercise.solution), *(changes if isinstance(changes, list) else [changes]))
-        _slipped[exercise.solution, told] = defined(text, names)[exercise.name]
-    return _slipped[exercise.solution, told]
+    changes = exercise.mistakes[told]
+    names = vars(sys.modules[unwrapped(exercise.solution).__module__]) | {"__name__": "slip"}
+    text = edited(source_of(exercise.solution), *(changes if isinstance(changes, list) else [changes]))
+    return defined(text, names)[exercise.name]
+
+
+_outcomes: dict[tuple[Any, int], dict[str, Any] | None] = {}  # (changed solution, number of the fixed input) -> what it gives
 
 
 def _named(exercise: Exercise, answer: Any, got: Mapping, one: Case, cases: Sequence[Case]) -> str | None:

@@ -85,7 +85,7 @@ def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str, onc
     """
     check_kernel(kernel, len(launch.args), launch.meta)
     args = [buffer_of(name, arg) for name, arg in zip(launch.names(solution), launch.args, strict=True)]
-    trace = Trace([arg for arg in args if isinstance(arg, Buffer)], strict=True, left_out=launch.left_out)
+    trace = Trace([arg for arg in args if isinstance(arg, Buffer)], launch.left_out)
     try:
         poisons = (SENTINEL,) if once else (math.nan, SENTINEL)
         with ones_as_constants():
@@ -226,10 +226,10 @@ def run_poisoned(
         before = {buffer.name: buffer.memory.clone() for buffer in buffers}
         types = carried.watched(kernel) if hardware.interpreter_on() and not runs else contextlib.nullcontext()
         with trace.on(), types:
-            _launch(kernel, grid, [arg.argument if isinstance(arg, Buffer) else arg for arg in args], meta, trace.strict)
+            _launch(kernel, grid, [arg.argument if isinstance(arg, Buffer) else arg for arg in args], meta)
         for buffer in buffers:
             _check_guards(buffer, before[buffer.name])
-        runs.append({buffer.name.removesuffix("_ptr"): buffer.tensor.double().cpu() for buffer in buffers if buffer.data is None})
+        runs.append({buffer.name: buffer.tensor.double().cpu() for buffer in buffers if buffer.data is None})
     return runs
 
 
@@ -243,7 +243,7 @@ def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Map
     from triton.runtime.interpreter import InterpretedFunction
 
     copies = [arg.on_cpu() if isinstance(arg, Buffer) else arg for arg in args]
-    trace = Trace([copy for copy in copies if isinstance(copy, Buffer)], real.strict)
+    trace = Trace([copy for copy in copies if isinstance(copy, Buffer)])
     for buffer in trace.buffers:
         buffer.reset(SENTINEL)
     try:
@@ -255,6 +255,18 @@ def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Map
             raise Stray(root.access, root.remedy, where_in(error, kernel)) from None
     for seen in ("overlap", "again", "stored_again", "pieces", "widened"):
         setattr(real, seen, getattr(trace, seen))
+
+
+def check_begun(function: Any) -> None:
+    """Wrong for a function that isn't jitted, NotAttempted for a starter. It is run, not read: a real body stops at its first tl call."""
+    if not hasattr(function, "fn"):
+        raise Wrong("is a plain function: put @triton.jit above it")
+    try:
+        function.fn(*[None] * len(inspect.signature(function.fn).parameters))
+    except NotImplementedError:
+        raise NotAttempted from None
+    except Exception:
+        pass
 
 
 def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
@@ -270,12 +282,7 @@ def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
     for name in meta:
         if "constexpr" not in str(parameters[name].annotation):
             raise Wrong(f"{name} must be annotated tl.constexpr: shapes of blocks are fixed when the kernel is compiled")
-    try:  # run, not read: a real body stops at its first tl call
-        kernel.fn(*[None] * len(names))
-    except NotImplementedError:
-        raise NotAttempted from None
-    except Exception:
-        pass
+    check_begun(kernel)
     pairs = itertools.pairwise((one.opname, str(one.argval)) for one in dis.get_instructions(kernel.fn))
     if any(module == ("LOAD_GLOBAL", "triton") and name == "cdiv" for module, (_, name) in pairs):
         raise Wrong("triton.cdiv is a Python function, which only the interpreter runs inside a kernel: use tl.cdiv there")
@@ -296,13 +303,12 @@ def _refuse_globals(kernel: Any) -> None:
             )
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int], strict: bool) -> None:
+def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int]) -> None:
     on_gpu = hardware.device().type == "cuda"
-    truth = blocks_without_truth() if strict else contextlib.nullcontext()
     limit = contextlib.nullcontext() if on_gpu else time_limit()  # on a GPU the launch compiles, and doesn't wait for the kernel
     try:
         # The interpreter computes with NumPy, which would warn of every inf and NaN.
-        with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning), truth, limit:
+        with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning), blocks_without_truth(), limit:
             kernel[grid](*args, **meta)
         if on_gpu:
             _wait_for_gpu()
@@ -461,14 +467,14 @@ ACCESSES = {"create_masked_load": (0, 1, False), "create_masked_store": (0, 2, T
 class Trace:
     """Looks at every access that the interpreter makes, before it happens. On a GPU it sees nothing.
 
-    strict: also put left_out in the lanes that a load leaves undefined, keep in `overlap` the name of an output whose elements two programs
-    write, in `stored_again` that of one whose elements a program stores twice, in `pieces` that of one to which a program has more than one store, in `again`, in words, the first tensor whose elements make
-    more than one trip, in `dots` how many tl.dot ran, and in `widened` whether tiles of 16-bit inputs are multiplied as float32.
+    It puts left_out in the lanes that a load leaves undefined, and keeps in `overlap` the name of an output whose elements two programs write,
+    in `stored_again` that of one whose elements a program stores twice, in `pieces` that of one to which a program has more than one store,
+    in `again`, in words, the first tensor whose elements make more than one trip, in `dots` how many tl.dot ran, and in `widened` whether
+    tiles of 16-bit inputs are multiplied as float32.
     """
 
-    def __init__(self, buffers: Sequence[Buffer], strict: bool, left_out: float = math.nan) -> None:
+    def __init__(self, buffers: Sequence[Buffer], left_out: float = math.nan) -> None:
         self.buffers = buffers
-        self.strict = strict
         self.left_out = left_out
         self.overlap = self.again = self.stored_again = self.pieces = ""
         self.widened, self.dots = False, 0
@@ -498,7 +504,7 @@ class Trace:
         def watched(*args: Any, **options: Any) -> Any:
             self._check(args[ptrs], args[mask], is_store, may_overlap="atomic" in name)
             result = method(*args, **options)
-            is_undefined = self.strict and name == "create_masked_load" and args[2] is None
+            is_undefined = name == "create_masked_load" and args[2] is None
             if is_undefined and (result.dtype.scalar.is_floating() or result.data.dtype.kind == "f"):
                 keeps_bits = result.data.dtype.kind == "u"  # of bf16, the upper half of a float32
                 fill = np.float32(self.left_out).view(np.uint32) >> 16 if keeps_bits else self.left_out
@@ -537,16 +543,15 @@ class Trace:
                 raise _written_input(buffer)
             if (near & ~own).any():
                 raise _stray(buffer, int(places[near & ~own][0]) - GUARD, is_store)
-            if self.strict:
-                self._note_trips(buffer, places[own], is_store)
-            if is_store and self.strict and not may_overlap:
+            self._note_trips(buffer, places[own], is_store)
+            if is_store and not may_overlap:
                 self._note_writers(buffer, places[own])
             stray &= ~own
         if stray.any():
             raise Stray(f"{'writes' if is_store else 'reads'} far outside its tensors", "mend the offsets")
 
     def _note_trips(self, buffer: Buffer, places: np.ndarray, is_store: bool) -> None:
-        seen, name = self._seen[buffer.name], buffer.name.removesuffix("_ptr")
+        seen, name = self._seen[buffer.name], buffer.name
         if not self.again and not is_store and buffer.data is None and len(places):
             self.again = f"{name} is read back"
         elif not self.again and seen[places].any():
@@ -557,13 +562,14 @@ class Trace:
         x, y, z = self._builder.grid_idx
         program = x + 1_000_000 * (y + 1_000 * z)
         writers = self._writers[buffer.name]
-        others = writers[places][(writers[places] >= 0) & (writers[places] != program)]
-        if len(others) and not self.overlap:
-            self.overlap = buffer.name.removesuffix("_ptr")
-        if not self.pieces and (writers == program).any():
-            self.pieces = buffer.name.removesuffix("_ptr")
-        if not self.stored_again and (writers[places] == program).any():
-            self.stored_again = buffer.name.removesuffix("_ptr")
+        before = writers[places]
+        shows = {
+            "overlap": ((before >= 0) & (before != program)).any(),
+            "pieces": (writers == program).any(),
+            "stored_again": (before == program).any(),
+        }
+        for what in (what for what, is_so in shows.items() if is_so and not getattr(self, what)):
+            setattr(self, what, buffer.name)
         writers[places] = program
 
 
@@ -597,13 +603,13 @@ def _truth_of(block: Any, truth: Callable) -> bool:
 
 
 def _stray(buffer: Buffer, offset: int, is_store: bool) -> Stray:
-    name, shape, strides = buffer.name.removesuffix("_ptr"), tuple(buffer.tensor.shape), buffer.tensor.stride()
+    name, shape, strides = buffer.name, tuple(buffer.tensor.shape), buffer.tensor.stride()
     verb, remedy = ("writes", "mask the store, or mend its offsets") if is_store else ("reads", "mask the load, or mend its offsets")
     return Stray(f"{verb} outside {name} (shape {shape}, strides {strides}), at element offset {offset}", remedy)
 
 
 def _written_input(buffer: Buffer) -> Wrong:
-    return Wrong(f"writes to {buffer.name.removesuffix('_ptr')}, which is an input")
+    return Wrong(f"writes to {buffer.name}, which is an input")
 
 
 def _check_guards(buffer: Buffer, before: torch.Tensor) -> None:
