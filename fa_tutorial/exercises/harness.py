@@ -8,6 +8,7 @@ text; else the rule that the input tests. Messages hold no random numbers, so th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -262,11 +263,12 @@ def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str, wat
                 f"the result is right, but {found}{seen[what]}" for what, found in words.items() if what in seen and getattr(trace, what)
             )
             return got, next(told, "")
-        if exercise.watch is None or one.fresh or not watched:
-            return _by_part(exercise, run(adapted, *one.args, on=on, once=not watched), on), ""
-        with exercise.watch(*one.args) as watch:
-            result = run(adapted, *one.args, on=on)
-        return _by_part(exercise, result, on), watch.complaint(result)
+        try:
+            with exercise.watch(*one.args) if exercise.watch and watched and not one.fresh else contextlib.nullcontext() as watch:
+                result = run(adapted, *one.args, once=not watched)
+            return _by_part(exercise, result), watch.complaint(result) if watch is not None else ""
+        except Wrong as wrong:
+            raise Wrong(f"{on}: {wrong}") from wrong.__cause__
     except Endless as endless:
         still = f"{on}: is still running after {running.TIME_LIMIT:g} s{where_in(endless, answer)}"
         raise Endless(f"{still}. Does every iteration bring its loop closer to the end?{endless}") from None
@@ -278,7 +280,7 @@ def _truth_of(exercise: Exercise, one: Case) -> dict[str, Any]:
     if not one.wanted:
         result = exercise.truth(*one.args)
         if exercise.launch is None:
-            one.wanted.update(_by_part(exercise, result, ""))
+            one.wanted.update(_by_part(exercise, result))
         else:
             outs = exercise.launch(*one.args).outputs(exercise.solution)
             parts = result if isinstance(result, tuple) else (result,)
@@ -289,16 +291,16 @@ def _truth_of(exercise: Exercise, one: Case) -> dict[str, Any]:
     return one.wanted
 
 
-def _by_part(exercise: Exercise, result: Any, on: str) -> dict[str, Any]:
+def _by_part(exercise: Exercise, result: Any) -> dict[str, Any]:
     """A function's result as {part: value}: float64 tensors and texts, or integers and tuples of them where the exercise is exact."""
-    parts = dict(zip(exercise.parts, unpack(result, exercise.parts, on), strict=True)) if exercise.parts else {"": result}
-    return {part: _value(exercise, value, part or "the result", on) for part, value in parts.items()}
+    parts = unpack(result, exercise.parts) if exercise.parts else {"": result}
+    return {part: _value(exercise, value, part or "the result") for part, value in parts.items()}
 
 
-def _value(exercise: Exercise, value: Any, what: str, on: str) -> Any:
+def _value(exercise: Exercise, value: Any, what: str) -> Any:
     """A text as it is, everything else as a tensor. Where it is exact, a list is taken for a tuple, a tensor of one element for a number."""
     if not exercise.exact:
-        return value if isinstance(value, str) else as_tensor(value, what, on)
+        return value if isinstance(value, str) else as_tensor(value, what)
     if isinstance(value, list):
         return tuple(value)
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
