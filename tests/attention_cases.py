@@ -135,7 +135,7 @@ class Case(Named):
 
 def place(x: torch.Tensor, layout: str) -> torch.Tensor:
     """The (B, H, S, D) tensor in one of LAYOUTS, inside NaN."""
-    return in_nan(x, *LAYOUTS[layout](*x.shape))[0]
+    return in_nan(x, *LAYOUTS[layout](*x.shape))
 
 
 def same(got, want) -> bool:

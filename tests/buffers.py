@@ -6,8 +6,6 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
 import torch
@@ -57,60 +55,22 @@ LAYOUTS: dict[str, Callable[[int, int], tuple[tuple[int, int], int]]] = {
 }
 
 
-def in_nan(data: torch.Tensor, strides: Sequence[int], offset: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """`data` with these strides, and the memory that it lies in, whose every other element is NaN.
-
-    Along a stride of 0 the first entry of `data` repeats.
-    """
+def in_nan(data: torch.Tensor, strides: Sequence[int], offset: int = 0) -> torch.Tensor:
+    """`data` with these strides, in memory whose every other element is NaN. Along a stride of 0 the first entry of `data` repeats."""
     extent = offset + 1 + sum((size - 1) * stride for size, stride in zip(data.shape, strides, strict=True))
     memory = torch.full((GUARD + max(extent, 1) + GUARD,), float("nan"), dtype=data.dtype, device=data.device)
     distinct = data[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in strides)]
     memory.as_strided(distinct.shape, strides, GUARD + offset).copy_(distinct)
-    return memory.as_strided(data.shape, strides, GUARD + offset), memory
+    return memory.as_strided(data.shape, strides, GUARD + offset)
 
 
 def laid_out(data: torch.Tensor, layout: str) -> torch.Tensor:
     """The 2-D `data` in one of LAYOUTS, inside NaN."""
     strides, offset = LAYOUTS[layout](*data.shape)
-    return in_nan(data, strides, offset)[0]
+    return in_nan(data, strides, offset)
 
 
-# ---------------------------------------------------------------- launching a kernel on guarded buffers
-
-
-@dataclass(frozen=True)
-class Guarded:
-    """A tensor inside guard cells: an input in NaN, or an output that is NaN itself until it is written, in SENTINEL."""
-
-    tensor: torch.Tensor
-    memory: torch.Tensor
-    is_output: bool
-
-
-def guarded_input(data: torch.Tensor, strides: Sequence[int] | None = None) -> Guarded:
-    tensor, memory = in_nan(data, data.stride() if strides is None else strides)
-    return Guarded(tensor, memory, is_output=False)
-
-
-def guarded_output(shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None = None) -> Guarded:
-    nan = torch.full(tuple(shape), float("nan"), dtype=dtype, device=DEVICE)
-    tensor, memory = in_nan(nan, nan.stride() if strides is None else strides)
-    memory.fill_(SENTINEL)
-    tensor.fill_(float("nan"))
-    return Guarded(tensor, memory, is_output=True)
-
-
-def launch(kernel: Any, grid: tuple[int, ...], *args: Any, **meta: Any) -> None:
-    """kernel[grid](*args, **meta); AssertionError unless the outputs' own elements are all that changed."""
-    buffers = [arg for arg in args if isinstance(arg, Guarded)]
-    expected = [buffer.memory.clone() for buffer in buffers]
-    kernel[grid](*(arg.tensor if isinstance(arg, Guarded) else arg for arg in args), **meta)
-    for buffer, memory in zip(buffers, expected, strict=True):
-        if buffer.is_output:
-            own = buffer.tensor
-            memory.as_strided(own.shape, own.stride(), own.storage_offset()).copy_(own)
-        stray = torch.nonzero(~same_bits(buffer.memory, memory)).flatten()
-        assert not len(stray), f"memory changed outside the outputs, at element {int(stray[0]) - buffer.tensor.storage_offset()}"
+# ---------------------------------------------------------------- what a kernel may not change
 
 
 def same_bits(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -131,25 +91,30 @@ def unchanged(*tensors: torch.Tensor) -> Iterator[None]:
 
 @contextlib.contextmanager
 def guarded_outputs() -> Iterator[None]:
-    """Inside the block what torch.empty and torch.empty_like give is NaN between guard cells, or the largest integer; AssertionError where
-    these changed."""
+    """Inside the block what torch.empty, empty_like and empty_strided give is NaN between guard cells, or the largest integer;
+    AssertionError where these changed."""
     made, empty = [], torch.empty
 
-    def guarded_empty(shape, *, dtype, device, **options):
-        elements = math.prod(shape)
+    def guarded(shape, strides, *, dtype, device):
+        extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if math.prod(shape) else 0
         sentinel = FP8_SENTINEL if dtype == torch.float8_e4m3fn else SENTINEL
-        memory = torch.full((GUARD + elements + GUARD,), sentinel, device=device).to(dtype)
-        memory[GUARD : GUARD + elements] = float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max
-        made.append((memory, elements, sentinel))
-        return empty(0, dtype=dtype, device=device).set_(memory.untyped_storage(), GUARD, shape, contiguous_strides(shape))
+        memory = torch.full((GUARD + extent + GUARD,), sentinel, device=device).to(dtype)
+        tensor = empty(0, dtype=dtype, device=device).set_(memory.untyped_storage(), GUARD, shape, strides)
+        made.append((memory, tensor, sentinel))
+        return tensor.fill_(float("nan") if dtype.is_floating_point else torch.iinfo(dtype).max)
+
+    def contiguous(shape, *, dtype, device, **options):
+        return guarded(shape, contiguous_strides(shape), dtype=dtype, device=device)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(torch, "empty", guarded_empty)
-        patch.setattr(torch, "empty_like", lambda x, **options: guarded_empty(x.shape, dtype=x.dtype, device=x.device))
+        patch.setattr(torch, "empty", contiguous)
+        patch.setattr(torch, "empty_like", lambda x, **options: contiguous(x.shape, dtype=x.dtype, device=x.device))
+        patch.setattr(torch, "empty_strided", guarded)
         yield
-    for memory, elements, sentinel in made:
-        around = torch.cat([memory[:GUARD], memory[GUARD + elements :]])
-        assert bool((around.float() == sentinel).all()), "memory changed outside an output"
+    for memory, tensor, sentinel in made:
+        around = torch.ones(memory.shape, dtype=torch.bool, device=memory.device)
+        around.as_strided(tensor.shape, tensor.stride(), GUARD).fill_(False)
+        assert bool((memory.float()[around] == sentinel).all()), "memory changed outside an output"
 
 
 # ---------------------------------------------------------------- the bound on the error

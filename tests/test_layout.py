@@ -10,10 +10,8 @@ from buffers import (
     assert_as_accurate,
     dtypes,
     far_apart,
-    guarded_input,
-    guarded_output,
     guarded_outputs,
-    launch,
+    in_nan,
     randn,
     unchanged,
     vast_memory,
@@ -114,16 +112,19 @@ def test_row_warps():
 
 def check_add_kernel(kernel):
     n = 37
-    x, y, out = randn(n), randn(n, seed=1), guarded_output((n,), torch.float32)
-    launch(kernel, (cdiv(n, 16),), guarded_input(x), guarded_input(y), out, n, BLOCK=16)
-    assert_as_accurate(out.tensor, x.double() + y.double(), x + y)
+    x, y = in_nan(randn(n), (1,)), in_nan(randn(n, seed=1), (1,))
+    with unchanged(x, y), guarded_outputs():
+        out = torch.empty_like(x)
+        kernel[(cdiv(n, 16),)](x, y, out, n, BLOCK=16)
+    assert_as_accurate(out, x.double() + y.double(), x + y)
 
 
 def check_transpose_kernel(kernel):
-    data = randn(17, 15)
-    x, out = guarded_input(data, (16, 1)), guarded_output((15, 17), torch.float32, (19, 1))
-    launch(kernel, (2, 1), x, out, 17, 15, 16, 1, 19, 1, BLOCK_R=16, BLOCK_C=16)
-    assert_as_accurate(out.tensor, data.double().T, data.T)
+    x = in_nan(randn(17, 15), (16, 1))
+    with unchanged(x), guarded_outputs():
+        out = torch.empty_strided((15, 17), (19, 1), dtype=x.dtype, device=DEVICE)
+        kernel[(2, 1)](x, out, 17, 15, 16, 1, 19, 1, BLOCK_R=16, BLOCK_C=16)
+    assert_as_accurate(out, x.double().T, x.T)
 
 
 HARD_ROWS = {
@@ -138,9 +139,11 @@ HARD_ROWS = {
 
 def check_softmax_kernel(kernel, rows, dtype=torch.float32):
     data = HARD_ROWS[rows](randn(3, 17)).to(dtype)
-    x, out = guarded_input(data, (20, 1)), guarded_output((3, 17), dtype, (22, 1))
-    launch(kernel, (3,), x, out, 17, 20, 22, BLOCK=next_power_of_2(17))
-    assert_as_accurate(out.tensor, torch.softmax(data.double(), -1), torch.softmax(data, -1))
+    x = in_nan(data, (20, 1))
+    with unchanged(x), guarded_outputs():
+        out = torch.empty_strided((3, 17), (22, 1), dtype=dtype, device=DEVICE)
+        kernel[(3,)](x, out, 17, 20, 22, BLOCK=next_power_of_2(17))
+    assert_as_accurate(out, torch.softmax(data.double(), -1), torch.softmax(data, -1))
 
 
 @dtypes

@@ -11,10 +11,8 @@ from buffers import (
     assert_as_accurate,
     dtypes,
     far_apart,
-    guarded_input,
-    guarded_output,
     guarded_outputs,
-    launch,
+    in_nan,
     randn,
     unchanged,
     vast_memory,
@@ -123,20 +121,21 @@ def check_matmul_kernel(kernel, M=17, N=33, K=23, dtype=torch.float32, positive=
     a, b = randn(M, K, dtype=dtype), randn(K, N, dtype=dtype, seed=1)
     if positive:
         a, b = a.abs(), b.abs()
-    c = guarded_output((M, N), dtype, (2 * N + 1, 2))
-    sides = guarded_input(a, (K + 1, 1)), guarded_input(b, (3 * N, 3))
-    grid = (cdiv(M, 16) * cdiv(N, 16),)
-    launch(kernel, grid, *sides, c, M, N, K, K + 1, 1, 3 * N, 3, 2 * N + 1, 2, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
-    assert_as_accurate(c.tensor, *product(a, b))
+    sides, grid = (in_nan(a, (K + 1, 1)), in_nan(b, (3 * N, 3))), (cdiv(M, 16) * cdiv(N, 16),)
+    with unchanged(*sides), guarded_outputs():
+        c = torch.empty_strided((M, N), (2 * N + 1, 2), dtype=dtype, device=DEVICE)
+        kernel[grid](*sides, c, M, N, K, K + 1, 1, 3 * N, 3, 2 * N + 1, 2, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
+    assert_as_accurate(c, *product(a, b))
 
 
 def check_scores_values_kernel(kernel, S_q=17, S_k=23, D=11):
     q, k, v = randn(S_q, D), randn(S_k, D, seed=1), randn(S_k, D, seed=2)
-    o = guarded_output((S_q, D), torch.float32, (3 * D, 3))
     strides = (D + 1, 1), (1, S_k + 2), (2 * D + 3, 2)
-    inputs = [guarded_input(x, stride) for x, stride in zip((q, k, v), strides, strict=True)]
-    launch(kernel, (2,), *inputs, o, S_q, S_k, D, 0.3, *itertools.chain(*strides), 3 * D, 3, BLOCK_M=16, BLOCK_N=16, BLOCK_D=16)
-    assert_as_accurate(o.tensor, *scores_values(q, k, v, 0.3))
+    inputs = [in_nan(x, stride) for x, stride in zip((q, k, v), strides, strict=True)]
+    with unchanged(*inputs), guarded_outputs():
+        o = torch.empty_strided((S_q, D), (3 * D, 3), dtype=torch.float32, device=DEVICE)
+        kernel[(2,)](*inputs, o, S_q, S_k, D, 0.3, *itertools.chain(*strides), 3 * D, 3, BLOCK_M=16, BLOCK_N=16, BLOCK_D=16)
+    assert_as_accurate(o, *scores_values(q, k, v, 0.3))
 
 
 A_MASK, B_MASK = "mask_m & (offs_k[None, :] < K - k)", "mask_n & (offs_k[:, None] < K - k)"
@@ -186,9 +185,10 @@ def check_matmul_far_apart(kernel, strides_a, strides_b):
     a, b = randn(3, K, dtype=torch.float16), randn(K, 3, dtype=torch.float16, seed=1)
     memory = vast_memory()
     far = (far_apart(memory, a, strides_a), far_apart(memory, b, strides_b, offset=64))
-    c = guarded_output((3, 3), torch.float16)
-    launch(kernel, (1,), *far, c, 3, 3, K, *strides_a, *strides_b, 3, 1, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
-    assert_as_accurate(c.tensor, *product(a, b))
+    with guarded_outputs():
+        c = torch.empty((3, 3), dtype=torch.float16, device=DEVICE)
+        kernel[(1,)](*far, c, 3, 3, K, *strides_a, *strides_b, 3, 1, BLOCK_M=16, BLOCK_N=16, BLOCK_K=16)
+    assert_as_accurate(c, *product(a, b))
 
 
 def test_matmul_kernel_beyond_32_bits():
@@ -205,10 +205,12 @@ def test_matmul_kernel_beyond_32_bits():
 @pytest.mark.parametrize("strides", [(2**30, 1), (1, 2**30)], ids=["rows", "columns"])
 def test_scores_values_kernel_beyond_32_bits(kernel, strides):
     q, k, v = (randn(3, 3, dtype=torch.float16, seed=seed) for seed in range(3))
-    memory, o = vast_memory(), guarded_output((3, 3), torch.float16)
+    memory = vast_memory()
     far = [far_apart(memory, x, strides, offset=64 * i) for i, x in enumerate((q, k, v))]
-    launch(kernel, (1,), *far, o, 3, 3, 3, 1.0, *strides * 3, 3, 1, BLOCK_M=16, BLOCK_N=16, BLOCK_D=16)
-    assert_as_accurate(o.tensor, *scores_values(q, k, v, 1.0))
+    with guarded_outputs():
+        o = torch.empty((3, 3), dtype=torch.float16, device=DEVICE)
+        kernel[(1,)](*far, o, 3, 3, 3, 1.0, *strides * 3, 3, 1, BLOCK_M=16, BLOCK_N=16, BLOCK_D=16)
+    assert_as_accurate(o, *scores_values(q, k, v, 1.0))
 
 
 # ---------------------------------------------------------------- the order of tiles

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,20 +55,19 @@ def answer(exercise_id: str, yours: Any) -> Any:
 
 def _judge(exercise: Exercise, answer: Any) -> Result:
     """Grade an answer and keep the verdict, in the reader's progress and for `answer`."""
-    label = f"{exercise.id} {exercise.name}"
     try:
         if _is_the_packages(answer):
             raise NotAttempted("this is the package's own; write yours")
         exercise.grade(answer)
-        note = exercise.note(answer) if exercise.note and callable(answer) else ""
-        result = Result(exercise.id, "correct", f"{label}: correct" + (f" ({note})" if note else ""))
+        status, words = "correct", exercise.note(answer) if exercise.note and callable(answer) else ""
     except NotAttempted as left_over:
-        result = Result(exercise.id, "not attempted", f"{label}: not attempted" + (f" ({left_over})" if str(left_over) else ""))
+        status, words = "not attempted", str(left_over)
     except Wrong as diagnosis:
-        result = Result(exercise.id, "wrong", f"{label}: {' '.join(str(diagnosis).split())}")
-    record_of.record(exercise.id, result.status)
-    _judged[exercise.id] = (answer, result.status)
-    return result
+        status, words = "wrong", " ".join(str(diagnosis).split())
+    record_of.record(exercise.id, status)
+    _judged[exercise.id] = (answer, status)
+    message = words if status == "wrong" else f"{status} ({words})" if words else status
+    return Result(exercise.id, status, f"{exercise.id} {exercise.name}: {message}")
 
 
 def _is_the_packages(answer: Any) -> bool:
@@ -104,23 +102,16 @@ def _say(text: str) -> None:
 
 def progress(chapter: int | None = None) -> None:
     """Show which exercises are done, of one chapter or of all; ValueError for a chapter that has none."""
-    state = record_of.load()
-    if chapter is not None:
-        if chapter not in catalogue.chapters():
-            raise ValueError(f"no exercises of chapter {chapter!r}; chapters with exercises: {', '.join(map(str, catalogue.chapters()))}")
-        print(_progress_line(chapter, state))
-        return
-    for number in catalogue.chapters():
-        print(_progress_line(number, state))
-    known = [one for number in catalogue.chapters() for one in catalogue.chapter_ids(number)]
-    print(f"all chapters: {_solved(known, state)} of {len(known)} done   (✓ correct, ✗ tried, · not attempted)")
-
-
-def _solved(ids: Sequence[str], state: Mapping[str, str]) -> int:
-    return sum(state.get(one) == "correct" for one in ids)
-
-
-def _progress_line(chapter: int, state: Mapping[str, str]) -> str:
-    ids = catalogue.chapter_ids(chapter)
-    marks = "  ".join(f"{MARKS[state.get(one, 'not attempted')]} {one}" for one in ids)
-    return f"chapter {chapter}: {_solved(ids, state)} of {len(ids)} done   {marks}"
+    known, state = catalogue.chapters(), record_of.load()
+    if chapter is not None and chapter not in known:
+        raise ValueError(f"no exercises of chapter {chapter!r}; chapters with exercises: {', '.join(map(str, known))}")
+    done = 0
+    for number in known if chapter is None else [chapter]:
+        statuses = {one: state.get(one, "not attempted") for one in catalogue.chapter_ids(number)}
+        solved = [*statuses.values()].count("correct")
+        done += solved
+        marks = "  ".join(f"{MARKS[status]} {one}" for one, status in statuses.items())
+        print(f"chapter {number}: {solved} of {len(statuses)} done   {marks}")
+    if chapter is None:
+        exercises = sum(len(catalogue.chapter_ids(number)) for number in known)
+        print(f"all chapters: {done} of {exercises} done   (✓ correct, ✗ tried, · not attempted)")

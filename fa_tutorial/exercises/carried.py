@@ -12,21 +12,34 @@ import dis
 import functools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
+from unittest import mock
 
 from fa_tutorial.exercises.running import Wrong
 
 SAID = re.compile(r"Loop-carried variable (\w+) has initial type (.+?) but is re-assigned to (.+?) in loop!")
+TOLD = (  # what a reader is told of a variable whose type a loop changes: the compiler's words, and what to do
+    'Triton\'s compiler refuses it: "Loop-carried variable {0} has initial type {1} but is re-assigned to {2} in loop!" '
+    "Before the loop, give {0} the shape and dtype that it has after an iteration, with tl.full or tl.zeros"
+)
 
 
-def told(name: str, before: str, after: str) -> str:
-    """What a reader is told of a variable whose type a loop changes, by the compiler's words and what to do."""
-    return (
-        f'Triton\'s compiler refuses it: "Loop-carried variable {name} has initial type {before} but is re-assigned to {after} in loop!" '
-        f"Before the loop, give {name} the shape and dtype that it has after an iteration, with tl.full or tl.zeros"
-    )
+@contextlib.contextmanager
+def entering_a_kernel(then: Callable[[], None]) -> Iterator[None]:
+    """Within, call `then` whenever the interpreter has put its own functions in the place of Triton's, for the run of a kernel."""
+    from triton.runtime import interpreter
+
+    patch = getattr(interpreter, "_patch_lang", None)  # a private function, which another Triton may not have, and then doesn't call
+
+    def patch_and_more(function: Any) -> Any:
+        scope = patch(function)
+        then()
+        return scope
+
+    with mock.patch.object(interpreter, "_patch_lang", patch_and_more, create=True):
+        yield
 
 
 class Loop(NamedTuple):
@@ -80,9 +93,10 @@ def watched(kernel: Any) -> Iterator[None]:
     from triton.runtime import interpreter
 
     # A loop over range or tl.range tells of each iteration itself. Python's tracing, which sees any loop, slows every call beneath.
-    names, patch = kernel.fn.__globals__, getattr(interpreter, "_patch_lang", None)
-    beside = [value.fn for value in names.values() if isinstance(value, interpreter.InterpretedFunction) and value.fn.__globals__ is names]
-    if patch is None or "range" in names or any(has_while(function.__code__) for function in (kernel.fn, *beside)):
+    names = kernel.fn.__globals__
+    beside = (value.fn for value in names.values() if isinstance(value, interpreter.InterpretedFunction))
+    codes = [kernel.fn.__code__, *(function.__code__ for function in beside if function.__globals__ is names)]
+    if "range" in names or not hasattr(interpreter, "_patch_lang") or any(map(has_while, codes)):
         with _traced(kernel):
             yield
         return
@@ -98,17 +112,14 @@ def watched(kernel: Any) -> Iterator[None]:
         finally:
             ended[frame] |= set(frame.f_locals) - before.keys()
 
-    def patch_and_watch(function: Any) -> Any:
-        scope = patch(function)
+    def watch() -> None:
         language.range = watched_range  # the scope's end puts Triton's own back
-        return scope
 
     names["range"] = lambda *args: watched_range(*args)
-    interpreter._patch_lang = patch_and_watch
     try:
-        yield
+        with entering_a_kernel(watch):
+            yield
     finally:
-        interpreter._patch_lang = patch
         del names["range"]
 
 
@@ -116,7 +127,7 @@ def _check(before: dict[str, Any], frame: FrameType) -> None:
     now = _types(frame)
     for name, kind in before.items():
         if name in now and _differ(kind, now[name]):
-            raise Wrong(told(name, str(kind), str(now[name])))
+            raise Wrong(TOLD.format(name, kind, now[name]))
 
 
 @contextlib.contextmanager

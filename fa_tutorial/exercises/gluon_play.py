@@ -121,10 +121,8 @@ class Play:
     types: bool = False
 
     def __str__(self) -> str:
-        return (
-            f"{self.blocks} block{'s' * (self.blocks > 1)}, {self.stages} stages, the other roles as "
-            f"{'early' if self.early else 'late'} as can be"
-        )
+        when = "early" if self.early else "late"
+        return f"{self.blocks} block{'s' * (self.blocks > 1)}, {self.stages} stages, the other roles as {when} as can be"
 
     def run(self, attend: Callable) -> str:
         """What comes of a reader's attend: RIGHT, or the first thing that goes wrong."""
@@ -140,9 +138,8 @@ class Stage:
         draw = lambda *shape: torch.randn(*shape, generator=random, dtype=torch.float64)  # noqa: E731
         self.q, self.keys, self.values = draw(ROWS, D), draw(play.blocks, KEYS, D), draw(play.blocks, KEYS, D)
         self.full, self.empty = ring(play.stages, consumers=2)
-        self.k, self.v = (
-            [Tile(f"stage {i} of {name}", torch.full((KEYS, D), torch.nan).double()) for i in range(play.stages)] for name in "kv"
-        )
+        nothing = torch.full((KEYS, D), torch.nan).double()
+        self.tiles = {name: [Tile(f"stage {i} of {name}", nothing) for i in range(play.stages)] for name in "kv"}
         self.loaded = self.other = 0  # blocks that the producer has loaded, and the other consumer has used
         self.in_flight: list[Pending] = []
         self.issued = {"k": 0, "v": 0}
@@ -156,17 +153,18 @@ class Stage:
 
     def step(self) -> bool:
         """One block of the producer or of the other consumer; False where both must wait."""
-        stage, turn = self.loaded % self.play.stages, self.loaded // self.play.stages
+        turn, stage = divmod(self.loaded, self.play.stages)
         if self.loaded < self.play.blocks and self.empty[stage].test_wait(1 - turn % 2):
-            for tiles, source in ((self.k, self.keys), (self.v, self.values)):
-                tiles[stage].value, tiles[stage].block = source[self.loaded], self.loaded
+            for name, source in (("k", self.keys), ("v", self.values)):
+                tile = self.tiles[name][stage]
+                tile.value, tile.block = source[self.loaded], self.loaded
             self.full[stage].arrive()
             self.loaded += 1
             return True
-        stage, turn = self.other % self.play.stages, self.other // self.play.stages
+        turn, stage = divmod(self.other, self.play.stages)
         if self.other < self.play.blocks and self.full[stage].test_wait(turn % 2):
-            if self.k[stage].block != self.other:
-                self.stop(f"the other consumer finds {held(self.k[stage])} in {self.k[stage].name}, where block {self.other} is due")
+            if (tile := self.tiles["k"][stage]).block != self.other:
+                self.stop(f"the other consumer finds {held(tile)} in {tile.name}, where block {self.other} is due")
             self.empty[stage].arrive()
             self.other += 1
             return True
@@ -184,10 +182,10 @@ class Stage:
         """The cause of a deadlock at `barrier`, as far as it can be told."""
         if any(barrier is one for one in self.empty):
             return "a consumer waits for full[stage], and arrives at empty[stage]"
-        stages = self.play.stages
-        stage, round_of_ring = self.loaded % stages, self.loaded // stages
-        if self.loaded < self.play.blocks and self.released[stage] < round_of_ring:
-            return f"block {self.loaded} isn't loaded, since you haven't released block {self.loaded - stages}, which has its stage"
+        turn, stage = divmod(self.loaded, self.play.stages)
+        if self.loaded < self.play.blocks and self.released[stage] < turn:
+            before = self.loaded - self.play.stages
+            return f"block {self.loaded} isn't loaded, since you haven't released block {before}, which has its stage"
         return "nobody completes a phase of this parity: tile i's is i // STAGES % 2"
 
     def next_begins(self, what: str) -> None:
@@ -227,9 +225,8 @@ class Stage:
         tile = b.tile if isinstance(b, View) else b
         name = tile.name[-1]
         if name == "q":
-            raise Wrong(
-                "warpgroup_mma's second operand is q: the scores have queries as rows, so q is the first operand and k's tile the second"
-            )
+            why = "the scores have queries as rows, so q is the first operand and k's tile the second"
+            raise Wrong(f"warpgroup_mma's second operand is q: {why}")
         if tile.block is None or tile.block != self.issued[name]:
             due = f"where block {self.issued[name]} is due" if self.issued[name] < self.play.blocks else "and all blocks have been read"
             self.stop(f"a matmul reads {tile.name}, which holds {held(tile)}, {due}", self.why_not_there(tile, name))
@@ -255,11 +252,11 @@ class Stage:
                 fault = f"block {done.reads.block} is loaded into {done.reads.name} while a matmul reads block {done.block} there"
                 self.stop(fault, f"you release block {done.block} before you have waited for the matmul that reads it")
             if self.play.overlap and done.beside_softmax and isinstance(done.left, Operand) and not any(x is done.left for x in deps):
+                has, why = "no p", "p v reads p's registers until you have waited for it: wait for both, [acc, p]"
                 if any(x is self.p for x in deps):
-                    fault = f"the wait that ends p v of block {done.block} has the p of block {self.softmaxes - 1} among what it waits for"
-                    self.stop(fault, "p in the list is the new block's, and p v reads the old one: keep that, and name the new one p_new")
-                fault = f"the wait that ends p v of block {done.block} has no p among what it waits for"
-                self.stop(fault, "p v reads p's registers until you have waited for it: wait for both, [acc, p]")
+                    has = f"the p of block {self.softmaxes - 1}"
+                    why = "p in the list is the new block's, and p v reads the old one: keep that, and name the new one p_new"
+                self.stop(f"the wait that ends p v of block {done.block} has {has} among what it waits for", why)
         found = [self.ready(x, num_outstanding) if isinstance(x, Pending) else x for x in deps]
         return found[0] if len(found) == 1 else tuple(found)
 
@@ -276,7 +273,7 @@ class Stage:
         if due >= self.play.blocks:
             return f"each block of {name} is read once"
         stage = due % self.play.stages
-        if tile is not (self.k, self.v)["kv".index(name)][stage]:
+        if tile is not self.tiles[name][stage]:
             return f"block {due} lies in stage {stage}: block i in stage i % STAGES"
         if tile.block is not None and tile.block > due:
             return f"you have released block {due} before you read its {name}"
@@ -316,10 +313,10 @@ class Stage:
             return Operand(done(p, "p").double())
 
         softmax_step.__qualname__, left_operand.__qualname__ = "softmax_step", "left_operand"  # as an error names them
-        mbarrier = types.SimpleNamespace(wait=self.wait, arrive=self.arrive)
         return {
-            "mbarrier": mbarrier, "warpgroup_mma": self.matmul, "warpgroup_mma_wait": self.matmul_wait, "softmax_step": softmax_step,
-            "left_operand": left_operand,
+            "mbarrier": types.SimpleNamespace(wait=self.wait, arrive=self.arrive),
+            "warpgroup_mma": self.matmul, "warpgroup_mma_wait": self.matmul_wait,
+            "softmax_step": softmax_step, "left_operand": left_operand,
             "rescaled": lambda acc, alpha: done(acc, "acc") * alpha.as_subclass(torch.Tensor)[:, None],
         }  # fmt: skip
 
@@ -330,7 +327,7 @@ class Stage:
         plain = types.FunctionType(code.__code__, seen, code.__name__, code.__defaults__, code.__closure__)
         q = Tile("q", self.q)
         zeros, l, acc = (torch.zeros(*shape, dtype=torch.float64) for shape in ((ROWS, KEYS), (ROWS,), (ROWS, D)))
-        rings = [Ring(name, stages) for name, stages in (("k", self.k), ("v", self.v), ("full", self.full), ("empty", self.empty))]
+        rings = [Ring(name, stages) for name, stages in (self.tiles | {"full": self.full, "empty": self.empty}).items()]
         try:
             result = plain(q, *rings, zeros, torch.full_like(l, -torch.inf), l, acc, SCALE_LOG2, self.play.blocks)
         except Stop:

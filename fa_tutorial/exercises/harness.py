@@ -8,6 +8,8 @@ text; else the rule that the input tests. Messages hold no random numbers, so th
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
 import math
 import re
@@ -54,11 +56,9 @@ class Case:
     """One input of the ladder.
 
     args: what the answer gets (a kernel gets what the exercise's `launch` makes of them). on: the input in words, made from args unless
-    given.
-    otherwise: the diagnosis where no mistake explains the result, or one for each part. edge: the key of the condition that this input tests; "" for the main
-    case.
-    fresh: drawn anew each time, so its numbers are not shown. stray: the diagnosis where a kernel leaves its tensors; otherwise unless
-    given.
+    given. otherwise: the diagnosis where no mistake explains the result, or one for each part. edge: the key of the condition that this
+    input tests; "" for the main case. fresh: drawn anew each time, so its numbers are not shown. stray: the diagnosis where a kernel leaves
+    its tensors; otherwise unless given.
     """
 
     args: tuple
@@ -70,12 +70,12 @@ class Case:
     wanted: dict = field(default_factory=dict, repr=False)  # the truth, once _truth_of has computed it
 
 
-def case(*args: Any, on: str = "", otherwise: str | Mapping[str, str] = "", edge: str = "", fresh: bool = False, stray: str = "") -> Case:
+def case(*args: Any, **options: Any) -> Case:
     """A Case of these arguments."""
-    return Case(args, on, otherwise, edge, fresh, stray)
+    return Case(args, **options)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Exercise:
     """One exercise: one of these in a file exercises/chapter_N/ex_M.py, under the name EXERCISE.
 
@@ -185,18 +185,16 @@ def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case
     raise Wrong(f"{diagnosis}: {on}{_told(exercise, got[wrong], want[wrong], one, wrong, shown)}")
 
 
-_slipped: dict[tuple[Any, str], Any] = {}  # (solution, mistake) -> the changed solution
-_outcomes: dict[tuple[Any, int], dict[str, Any] | None] = {}  # (changed solution, number of the fixed input) -> what it gives
-
-
+@functools.cache
 def slipped(exercise: Exercise, told: str) -> Any:
     """The solution with one of the exercise's mistakes in it. ValueError where a text to be changed does not stand there."""
-    if (exercise.solution, told) not in _slipped:
-        changes = exercise.mistakes[told]
-        names = vars(sys.modules[unwrapped(exercise.solution).__module__]) | {"__name__": "slip"}
-        text = edited(source_of(exercise.solution), *(changes if isinstance(changes, list) else [changes]))
-        _slipped[exercise.solution, told] = defined(text, names)[exercise.name]
-    return _slipped[exercise.solution, told]
+    changes = exercise.mistakes[told]
+    names = vars(sys.modules[unwrapped(exercise.solution).__module__]) | {"__name__": "slip"}
+    text = edited(source_of(exercise.solution), *(changes if isinstance(changes, list) else [changes]))
+    return defined(text, names)[exercise.name]
+
+
+_outcomes: dict[tuple[Any, int], dict[str, Any] | None] = {}  # (changed solution, number of the fixed input) -> what it gives
 
 
 def _named(exercise: Exercise, answer: Any, got: Mapping, one: Case, cases: Sequence[Case]) -> str | None:
@@ -255,20 +253,22 @@ def results(exercise: Exercise, answer: Any, one: Case, on: str, stray: str, wat
             if trace.overlap:
                 belongs = "each element of an output belongs to one program"
                 return got, f"{seen.get('overlap', belongs)} (more than one program writes the same elements of {trace.overlap})"
-            if trace.stored_again and "stored_again" in seen:
-                return got, f"the result is right, but {trace.stored_again} is stored more than once: {seen['stored_again']}"
-            if trace.widened and "widened" in seen:
-                return got, f"the result is right, but {seen['widened']}"
-            if trace.again and "again" in seen:
-                return got, f"the result is right, but {trace.again}: {seen['again']}"
-            if trace.pieces and "pieces" in seen:
-                return got, f"the result is right, but a program has several stores to {trace.pieces}: {seen['pieces']}"
-            return got, ""
-        if exercise.watch is None or one.fresh or not watched:
-            return _by_part(exercise, run(adapted, *one.args, on=on, once=not watched), on), ""
-        with exercise.watch(*one.args) as watch:
-            result = run(adapted, *one.args, on=on)
-        return _by_part(exercise, result, on), watch.complaint(result)
+            words = {
+                "stored_again": f"{trace.stored_again} is stored more than once: ",
+                "widened": "",
+                "again": f"{trace.again}: ",
+                "pieces": f"a program has several stores to {trace.pieces}: ",
+            }
+            told = (
+                f"the result is right, but {found}{seen[what]}" for what, found in words.items() if what in seen and getattr(trace, what)
+            )
+            return got, next(told, "")
+        try:
+            with exercise.watch(*one.args) if exercise.watch and watched and not one.fresh else contextlib.nullcontext() as watch:
+                result = run(adapted, *one.args, once=not watched)
+            return _by_part(exercise, result), watch.complaint(result) if watch is not None else ""
+        except Wrong as wrong:
+            raise Wrong(f"{on}: {wrong}") from wrong.__cause__
     except Endless as endless:
         still = f"{on}: is still running after {running.TIME_LIMIT:g} s{where_in(endless, answer)}"
         raise Endless(f"{still}. Does every iteration bring its loop closer to the end?{endless}") from None
@@ -280,7 +280,7 @@ def _truth_of(exercise: Exercise, one: Case) -> dict[str, Any]:
     if not one.wanted:
         result = exercise.truth(*one.args)
         if exercise.launch is None:
-            one.wanted.update(_by_part(exercise, result, ""))
+            one.wanted.update(_by_part(exercise, result))
         else:
             outs = exercise.launch(*one.args).outputs(exercise.solution)
             parts = result if isinstance(result, tuple) else (result,)
@@ -291,22 +291,18 @@ def _truth_of(exercise: Exercise, one: Case) -> dict[str, Any]:
     return one.wanted
 
 
-def _by_part(exercise: Exercise, result: Any, on: str) -> dict[str, Any]:
+def _by_part(exercise: Exercise, result: Any) -> dict[str, Any]:
     """A function's result as {part: value}: float64 tensors and texts, or integers and tuples of them where the exercise is exact."""
-    parts = dict(zip(exercise.parts, unpack(result, exercise.parts, on), strict=True)) if exercise.parts else {"": result}
-    if exercise.exact:
-        return {part: _exact(value) for part, value in parts.items()}
-    return {part: _value(value, part or "the result", on) for part, value in parts.items()}
+    parts = unpack(result, exercise.parts) if exercise.parts else {"": result}
+    return {part: _value(exercise, value, part or "the result") for part, value in parts.items()}
 
 
-def _value(value: Any, what: str, on: str) -> Any:
-    """A text as it is, everything else as a tensor."""
-    return value if isinstance(value, str) else as_tensor(value, what, on)
-
-
-def _exact(value: Any) -> Any:
-    """An integer or a tuple: a list is taken for a tuple, a tensor of one element for a number."""
-    value = tuple(value) if isinstance(value, list) else value
+def _value(exercise: Exercise, value: Any, what: str) -> Any:
+    """A text as it is, everything else as a tensor. Where it is exact, a list is taken for a tuple, a tensor of one element for a number."""
+    if not exercise.exact:
+        return value if isinstance(value, str) else as_tensor(value, what)
+    if isinstance(value, list):
+        return tuple(value)
     return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
 
 
@@ -358,7 +354,7 @@ def _agree(exercise: Exercise, a: Any, b: Any, one: Case, part: str, *, loosely:
     if loosely and rtol:
         rough = tolerance(one.args, part, torch.float32) if dtype_of(one.args) == torch.float64 else (1e-5, 1e-7)
         rtol, atol = max(rtol, rough[0]), max(atol, rough[1])
-    return a.shape == b.shape and close(a, b, rtol, atol)
+    return a.shape == b.shape and torch.allclose(a.double(), b.double(), rtol=rtol, atol=atol, equal_nan=True)
 
 
 def _is_coarse(exercise: Exercise, got: Mapping, want: Mapping, one: Case) -> bool:
@@ -366,22 +362,15 @@ def _is_coarse(exercise: Exercise, got: Mapping, want: Mapping, one: Case) -> bo
     return dtype_of(one.args) == torch.float64 and all(_agree(exercise, got[part], want[part], one, part, loosely=True) for part in want)
 
 
-def close(got: torch.Tensor, want: torch.Tensor, rtol: float, atol: float) -> bool:
-    """True where every element agrees; infinities must be equal, NaN agrees with NaN alone."""
-    return torch.allclose(got.double(), want.double(), rtol=rtol, atol=atol, equal_nan=True)
-
-
 def _told(exercise: Exercise, got: Any, want: Any, one: Case, part: str, shown: bool) -> str:
     """What the answer gives and what it should give, after the input in words."""
     subject = f"{part} = " if part else ""
-    if isinstance(got, str) or isinstance(want, str):
-        words = [x if isinstance(x, str) else show(x) for x in (got, want)]
-        if not words[1]:  # got is a sentence
-            return f": {words[0]}"
-        return f" gives {subject}{words[0]}, want {words[1]}" if shown else f": {part} is wrong" if part else ""
-    if exercise.exact:
-        value = show(got) if isinstance(got, int | float | tuple) else kind(got)
-        return f" gives {subject}{value}, want {show(want)}" if shown else f": {part} is wrong" if part else ""
+    if exercise.exact or isinstance(got, str) or isinstance(want, str):
+        value = got if isinstance(got, str) else show(got) if isinstance(got, int | float | tuple) or not exercise.exact else kind(got)
+        if want == "":  # got is a sentence
+            return f": {value}"
+        wanted = want if isinstance(want, str) else show(want)
+        return f" gives {subject}{value}, want {wanted}" if shown else f": {part} is wrong" if part else ""
     if got.shape != want.shape:
         return f" gives {part + ' of ' if part else ''}shape {tuple(got.shape)}, want {tuple(want.shape)}"
     if (got == UNWRITTEN).any():

@@ -24,6 +24,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import torch
@@ -84,7 +85,7 @@ def results(kernel: Any, launch: Launch, solution: Any, on: str, stray: str, onc
     """
     check_kernel(kernel, len(launch.args), launch.meta)
     args = [buffer_of(name, arg) for name, arg in zip(launch.names(solution), launch.args, strict=True)]
-    trace = Trace([arg for arg in args if isinstance(arg, Buffer)], strict=True, left_out=launch.left_out)
+    trace = Trace([arg for arg in args if isinstance(arg, Buffer)], launch.left_out)
     try:
         poisons = (SENTINEL,) if once else (math.nan, SENTINEL)
         with ones_as_constants():
@@ -178,20 +179,16 @@ def in_dtype(poison: float, dtype: torch.dtype) -> float:
 
 def buffer_of(name: str, arg: Any) -> Any:
     """The Buffer of an In or Out; other arguments as they are."""
-    if isinstance(arg, In):
-        return replace(make_buffer(name, arg.data.shape, arg.data.dtype, arg.strides, arg.data), as_heads=arg.as_heads)
-    if isinstance(arg, Out):
-        return replace(make_buffer(name, arg.shape, arg.dtype, arg.strides, None), as_heads=arg.as_heads)
-    return arg
-
-
-def make_buffer(name: str, shape: Sequence[int], dtype: torch.dtype, strides: Sequence[int] | None, data: torch.Tensor | None) -> Buffer:
-    strides = torch.empty(tuple(shape), device="meta").stride() if strides is None else tuple(strides)
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    memory = torch.empty(GUARD + extent + GUARD, dtype=dtype, device=hardware.device())
+    if not isinstance(arg, In | Out):
+        return arg
+    data = arg.data if isinstance(arg, In) else None
+    plain = torch.empty(tuple(arg.shape), dtype=arg.dtype, device="meta") if data is None else data
+    strides = torch.empty(plain.shape, device="meta").stride() if arg.strides is None else tuple(arg.strides)
+    extent = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, strides, strict=True))
+    memory = torch.empty(GUARD + extent + GUARD, dtype=plain.dtype, device=hardware.device())
     own = torch.zeros(memory.shape, dtype=torch.bool)
-    own.as_strided(tuple(shape), strides, GUARD).fill_(True)
-    return Buffer(name, memory, memory.as_strided(tuple(shape), strides, GUARD), data, own)
+    own.as_strided(plain.shape, strides, GUARD).fill_(True)
+    return Buffer(name, memory, memory.as_strided(plain.shape, strides, GUARD), data, own, arg.as_heads)
 
 
 class Stray(Wrong):
@@ -229,10 +226,10 @@ def run_poisoned(
         before = {buffer.name: buffer.memory.clone() for buffer in buffers}
         types = carried.watched(kernel) if hardware.interpreter_on() and not runs else contextlib.nullcontext()
         with trace.on(), types:
-            _launch(kernel, grid, [arg.argument if isinstance(arg, Buffer) else arg for arg in args], meta, trace.strict)
+            _launch(kernel, grid, [arg.argument if isinstance(arg, Buffer) else arg for arg in args], meta)
         for buffer in buffers:
             _check_guards(buffer, before[buffer.name])
-        runs.append({buffer.name.removesuffix("_ptr"): buffer.tensor.double().cpu() for buffer in buffers if buffer.data is None})
+        runs.append({buffer.name: buffer.tensor.double().cpu() for buffer in buffers if buffer.data is None})
     return runs
 
 
@@ -246,7 +243,7 @@ def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Map
     from triton.runtime.interpreter import InterpretedFunction
 
     copies = [arg.on_cpu() if isinstance(arg, Buffer) else arg for arg in args]
-    trace = Trace([copy for copy in copies if isinstance(copy, Buffer)], real.strict)
+    trace = Trace([copy for copy in copies if isinstance(copy, Buffer)])
     for buffer in trace.buffers:
         buffer.reset(SENTINEL)
     try:
@@ -258,6 +255,18 @@ def _rehearse(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Map
             raise Stray(root.access, root.remedy, where_in(error, kernel)) from None
     for seen in ("overlap", "again", "stored_again", "pieces", "widened"):
         setattr(real, seen, getattr(trace, seen))
+
+
+def check_begun(function: Any) -> None:
+    """Wrong for a function that isn't jitted, NotAttempted for a starter. It is run, not read: a real body stops at its first tl call."""
+    if not hasattr(function, "fn"):
+        raise Wrong("is a plain function: put @triton.jit above it")
+    try:
+        function.fn(*[None] * len(inspect.signature(function.fn).parameters))
+    except NotImplementedError:
+        raise NotAttempted from None
+    except Exception:
+        pass
 
 
 def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
@@ -273,13 +282,9 @@ def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
     for name in meta:
         if "constexpr" not in str(parameters[name].annotation):
             raise Wrong(f"{name} must be annotated tl.constexpr: shapes of blocks are fixed when the kernel is compiled")
-    try:  # run, not read: a real body stops at its first tl call
-        kernel.fn(*[None] * len(names))
-    except NotImplementedError:
-        raise NotAttempted from None
-    except Exception:
-        pass
-    if "cdiv" in _of_triton(kernel.fn):
+    check_begun(kernel)
+    pairs = itertools.pairwise((one.opname, str(one.argval)) for one in dis.get_instructions(kernel.fn))
+    if any(module == ("LOAD_GLOBAL", "triton") and name == "cdiv" for module, (_, name) in pairs):
         raise Wrong("triton.cdiv is a Python function, which only the interpreter runs inside a kernel: use tl.cdiv there")
     _refuse_globals(kernel)
 
@@ -298,19 +303,12 @@ def _refuse_globals(kernel: Any) -> None:
             )
 
 
-def _of_triton(function: Callable) -> set[str]:
-    """The names that a function takes from `triton` itself: cdiv of triton.cdiv, not of tl.cdiv."""
-    pairs = itertools.pairwise(dis.get_instructions(function))
-    return {str(name.argval) for module, name in pairs if module.opname == "LOAD_GLOBAL" and module.argval == "triton"}
-
-
-def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int], strict: bool) -> None:
+def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mapping[str, int]) -> None:
     on_gpu = hardware.device().type == "cuda"
-    truth = blocks_without_truth() if strict else contextlib.nullcontext()
     limit = contextlib.nullcontext() if on_gpu else time_limit()  # on a GPU the launch compiles, and doesn't wait for the kernel
     try:
         # The interpreter computes with NumPy, which would warn of every inf and NaN.
-        with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning), truth, limit:
+        with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning), blocks_without_truth(), limit:
             kernel[grid](*args, **meta)
         if on_gpu:
             _wait_for_gpu()
@@ -342,24 +340,13 @@ def _wait_for_gpu() -> None:
 def blocks_without_truth() -> Iterator[None]:
     """Refuse the truth value of a block, which the interpreter takes for True."""
     from triton.language import tensor
-    from triton.runtime import interpreter
 
-    patch = getattr(interpreter, "_patch_lang", None)
-    if patch is None:  # a private function, which another Triton may not have
-        yield
-        return
-
-    def patch_and_refuse(function: Callable) -> Any:
-        scope = patch(function)
+    def refuse() -> None:
         truth = tensor.__bool__
         tensor.__bool__ = lambda block: _truth_of(block, truth)
-        return scope
 
-    interpreter._patch_lang = patch_and_refuse
-    try:
+    with carried.entering_a_kernel(refuse):
         yield
-    finally:
-        interpreter._patch_lang = patch
 
 
 @contextlib.contextmanager
@@ -367,15 +354,9 @@ def ones_as_constants() -> Iterator[None]:
     """Let the interpreter leave an argument of 1 a Python number, as a compiled launch does. Otherwise it makes a tensor of it."""
     from triton.runtime import interpreter
 
-    convert = getattr(interpreter, "_implicit_cvt", None)
-    if convert is None:  # a private function, which another Triton may not have
+    convert = getattr(interpreter, "_implicit_cvt", None)  # a private function, which another Triton may not have, and then doesn't call
+    with mock.patch.object(interpreter, "_implicit_cvt", lambda arg: arg if type(arg) is int and arg == 1 else convert(arg), create=True):
         yield
-        return
-    interpreter._implicit_cvt = lambda arg: arg if type(arg) is int and arg == 1 else convert(arg)
-    try:
-        yield
-    finally:
-        interpreter._implicit_cvt = convert
 
 
 def _is_starter(error: BaseException, kernel: Any) -> bool:
@@ -390,53 +371,56 @@ def _is_starter(error: BaseException, kernel: Any) -> bool:
 ONLY_TRITON = "is not part of Triton: inside a kernel only triton.language works, tl.arange, tl.exp, tl.sum and so on"
 
 
+HEADS = "Heads is a pointer with four strides: write x.ptr for the pointer, and x.strides[0] to x.strides[3] for the strides"
+OF_POINTERS = (  # what the line holds, what Triton says, and what to tell of it: {} is what the brackets hold
+    ("", "outside of the scope of a kernel",
+     "triton was imported before fa_tutorial, so there is no interpreter: restart, and import fa_tutorial first"),
+    (r"_ptr\s*\[", "", "a pointer takes no index: use tl.load(pointer + offsets) and tl.store"),
+    ("", "'tensor' object has no attribute '(?:ptr|strides)'",
+     "a tile is not Heads: keep Heads and tiles apart, under names of their own, such as q and q_tile"),
+    ("", "'tuple' object has no attribute 'type'|'Heads' object", HEADS),  # the former is Triton 3.6's
+    (r"tl\.(?:load|store)\(", r"\A.*tuple", HEADS),
+    (r"(?<![\w.])((?:torch|np|numpy)(?:\.\w+)+)\(", "", f"{{}} {ONLY_TRITON}"),
+)  # fmt: skip
+OF_BLOCKS = (
+    ("", "'(?:int|constexpr)' object has no attribute 'to'",
+     "Triton makes a constant of an argument that is 1, and a constant has no .to: cast what you multiply it by, which comes "
+     "from tl.program_id or tl.arange"),
+    ("arange", "constexpr",
+     "tl.arange takes tl.constexpr arguments only: use the block's size here, tl.arange(0, BLOCK), and leave the length to the mask"),
+    ("", r"Expected dtype \['fp32', 'fp64'\] but got (fp16|bf16)",
+     "this function takes float32, not {}: convert with .to(tl.float32) right after the load"),
+    ("", r"Both operands must be same dtype\. Got (\w+) and (\w+)",
+     "both factors of a dot must have one dtype, and these are {} and {}: round one to the other's: x.to(y.dtype)"),
+    ("", carried.SAID, carried.TOLD),
+    ("", "Value argument cannot be block type",
+     "a block is stored at one address: reduce it to one number, over all of its axes, or give an address for each of its numbers"),
+    ("", "Mask argument cannot be block type", "a block's mask, but one address: add the offsets to the pointer, x_ptr + offs"),
+    ("", r"axis (\d)(?: out of bounds|\. Expected)",
+     "there is no axis {}: a block [BLOCK] has only axis 0, and a tile [M, N] the axes 0 and 1"),
+    ("", "must have equal ranks", "both factors of a dot must be tiles of two axes"),
+    ("", "accumulator shape is incompatible",
+     "the accumulator of a dot has the product's shape: [M, K] times [K, N] gives [M, N], and tl.zeros((M, N), dtype=tl.float32) makes one"),
+    ("`assert ", "", "its assert does not hold"),
+)  # fmt: skip
+
+
 def _reason(error: BaseException, root: BaseException, line: str) -> str:
     """Why a kernel does not run: by the line that failed where Triton's own words lead nowhere, else by these."""
-    if "outside of the scope of a kernel" in f"{root}":
-        return "triton was imported before fa_tutorial, so there is no interpreter: restart, and import fa_tutorial first"
-    if re.search(r"_ptr\s*\[", line):
-        return "a pointer takes no index: use tl.load(pointer + offsets) and tl.store"
-    if re.search("'tensor' object has no attribute '(ptr|strides)'", f"{root}"):
-        return "a tile is not Heads: keep Heads and tiles apart, under names of their own, such as q and q_tile"
-    in_arithmetic = "'tuple' object has no attribute 'type'" in f"{root}"  # Triton 3.6; later ones name Heads
-    if in_arithmetic or "'Heads' object" in f"{root}" or ("tuple" in f"{root}" and re.search(r"tl\.(load|store)\(", line)):
-        return "Heads is a pointer with four strides: write x.ptr for the pointer, and x.strides[0] to x.strides[3] for the strides"
+
+    def told(reasons: Sequence[tuple[str, str, str]]) -> str:
+        found = ((re.search(words, line), re.search(says, f"{root}\n{error}"), told) for words, says, told in reasons)
+        return next((told.format(*in_line.groups(), *said.groups()) for in_line, said, told in found if in_line and said), "")
+
     last = [*traceback.extract_tb(root.__traceback__)][-1:]
     if isinstance(root, NotImplementedError) and last and "raise NotImplementedError" in f"{last[0].line}":
         return f"{last[0].name}, which it calls, still raises NotImplementedError"
-    if foreign := re.search(r"(?<![\w.])((?:torch|np|numpy)(?:\.\w+)+)\(", line):
-        return f"{foreign[1]} {ONLY_TRITON}"
-    if foreign := _foreign_local(error):
+    if why := told(OF_POINTERS):
+        return why
+    if foreign := _foreign_local(root):
         return f"{foreign} comes from PyTorch or NumPy, which {ONLY_TRITON}"
-    if "outside of the scope of a kernel" in f"{error} {root}" and hardware.triton_imported_without_interpreter():
-        return "Triton was imported before fa_tutorial, so its own functions are compiled ones: restart, and import fa_tutorial first"
-    if re.search("'(int|constexpr)' object has no attribute 'to'", f"{error} {root}"):
-        return (
-            "Triton makes a constant of an argument that is 1, and a constant has no .to: cast what you multiply it by, which comes "
-            "from tl.program_id or tl.arange"
-        )
-    if "arange" in line and "constexpr" in f"{root}{error}":
-        return (
-            "tl.arange takes tl.constexpr arguments only: use the block's size here, tl.arange(0, BLOCK), and leave the length to the mask"
-        )
-    if half := re.search(r"Expected dtype \['fp32', 'fp64'\] but got (fp16|bf16)", f"{error} {root}"):
-        return f"this function takes float32, not {half[1]}: convert with .to(tl.float32) right after the load"
-    if two := re.search(r"Both operands must be same dtype\. Got (\w+) and (\w+)", f"{error} {root}"):
-        return f"both factors of a dot must have one dtype, and these are {two[1]} and {two[2]}: round one to the other's: x.to(y.dtype)"
-    if changed := carried.SAID.search(f"{error} {root}"):
-        return carried.told(*changed.groups())
-    if "Value argument cannot be block type" in f"{root}":
-        return "a block is stored at one address: reduce it to one number, over all of its axes, or give an address for each of its numbers"
-    if "Mask argument cannot be block type" in f"{root}":
-        return "a block's mask, but one address: add the offsets to the pointer, x_ptr + offs"
-    if axis := re.search(r"axis (\d)(?: out of bounds|\. Expected)", f"{error} {root}"):
-        return f"there is no axis {axis[1]}: a block [BLOCK] has only axis 0, and a tile [M, N] the axes 0 and 1"
-    if "must have equal ranks" in f"{root}":
-        return "both factors of a dot must be tiles of two axes"
-    if "accumulator shape is incompatible" in f"{root}":
-        return "the accumulator of a dot has the product's shape: [M, K] times [K, N] gives [M, N], and tl.zeros((M, N), dtype=tl.float32) makes one"
-    if "`assert " in line:
-        return "its assert does not hold"
+    if why := told(OF_BLOCKS):
+        return why
     if isinstance(root, AssertionError) and not str(root):
         return "Triton refuses the types of these operands; an accumulator, for one, must be float32"
     # The last line: compilers put the source excerpt first.
@@ -444,15 +428,13 @@ def _reason(error: BaseException, root: BaseException, line: str) -> str:
     return f"{type(root).__name__}: {lines[-1] if lines else type(error).__name__}"
 
 
-def _foreign_local(error: BaseException) -> str:
+def _foreign_local(root: BaseException) -> str:
     """The name of a local of a kernel that holds a PyTorch tensor or a NumPy array, in the interpreter; "" for none."""
-    trace = chain(error)[-1].__traceback__
-    while trace is not None:
-        if "triton" not in trace.tb_frame.f_code.co_filename:
-            foreign = [name for name, value in trace.tb_frame.f_locals.items() if isinstance(value, torch.Tensor | np.ndarray)]
-            if foreign and not trace.tb_frame.f_code.co_filename.endswith("harness_kernel.py"):
-                return foreign[0]
-        trace = trace.tb_next
+    for frame, _ in traceback.walk_tb(root.__traceback__):
+        if "triton" not in frame.f_code.co_filename and frame.f_code.co_filename != __file__:
+            for name, value in frame.f_locals.items():
+                if isinstance(value, torch.Tensor | np.ndarray):
+                    return name
     return ""
 
 
@@ -460,13 +442,10 @@ def _shapes(error: BaseException, kernel: Any, line: str) -> str:
     """The shapes of the kernel's own blocks that the line names, as ", x [2, 8] and offs_c [8]"; "" where only the compiler saw them."""
     found: dict[str, str] = {}
     own = (kernel.fn.__code__.co_filename, kernel.fn.__name__)  # the interpreter runs a copy of the code
-    for cause in chain(error):
-        trace = cause.__traceback__
-        while trace is not None:
-            if (trace.tb_frame.f_code.co_filename, trace.tb_frame.f_code.co_name) == own:
-                blocks = {name: value.shape for name, value in trace.tb_frame.f_locals.items() if getattr(value, "shape", ())}
-                found |= {name: f"{name} [{', '.join(str(int(size)) for size in shape)}]" for name, shape in blocks.items()}
-            trace = trace.tb_next
+    for frame, _ in itertools.chain.from_iterable(traceback.walk_tb(cause.__traceback__) for cause in chain(error)):
+        if (frame.f_code.co_filename, frame.f_code.co_name) == own:
+            blocks = {name: value.shape for name, value in frame.f_locals.items() if getattr(value, "shape", ())}
+            found |= {name: f"{name} [{', '.join(str(int(size)) for size in shape)}]" for name, shape in blocks.items()}
     named = [shape for name, shape in found.items() if re.search(rf"\b{name}\b", line)]
     return f": {', '.join(named)}" if named else ""
 
@@ -474,10 +453,8 @@ def _shapes(error: BaseException, kernel: Any, line: str) -> str:
 def _compiled_line(error: BaseException) -> str:
     for cause in chain(error):
         node, source = getattr(cause, "node", None), getattr(cause, "src", None)
-        if node is not None and source is not None and hasattr(node, "lineno"):
-            lines = source.splitlines()
-            if node.lineno <= len(lines):
-                return f" (`{lines[node.lineno - 1].strip()}`)"
+        if source is not None and hasattr(node, "lineno") and (line := source.splitlines()[node.lineno - 1 : node.lineno]):
+            return f" (`{line[0].strip()}`)"
     return ""
 
 
@@ -490,14 +467,14 @@ ACCESSES = {"create_masked_load": (0, 1, False), "create_masked_store": (0, 2, T
 class Trace:
     """Looks at every access that the interpreter makes, before it happens. On a GPU it sees nothing.
 
-    strict: also put left_out in the lanes that a load leaves undefined, keep in `overlap` the name of an output whose elements two programs
-    write, in `stored_again` that of one whose elements a program stores twice, in `pieces` that of one to which a program has more than one store, in `again`, in words, the first tensor whose elements make
-    more than one trip, in `dots` how many tl.dot ran, and in `widened` whether tiles of 16-bit inputs are multiplied as float32.
+    It puts left_out in the lanes that a load leaves undefined, and keeps in `overlap` the name of an output whose elements two programs write,
+    in `stored_again` that of one whose elements a program stores twice, in `pieces` that of one to which a program has more than one store,
+    in `again`, in words, the first tensor whose elements make more than one trip, in `dots` how many tl.dot ran, and in `widened` whether
+    tiles of 16-bit inputs are multiplied as float32.
     """
 
-    def __init__(self, buffers: Sequence[Buffer], strict: bool, left_out: float = math.nan) -> None:
+    def __init__(self, buffers: Sequence[Buffer], left_out: float = math.nan) -> None:
         self.buffers = buffers
-        self.strict = strict
         self.left_out = left_out
         self.overlap = self.again = self.stored_again = self.pieces = ""
         self.widened, self.dots = False, 0
@@ -527,7 +504,7 @@ class Trace:
         def watched(*args: Any, **options: Any) -> Any:
             self._check(args[ptrs], args[mask], is_store, may_overlap="atomic" in name)
             result = method(*args, **options)
-            is_undefined = self.strict and name == "create_masked_load" and args[2] is None
+            is_undefined = name == "create_masked_load" and args[2] is None
             if is_undefined and (result.dtype.scalar.is_floating() or result.data.dtype.kind == "f"):
                 keeps_bits = result.data.dtype.kind == "u"  # of bf16, the upper half of a float32
                 fill = np.float32(self.left_out).view(np.uint32) >> 16 if keeps_bits else self.left_out
@@ -566,16 +543,15 @@ class Trace:
                 raise _written_input(buffer)
             if (near & ~own).any():
                 raise _stray(buffer, int(places[near & ~own][0]) - GUARD, is_store)
-            if self.strict:
-                self._note_trips(buffer, places[own], is_store)
-            if is_store and self.strict and not may_overlap:
+            self._note_trips(buffer, places[own], is_store)
+            if is_store and not may_overlap:
                 self._note_writers(buffer, places[own])
             stray &= ~own
         if stray.any():
             raise Stray(f"{'writes' if is_store else 'reads'} far outside its tensors", "mend the offsets")
 
     def _note_trips(self, buffer: Buffer, places: np.ndarray, is_store: bool) -> None:
-        seen, name = self._seen[buffer.name], buffer.name.removesuffix("_ptr")
+        seen, name = self._seen[buffer.name], buffer.name
         if not self.again and not is_store and buffer.data is None and len(places):
             self.again = f"{name} is read back"
         elif not self.again and seen[places].any():
@@ -586,13 +562,14 @@ class Trace:
         x, y, z = self._builder.grid_idx
         program = x + 1_000_000 * (y + 1_000 * z)
         writers = self._writers[buffer.name]
-        others = writers[places][(writers[places] >= 0) & (writers[places] != program)]
-        if len(others) and not self.overlap:
-            self.overlap = buffer.name.removesuffix("_ptr")
-        if not self.pieces and (writers == program).any():
-            self.pieces = buffer.name.removesuffix("_ptr")
-        if not self.stored_again and (writers[places] == program).any():
-            self.stored_again = buffer.name.removesuffix("_ptr")
+        before = writers[places]
+        shows = {
+            "overlap": ((before >= 0) & (before != program)).any(),
+            "pieces": (writers == program).any(),
+            "stored_again": (before == program).any(),
+        }
+        for what in (what for what, is_so in shows.items() if is_so and not getattr(self, what)):
+            setattr(self, what, buffer.name)
         writers[places] = program
 
 
@@ -600,24 +577,18 @@ def _with_tf32(create_dot: Callable) -> Callable:
     """tl.dot of float32 tiles as tensor cores compute it: rounded to TF32, as the interpreter does not, unless input_precision forbids."""
 
     def dot(a: Any, b: Any, acc: Any, input_precision: Any, *rest: Any) -> Any:
-        tiles = (a, b)
         if getattr(input_precision, "name", "IEEE") != "IEEE":
-            tiles = [_with_data(x, _rounded_to_tf32(x.data)) if x.data.dtype == np.float32 else x for x in tiles]
-        return create_dot(*tiles, acc, input_precision, *rest)
+            a, b = (_rounded_to_tf32(tile) if tile.data.dtype == np.float32 else tile for tile in (a, b))
+        return create_dot(a, b, acc, input_precision, *rest)
 
     return dot
 
 
-def _with_data(handle: Any, data: np.ndarray) -> Any:
-    """A copy of the interpreter's handle of a block, with other numbers."""
-    other = copy.copy(handle)
-    other.data = data
-    return other
-
-
-def _rounded_to_tf32(x: np.ndarray) -> np.ndarray:
-    bits = np.ascontiguousarray(x).view(np.uint32)
-    return np.where(np.isfinite(x), ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32), x)
+def _rounded_to_tf32(tile: Any) -> Any:
+    """A copy of the interpreter's handle of a tile."""
+    rounded, bits = copy.copy(tile), np.ascontiguousarray(tile.data).view(np.uint32)
+    rounded.data = np.where(np.isfinite(tile.data), ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32), tile.data)
+    return rounded
 
 
 def _truth_of(block: Any, truth: Callable) -> bool:
@@ -632,13 +603,13 @@ def _truth_of(block: Any, truth: Callable) -> bool:
 
 
 def _stray(buffer: Buffer, offset: int, is_store: bool) -> Stray:
-    name, shape, strides = buffer.name.removesuffix("_ptr"), tuple(buffer.tensor.shape), buffer.tensor.stride()
+    name, shape, strides = buffer.name, tuple(buffer.tensor.shape), buffer.tensor.stride()
     verb, remedy = ("writes", "mask the store, or mend its offsets") if is_store else ("reads", "mask the load, or mend its offsets")
     return Stray(f"{verb} outside {name} (shape {shape}, strides {strides}), at element offset {offset}", remedy)
 
 
 def _written_input(buffer: Buffer) -> Wrong:
-    return Wrong(f"writes to {buffer.name.removesuffix('_ptr')}, which is an input")
+    return Wrong(f"writes to {buffer.name}, which is an input")
 
 
 def _check_guards(buffer: Buffer, before: torch.Tensor) -> None:

@@ -9,8 +9,6 @@ import torch
 
 from fa_tutorial.exercises.running import INF
 
-# ---------------------------------------------------------------- inputs
-
 
 def generator() -> torch.Generator:
     """A generator with a new seed each time: an answer that knows the inputs cannot pass."""

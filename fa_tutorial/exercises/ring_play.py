@@ -73,22 +73,17 @@ class Ring:
         full, empty = barriers.ring(self.stages, len(self.uses))
         producer, consumer = two_functions(ring_roles(self.tiles, self.stages, full, empty))
         yielded: dict[str, list[Action | None]] = {role: [] for role in ("producer", *self.consumers)}
-        roles = {"producer": self._timed("producer", kept(producer(), yielded["producer"]))}
-        roles |= {name: self._timed(name, kept(consumer(), yielded[name])) for name in self.consumers}
+        roles = {role: self._timed(role, (producer if role == "producer" else consumer)(), found) for role, found in yielded.items()}
         timeline = played(dict(reversed(roles.items())) if self.is_consumer_first else roles)
         text = timeline if isinstance(timeline, str) else self._verdict(timeline)
-        if text == RIGHT:
-            text = unreleased(empty, [len(self.uses) * len(range(stage, self.tiles, self.stages)) for stage in range(self.stages)])
-        if text == RIGHT:
-            return text
-        right = {"producer": list(barriers.ring_producer(self.tiles, full, empty))}
-        right |= {name: list(barriers.ring_consumer(self.tiles, full, empty)) for name in self.consumers}
-        return verdict(text, next(filter(None, (slip(role, yielded[role], right[role]) for role in right)), ""))
+        right = {role: barriers.ring_consumer(self.tiles, full, empty) for role in self.consumers}
+        right["producer"] = barriers.ring_producer(self.tiles, full, empty)
+        return explained(text or unreleased(empty, self.tiles), yielded, right)
 
-    def _timed(self, role: str, actions: Any) -> Iterator[Action]:
+    def _timed(self, role: str, actions: Any, found: list[Action | None]) -> Iterator[Action]:
         """The actions of a role, with this ring's durations; Wrong for what no role of this kind does."""
         own, other = ("load", "use") if role == "producer" else ("use", "load")
-        for action in checked(role, actions):
+        for action in checked(role, actions, found):
             if action.kind == other:
                 raise Wrong(f"{the(role)} yields {other}(…): the producer loads, and consumers use")
             if action.kind == own and action.tile not in range(self.tiles):
@@ -123,29 +118,24 @@ class Ring:
         return RIGHT
 
 
-def kept(actions: Any, found: list[Action | None]) -> Any:
-    """The actions, each of which is added to `found` when it is yielded, and None at the end; as they are, where they are none."""
-    return _kept(actions, found) if isinstance(actions, Iterable) else actions
-
-
-def _kept(actions: Iterable[Action], found: list[Action | None]) -> Iterator[Action]:
-    for action in actions:
-        found.append(action)
-        yield action
-    found.append(None)
-
-
-def unreleased(empty: Sequence[Barrier], wanted: Sequence[int]) -> str:
-    """RIGHT, or which stage has not all arrivals when everybody has ended. wanted: of each stage."""
-    for barrier, want in zip(empty, wanted, strict=True):
-        if (got := barrier.phase * barrier.count + barrier.arrived) != want:
+def unreleased(empty: Sequence[Barrier], tiles: int) -> str:
+    """RIGHT, or which stage of a ring that `tiles` tiles went through has not all arrivals when everybody has ended."""
+    for stage, barrier in enumerate(empty):
+        got, want = barrier.phase * barrier.count + barrier.arrived, barrier.count * len(range(stage, tiles, len(empty)))
+        if got != want:
             return f"{barrier.name} has had {got} of {want} arrivals when all roles have ended"
     return RIGHT
 
 
+def explained(text: str, yielded: Mapping[str, Sequence[Action | None]], right: Mapping[str, Iterable[Action | None]]) -> str:
+    """What comes of a play, with the first slip of a role as its cause. yielded: what each role did, as `checked` finds it."""
+    slips = (slip(role, got, [*filter(None, right[role])]) for role, got in yielded.items())
+    return text and verdict(text, next(filter(None, slips), ""))
+
+
 def slip(role: str, got: Sequence[Action | None], right: Sequence[Action]) -> str:
     """The first action that a role does in another order than the protocol's, in words; "" where there is none. A wait of the first round
-    may be missing, as it passes at once. got: as `kept` finds it.
+    may be missing, as it passes at once. got: as `checked` finds it.
     """
     place = 0
     for n, action in enumerate(got):
@@ -181,19 +171,21 @@ def played(roles: Mapping[str, Iterator[Action]]) -> list[Event] | str:
     try:
         return barriers.run(roles, ACTION_LIMIT)
     except barriers.TooManyActions:
-        once = "each goes through its tiles once"
-        raise Wrong(f"the roles have not ended after {ACTION_LIMIT:,} actions: {once}") from None
+        raise Wrong(f"the roles have not ended after {ACTION_LIMIT:,} actions: each goes through its tiles once") from None
     except barriers.Deadlock as deadlock:
-        waiting = ((the(role), action) for role, action, _, _ in deadlock.waiting)
-        waits = (f"{role} waits for {action.barrier.name}, parity {action.parity}" for role, action in waiting)
+        waits = (f"{the(role)} waits for {action.barrier.name}, parity {action.parity}" for role, action, *_ in deadlock.waiting)
         return f"a deadlock at time {deadlock.waiting[0].end} ({' and '.join(waits)})"
 
 
-def checked(role: str, actions: Any) -> Iterator[Action]:
-    """What a role yields; Wrong for what is no action, or waits for, or arrives at, what is no barrier."""
+def checked(role: str, actions: Any, found: list[Action | None]) -> Iterator[Action]:
+    """What a role yields; Wrong for what is no action, or waits for, or arrives at, what is no barrier.
+
+    Each action is added to `found` when it is yielded, and None at the end.
+    """
     if not isinstance(actions, Iterable):
         raise Wrong(f"{the(role)} yields nothing: each action must be yielded, as in yield use(i, stage)")
     for action in actions:
+        found.append(action)
         if not isinstance(action, Action):
             raise Wrong(f"{the(role)} yields {show(action)}, want wait(…), arrive(…), load(…) or use(…)")
         if action.kind in ("wait", "arrive") and not isinstance(action.barrier, Barrier):
@@ -201,12 +193,13 @@ def checked(role: str, actions: Any) -> Iterator[Action]:
             does = "waits for" if action.kind == "wait" else "arrives at"
             raise Wrong(f"{the(role)} {does} {what}: each stage has a barrier of its own, such as full[stage]")
         yield action
+    found.append(None)
 
 
-def timed(role: str, actions: Any, load: int, uses: Sequence[int], seed: int | None) -> Iterator[Action]:
-    """The actions of a role, with these durations, one of `uses` for each consumer; seed: draw each instead."""
+def timed(role: str, actions: Any, found: list[Action | None], load: int, uses: Sequence[int], seed: int | None) -> Iterator[Action]:
+    """The actions of a role, which are added to `found`, with these durations, one of `uses` for each consumer; seed: draw each instead."""
     draw, units = random.Random(f"{seed} {role}"), load if role == "producer" else uses[int(role[-1])]
-    for action in checked(role, actions):
+    for action in checked(role, actions, found):
         if role != "producer" and action.kind == "arrive" and action.barrier.name.startswith("full"):
             raise Wrong(f"{role} arrives at {action.barrier.name}, which expects the producer: it says that the tile is there")
         yield replace(action, units=units if seed is None else draw.randint(1, 6)) if action.units else action

@@ -101,14 +101,14 @@ def kind(result: Any) -> str:
     return show(result) if isinstance(result, int | float) else f"a {type(result).__name__}"
 
 
-def unpack(result: Any, names: Sequence[str], on: str = "") -> list[Any]:
-    """The parts of a result that should be a tuple of len(names). on: the input, in words."""
+def unpack(result: Any, names: Sequence[str]) -> dict[str, Any]:
+    """The parts of a result that should be a tuple of len(names), by name."""
     if not isinstance(result, tuple | list) or len(result) != len(names):
-        raise Wrong(f"{on + ': ' if on else ''}returns {kind(result)}, want a tuple ({', '.join(names)})")
-    return list(result)
+        raise Wrong(f"returns {kind(result)}, want a tuple ({', '.join(names)})")
+    return dict(zip(names, result, strict=True))
 
 
-def as_tensor(result: Any, what: str = "the result", on: str = "") -> torch.Tensor:
+def as_tensor(result: Any, what: str) -> torch.Tensor:
     """A number, tensor or NumPy array as float64 on the CPU."""
     if isinstance(result, np.ndarray) and result.dtype.kind in "fiub":
         result = torch.as_tensor(result)
@@ -117,31 +117,27 @@ def as_tensor(result: Any, what: str = "the result", on: str = "") -> torch.Tens
     try:
         return torch.tensor(float(result), dtype=torch.float64)
     except (TypeError, ValueError):
-        raise Wrong(f"{on + ': ' if on else ''}{what} is {kind(result)}, want a number or a tensor") from None
+        raise Wrong(f"{what} is {kind(result)}, want a number or a tensor") from None
 
 
 # ---------------------------------------------------------------- running a function
 
 
-def run(answer: Callable, *args: Any, on: str = "", once: bool = False) -> Any:
-    """answer(*args), called twice on fresh copies. Wrong if it raises, changes its input, or differs between the two calls.
-
-    on: the input, in words; what goes wrong is told with it. once: call it once, not twice.
-    """
+def run(answer: Callable, *args: Any, once: bool = False) -> Any:
+    """answer(*args), called twice on fresh copies, or once. Wrong if it raises, changes its input, or differs between the two calls."""
+    if not callable(answer):
+        raise Wrong(f"pass the function itself, not {show(answer)}")
+    first = _call(answer, args)
+    second = first if once else _call(answer, args)
     try:
-        if not callable(answer):
-            raise Wrong(f"pass the function itself, not {show(answer)}")
-        first = _call(answer, args)
-        second = first if once else _call(answer, args)
-        if isinstance(first, Iterator) or not (same(first, second) or isinstance(first, VALUES)):
-            remedy = " (brackets around a loop make no tuple, tuple(…) does)" if isinstance(first, Iterator) else ""
-            raise Wrong(f"returns {kind(first)}, want a number, a tensor, or a tuple of them{remedy}")
-        if not same(first, second):
-            raise Wrong("two calls with the same input differ: nothing may be kept from one call to the next, or left uninitialised")
-    except RecursionError:  # of `same`: the answer's own is told by _call
-        raise Wrong(f"{on + ': ' if on else ''}returns a list that holds itself") from None
-    except Wrong as wrong:
-        raise (Wrong(f"{on}: {wrong}") if on else wrong) from wrong.__cause__
+        is_same = same(first, second)
+    except RecursionError:
+        raise Wrong("returns a list that holds itself") from None
+    if isinstance(first, Iterator) or not (is_same or isinstance(first, VALUES)):
+        remedy = " (brackets around a loop make no tuple, tuple(…) does)" if isinstance(first, Iterator) else ""
+        raise Wrong(f"returns {kind(first)}, want a number, a tensor, or a tuple of them{remedy}")
+    if not is_same:
+        raise Wrong("two calls with the same input differ: nothing may be kept from one call to the next, or left uninitialised")
     return first
 
 
@@ -175,9 +171,7 @@ def _call(answer: Callable, args: Sequence[Any]) -> Any:
         raise
     except Exception as error:
         if isinstance(error, NotImplementedError) and not error.args:  # a starter's: PyTorch's has a reason
-            if empty := _empty_helper(error, answer):
-                raise Wrong(f"{empty}, which your {answer.__name__} calls, is still empty: it raises NotImplementedError") from None
-            raise NotAttempted(_left_over(error, answer)) from None
+            raise _of_a_starter(error, answer) from None
         remedy = next((f"; {advice}" for words, advice in REMEDIES if words in str(error)), "")
         raise Wrong(f"raises {type(error).__name__}: {error}{where_in(error, answer)}{remedy}") from error
     for position, (arg, copy) in enumerate(zip(args, copies, strict=True)):
@@ -243,23 +237,19 @@ def _parameter(answer: Callable, position: int) -> str:
         return f"number {position + 1}"
 
 
-def _empty_helper(error: NotImplementedError, answer: Callable) -> str:
-    """The name of another starter that the answer calls and that raised the error; "" where the answer did, or its stand-in."""
+def _of_a_starter(error: NotImplementedError, answer: Callable) -> Wrong | NotAttempted:
+    """NotAttempted, with words for a reader whose code stands above the starter's raise; Wrong where another starter raised, which the answer
+    calls."""
     code = getattr(inspect.unwrap(answer), "__code__", None)
-    if code is None or (answer.__module__ or "").startswith("fa_tutorial."):
-        return ""
-    raised_in = traceback.extract_tb(error.__traceback__)[-1].name
-    return raised_in if raised_in != code.co_name else ""
-
-
-def _left_over(error: NotImplementedError, answer: Callable) -> str:
-    """Words for a reader whose code stands above the starter's raise; empty where the raise is the first line that runs."""
-    code = getattr(inspect.unwrap(answer), "__code__", None)
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if code is not None and frame.name == code.co_name]
-    if not frames:
-        return ""
-    first = min((line for _, _, line in code.co_lines() if line is not None and line > code.co_firstlineno), default=code.co_firstlineno)
-    return "the starter's `raise NotImplementedError` still stands below your lines: delete it" if frames[-1].lineno > first else ""
+    if code is None:
+        return NotAttempted()
+    *_, last = frames = traceback.extract_tb(error.__traceback__)
+    if last.name != code.co_name and not (answer.__module__ or "").startswith("fa_tutorial."):  # the answer itself, no stand-in
+        return Wrong(f"{last.name}, which your {answer.__name__} calls, is still empty: it raises NotImplementedError")
+    lines = [frame.lineno for frame in frames if frame.name == code.co_name]
+    first = min((line for *_, line in code.co_lines() if line is not None and line > code.co_firstlineno), default=code.co_firstlineno)
+    below = "the starter's `raise NotImplementedError` still stands below your lines: delete it"
+    return NotAttempted(below if lines and lines[-1] > first else "")
 
 
 def where_in(error: BaseException, answer: Any) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import math
 import weakref
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises.running import Wrong, adapting
 
 PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "mv": (0, 1), "addmv": (1, 2), "dot": (0, 1), "mul": (0, 1)}
@@ -26,9 +26,8 @@ class BlocksOfRows(TorchFunctionMode):
     def __init__(self, x: torch.Tensor, *rest: Any) -> None:
         super().__init__()
         self.block, self.longest = rest[-1], 0
-        self.can_tell = x.ndim > 0 and 1 < self.block < x.shape[-1] != -(
-            -x.shape[-1] // self.block
-        )  # else the blocks' maxima are a row as long
+        # Where there are as many blocks as scores in a row, the blocks' maxima are a row as long.
+        self.can_tell = x.ndim > 0 and 1 < self.block < x.shape[-1] != -(-x.shape[-1] // self.block)
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if getattr(func, "__name__", "") in OF_ROWS and isinstance(args[0], torch.Tensor) and args[0].ndim:
@@ -48,58 +47,57 @@ class Operations(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # else the first operation imports torch.compile, which takes seconds
 
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.see(func.overloadpacket.__name__.rstrip("_"), args, result)
+        return result
+
+    def see(self, name: str, args: tuple, result: Any) -> None:
+        """Note what an operation did."""
+
+
+def parts_of(result: Any) -> tuple | list:
+    return result if isinstance(result, tuple | list) else (result,)
+
 
 class LargestTensor(Operations):
     """Notes in `largest` how many numbers the largest result of an operation holds."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest = 0
+    largest = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
+    def see(self, name: str, args: tuple, result: Any) -> None:
         if isinstance(result, torch.Tensor) and result.dtype != torch.uint8:  # an input's storage is copied as bytes
             self.largest = max(self.largest, result.numel())
-        return result
 
 
 class Products(Operations):
-    """Notes the largest product of two tensors, in multiply-adds: each matrix of a batch is a product of its own."""
+    """Notes the largest product of two tensors, and in `done` the sum of all matrix products, of both calls of an answer, in multiply-adds:
+    each matrix of a batch is a product of its own. And in `cut` how many rows the parts have into which x is cut.
+    """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.largest: tuple[int, list[tuple[int, ...]]] = (0, [])
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__.rstrip("_")
-        if name in PRODUCTS:
-            factors = [args[place] for place in PRODUCTS[name]]
-            if all(isinstance(factor, torch.Tensor) and factor.ndim for factor in factors):
-                shapes = [tuple(factor.shape[-2:]) if "bmm" in name else tuple(factor.shape) for factor in factors]
-                steps = result.numel() if name == "mul" else math.prod(shapes[0]) * (shapes[1][1] if len(shapes[1]) > 1 else 1)
-                self.largest = max(self.largest, (steps, shapes))
-        return result
-
-
-class Cuts(Products):
-    """Products, and notes in `cut` how many rows the parts have into which x is cut."""
+    done = 0
 
     def __init__(self, x: torch.Tensor) -> None:
         super().__init__()
         self.x = x
         self.cut: set[int] = set()
+        self.largest: tuple[int, list[tuple[int, ...]]] = (0, [])
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        for part in result if isinstance(result, tuple | list) else (result,):
+    def see(self, name: str, args: tuple, result: Any) -> None:
+        factors = [args[place] for place in PRODUCTS.get(name, ())]
+        if factors and all(isinstance(factor, torch.Tensor) and factor.ndim for factor in factors):
+            shapes = [tuple(factor.shape[-2:]) if "bmm" in name else tuple(factor.shape) for factor in factors]
+            steps = result.numel() if name == "mul" else math.prod(shapes[0]) * (shapes[1][1] if len(shapes[1]) > 1 else 1)
+            self.largest = max(self.largest, (steps, shapes))
+        if name in ("mm", "bmm"):
+            self.done += result.numel() * args[0].shape[-1]
+        for part in parts_of(result):
             is_view = isinstance(part, torch.Tensor) and part.untyped_storage().nbytes() == self.x.numel() * part.element_size()
             if is_view and part.ndim > 1 and part.shape[-1] == self.x.shape[-1]:
                 self.cut.add(part.shape[-2])
-        return result
 
 
-class Scores(Cuts):
+class Scores(Products):
     """For attention by tiles: no product may take more than a tile of block_m × block_n scores, block_m cuts q, and o has q's dtype."""
 
     def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_m: int, block_n: int, *_: Any) -> None:
@@ -128,7 +126,7 @@ class Scores(Cuts):
                 )
         o = result[0] if isinstance(result, tuple | list) else result
         if isinstance(o, torch.Tensor) and o.dtype != self.q.dtype == torch.bfloat16:  # after float16, which tells other mistakes apart
-            return f"o is {str(o.dtype).removeprefix('torch.')}, and must have the dtype of q"
+            return f"o is {dtype_name(o.dtype)}, and must have the dtype of q"
         return ""
 
 
@@ -137,13 +135,12 @@ class OnePass(Scores):
 
     run = longest = largest_tile = 0  # scores of a head: since the last product with v, at most, and in a tile
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if func.overloadpacket.__name__ in ("mm", "bmm"):
+    def see(self, name: str, args: tuple, result: Any) -> None:
+        super().see(name, args, result)
+        if name in ("mm", "bmm"):
             size, is_score = math.prod(result.shape[-2:]), args[0].shape[-1] == self.q.shape[-1]  # q kᵀ adds over D, p v over keys
             self.run = self.run + size if is_score else 0
             self.longest, self.largest_tile = max(self.longest, self.run), max(self.largest_tile, size if is_score else 0)
-        return result
 
     def complaint(self, result: Any) -> str:
         if complaint := super().complaint(result):
@@ -157,19 +154,7 @@ class OnePass(Scores):
         return ""
 
 
-class CountsProducts:
-    """Beside a watch: adds up in `done` the multiply-adds of all matrix products, of both calls of an answer."""
-
-    done = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if func.overloadpacket.__name__ in ("mm", "bmm"):
-            self.done += result.numel() * args[0].shape[-1]
-        return result
-
-
-class CausalTiles(CountsProducts, OnePass):
+class CausalTiles(OnePass):
     """OnePass, and no tile may be computed that the causal mask hides from every row of its block."""
 
     def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_m: int, block_n: int, *_: Any) -> None:
@@ -194,17 +179,12 @@ class WholeTilesCompared(Operations):
         super().__init__()
         self.tiles, self.found = {(block_m, block_n)}, False
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.see(func, args, result)
-        return result
-
-    def see(self, func: Any, args: tuple, result: Any) -> None:
-        if func.overloadpacket.__name__ in ("lt", "le", "gt", "ge") and tuple(result.shape[-2:]) in self.tiles:
+    def see(self, name: str, args: tuple, result: Any) -> None:
+        if name in ("lt", "le", "gt", "ge") and tuple(result.shape[-2:]) in self.tiles:
             self.found |= not args[0].is_floating_point() and len(result.unique()) == 1
 
 
-class Tiles(Cuts):
+class Tiles(Products):
     """For a product of a (M, K) and b (K, N) by tiles: a product adds over block_k, and takes no more than one tile's step; c has a's dtype."""
 
     def __init__(self, a: torch.Tensor, b: torch.Tensor, block_m: int, block_n: int, block_k: int) -> None:
@@ -236,40 +216,31 @@ class Tiles(Cuts):
 BY_AUTOGRAD = "autograd computes these gradients: write them yourself"
 
 
-class ByHand:
-    """Notes in `by_autograd` whether autograd was asked for a gradient."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.by_autograd = False
-        self._patches = contextlib.ExitStack()
+class ByHand(Operations):
+    """Tells in `by_autograd` whether autograd was asked for a gradient."""
 
     def __enter__(self) -> ByHand:
-        called = (torch.autograd, "grad"), (torch.autograd, "backward"), (torch, "_softmax_backward_data")
-        for place, name in called:  # torch.func, Tensor.backward and autograd.functional call the first two
-            self._patches.enter_context(mock.patch.object(place, name, self._noting(getattr(place, name))))
-        return getattr(super(), "__enter__", lambda: self)()
+        places = (torch.autograd, "grad"), (torch.autograd, "backward"), (torch, "_softmax_backward_data")
+        self._patches = contextlib.ExitStack()  # torch.func, Tensor.backward and autograd.functional call the first two
+        watched = [mock.patch.object(place, name, wraps=getattr(place, name)) for place, name in places]
+        self._asked = [self._patches.enter_context(patch) for patch in watched]
+        return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
         self._patches.close()
-        getattr(super(), "__exit__", lambda *_: None)(*error)
+        super().__exit__(*error)
 
-    def _noting(self, function: Callable) -> Callable:
-        @functools.wraps(function)
-        def called(*args, **kwargs):
-            self.by_autograd = True
-            return function(*args, **kwargs)
-
-        return called
+    @property
+    def by_autograd(self) -> bool:
+        return any(function.called for function in self._asked)
 
 
-def other_dtype(result: Any, names: tuple[str, ...], dtype: torch.dtype) -> str:
-    """Which of the gradients that an answer returns has another dtype than its inputs, in words; "" if none has."""
-    parts = result if isinstance(result, tuple | list) else (result,)
-    for name, part in zip(names, parts, strict=True):
+def other_dtype(result: Any, names: tuple[str, ...], dtype: torch.dtype, why: str) -> str:
+    """Which part of a result has another dtype than this one, and why it should not, in words; "" if none has. why: {} stands for the name
+    of the part, without its d."""
+    for name, part in zip(names, parts_of(result), strict=True):
         if isinstance(part, torch.Tensor) and part.dtype != dtype:
-            came, want = (str(x).removeprefix("torch.") for x in (part.dtype, dtype))
-            return f"{name} comes in {came}, and {name.removeprefix('d')} in {want}: convert it to that dtype at the end"
+            return f"{name} comes in {dtype_name(part.dtype)}, and {why.format(name.removeprefix('d'))}"
     return ""
 
 
@@ -283,7 +254,11 @@ class Gradients(ByHand):
         self.dtype = x.dtype
 
     def complaint(self, result: Any) -> str:
-        return BY_AUTOGRAD if self.by_autograd else other_dtype(result, self.names, self.dtype)
+        return BY_AUTOGRAD if self.by_autograd else other_dtype(result, self.names, self.dtype, as_inputs(self.dtype))
+
+
+def as_inputs(dtype: torch.dtype) -> str:
+    return f"{{}} in {dtype_name(dtype)}: convert it to that dtype at the end"
 
 
 class Weights(Gradients):
@@ -293,11 +268,7 @@ class Weights(Gradients):
 
     def complaint(self, result: Any) -> str:
         want = torch.promote_types(self.dtype, torch.float32)
-        for name, part in zip(self.names, result if isinstance(result, tuple | list) else (result,), strict=True):
-            if isinstance(part, torch.Tensor) and part.dtype != want:
-                came, needed, given = (str(x).removeprefix("torch.") for x in (part.dtype, want, self.dtype))
-                return f"{name} comes in {came}, and it is {needed} for inputs in {given}"
-        return ""
+        return other_dtype(result, self.names, want, f"it is {dtype_name(want)} for inputs in {dtype_name(self.dtype)}")
 
 
 class RowSums(Gradients, LargestTensor):
@@ -321,61 +292,25 @@ class Delta(RowSums, Weights):
     names = ("delta",)
 
 
-class GradientTiles(Scores):
-    """For attention's backward by tiles: no product takes more than a tile, no mask is built for the whole matrix, and no tiles are kept.
-
-    The gradients, dk and dv or dq alone, have their tensors' dtype.
+class SeenTiles(Scores):
+    """For attention's backward by tiles: no product takes more than a tile, no mask is built for the whole matrix, no tiles are kept, and no
+    tile is computed that the causal mask hides from every row. None is masked whose queries see all of its keys, as the comparison of
+    positions tells. The gradients have their tensors' dtype. This is for dq, where each block of queries comes up once.
     """
-
-    def __init__(self, q, k, v, do, lse, delta, block_m: int, block_n: int, is_causal: bool, scale: float) -> None:
-        super().__init__(q, k, v, block_m, block_n)
-        self.step = max(self.step, q.numel(), k.numel())  # one product may scale all of q or k
-        self.is_causal = is_causal
-        self.can_tell = len({*self.sizes, block_m, block_n, q.shape[-1]}) == 5 and block_m < self.sizes[0] and block_n < self.sizes[1]
-        self.has_whole = False  # a matrix of S_q × S_k has come up
-        self.tiles: list[weakref.ref] = []
-        self.held = 0  # elements of tiles that are held at the same time, at most
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if not self.can_tell:
-            return func(*args, **(kwargs or {}))
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        for part in result if isinstance(result, tuple | list) else (result,):
-            shape = tuple(part.shape[-2:]) if isinstance(part, torch.Tensor) else ()
-            self.has_whole |= shape in (self.sizes, self.sizes[::-1])
-            if shape in ((self.block_m, self.block_n), (self.block_n, self.block_m)):
-                self.tiles = [tile for tile in self.tiles if tile() is not None] + [weakref.ref(part)]
-                live = [tile for ref in self.tiles if (tile := ref()) is not None]
-                sizes = {tile.untyped_storage().data_ptr(): tile.numel() for tile in live}  # views count once
-                self.held = max(self.held, sum(sizes.values()))
-        return result
-
-    def complaint(self, result: Any) -> str:
-        S_q, S_k = self.sizes
-        if complaint := other_dtype(result, ("dk", "dv") if isinstance(result, tuple | list) else ("dq",), self.q.dtype):
-            return complaint
-        if not self.can_tell:
-            return ""
-        if complaint := super().complaint(self.q):  # not of the result, whose dtype is right
-            return complaint
-        if self.is_causal and self.has_whole:
-            return f"a tensor of the whole size, {S_q} × {S_k}, is built: make the mask of a tile from the positions of its rows and keys"
-        if self.held >= S_q * S_k > 25 * self.block_m * self.block_n:
-            return "tiles are kept: together they hold S_q × S_k elements; add each tile to the sums, then let it go"
-        return ""
-
-
-class SeenTiles(CountsProducts, GradientTiles):
-    """GradientTiles for dq: each block of queries comes up once, no tile is computed that the causal mask hides from every row, and
-    none is masked whose queries see all of its keys, as the comparison of positions tells."""
 
     products, remedy, masked = 3, "end the loop over keys at end", "from full on"
     owned, others, sums = "queries", "keys", "their dq"
 
     def __init__(self, q, k, v, do, lse, delta, block_m: int, block_n: int, is_causal: bool, scale: float) -> None:
-        super().__init__(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale)
+        super().__init__(q, k, v, block_m, block_n)
+        self.step = max(self.step, q.numel(), k.numel())  # one product may scale all of q or k
+        self.is_causal = is_causal
         B, H, S_q, D = q.shape
         S_k, pairs = k.shape[2], 0
+        self.can_tell = len({S_q, S_k, block_m, block_n, D}) == 5 and block_m < S_q and block_n < S_k
+        self.has_whole = False  # a matrix of S_q × S_k has come up
+        self.tiles: list[weakref.ref] = []
+        self.held = 0  # elements of tiles that are held at the same time, at most
         for start in range(0, S_q, block_m):
             stop = min(start + block_m, S_q)
             seen = max(0, stop + S_k - S_q) if is_causal else S_k
@@ -385,26 +320,44 @@ class SeenTiles(CountsProducts, GradientTiles):
         self.length, block = (S_k, block_n) if self.owned == "keys" else (S_q, block_m)
         self.block, self.visits, self.due = -1, 0, 2 * B * H * -(-self.length // block)  # the block at hand, and how often one came up
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if func.overloadpacket.__name__ == "slice" and args[0].shape[-2:] == (self.length, self.q.shape[-1]) != result.shape[-2:]:
+    def see(self, name: str, args: tuple, result: Any) -> None:
+        super().see(name, args, result)
+        for part in parts_of(result):
+            shape = tuple(part.shape[-2:]) if isinstance(part, torch.Tensor) else ()
+            self.has_whole |= shape in (self.sizes, self.sizes[::-1])
+            if shape in ((self.block_m, self.block_n), (self.block_n, self.block_m)):
+                self.tiles = [tile for tile in self.tiles if tile() is not None] + [weakref.ref(part)]
+                live = [tile for ref in self.tiles if (tile := ref()) is not None]
+                sizes = {tile.untyped_storage().data_ptr(): tile.numel() for tile in live}  # views count once
+                self.held = max(self.held, sum(sizes.values()))
+        if name == "slice" and args[0].shape[-2:] == (self.length, self.q.shape[-1]) != result.shape[-2:]:
             first = args[2] if len(args) > 2 else 0
             self.block, self.visits = first, self.visits + (first != self.block)
-        self.compared.see(func, args, result)
-        return result
+        self.compared.see(name, args, result)
 
     def complaint(self, result: Any) -> str:
-        if complaint := super().complaint(result):
+        S_q, S_k = self.sizes
+        names = ("dk", "dv") if isinstance(result, tuple | list) else ("dq",)
+        if complaint := other_dtype(result, names, self.q.dtype, as_inputs(self.q.dtype)):
             return complaint
-        if self.can_tell and self.visits > self.due:
+        if not self.can_tell:
+            return ""
+        if complaint := super().complaint(self.q):  # not of the result, whose dtype is right
+            return complaint
+        if self.is_causal and self.has_whole:
+            return f"a tensor of the whole size, {S_q} × {S_k}, is built: make the mask of a tile from the positions of its rows and keys"
+        if self.held >= S_q * S_k > 25 * self.block_m * self.block_n:
+            return "tiles are kept: together they hold S_q × S_k elements; add each tile to the sums, then let it go"
+        if self.visits > self.due:
             return (
                 f"the result is right, but your loop comes back to {self.owned} that it has left, so {self.sums} can't stay on the chip: "
                 f"let the outer loop take a block of {self.owned}, and the inner one walk over the {self.others}"
             )
-        if self.is_causal and self.done > self.needed and self.sizes[0] > 5 * self.block_m:
+        has_many = self.is_causal and S_q > 5 * self.block_m
+        if has_many and self.done > self.needed:
             number = ("three", "four")[self.products - 3]
             return f"the result is right, but it takes more than {number} products for each tile that is seen: {self.remedy}"
-        if self.is_causal and self.compared.found and self.sizes[0] > 5 * self.block_m:
+        if has_many and self.compared.found:
             return f"the result is right, but tiles are masked whose queries see all of the keys: mask only blocks {self.masked}"
         return ""
 
@@ -426,11 +379,11 @@ class NoStandIn:
 
     stand_in = 0.0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func.overloadpacket.__name__.rstrip("_") in ("masked_fill", "where"):
+    def see(self, name: str, args: tuple, result: Any) -> None:
+        if name in ("masked_fill", "where"):
             values = [float(arg) for arg in args[1:] if isinstance(arg, int | float) or (isinstance(arg, torch.Tensor) and arg.ndim == 0)]
             self.stand_in = min([self.stand_in, *(value for value in values if -math.inf < value <= -1e4)])
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        super().see(name, args, result)
 
     def complaint(self, result: Any) -> str:
         if (complaint := super().complaint(result)) or not self.stand_in:
@@ -449,10 +402,10 @@ class HiddenByInfinity(NoStandIn, CausalTiles):
 class Whole(int):
     """An integer that stays one: arithmetic gives Wholes again, and / is Wrong."""
 
-    def _divided(self, other: Any) -> Any:
+    def __truediv__(self, other: Any) -> Any:
         raise Wrong("/ makes a float: stay with integers, x // y rounds down and -(-x // y) rounds up")
 
-    __truediv__ = __rtruediv__ = _divided
+    __rtruediv__ = __truediv__
 
 
 def _whole(name: str) -> Callable:
@@ -465,10 +418,7 @@ def _whole(name: str) -> Callable:
     return method
 
 
-for _name in ("add", "sub", "mul", "floordiv", "mod"):
-    setattr(Whole, f"__{_name}__", _whole(f"__{_name}__"))
-    setattr(Whole, f"__r{_name}__", _whole(f"__r{_name}__"))
-for _name in ("neg", "abs", "pos"):
+for _name in ("add", "sub", "mul", "floordiv", "mod", "radd", "rsub", "rmul", "rfloordiv", "rmod", "neg", "abs", "pos"):
     setattr(Whole, f"__{_name}__", _whole(f"__{_name}__"))
 
 
@@ -478,7 +428,7 @@ def in_integers(answer: Callable, *args: Any) -> Any:
     return answer(*map(Whole, args))
 
 
-def where_it_tells(watch: type[GradientTiles]) -> Any:
+def where_it_tells(watch: type[SeenTiles]) -> Any:
     """`watch`, which looks at each operation only for inputs whose sizes can tell; of the others' results it knows the dtype."""
 
     def watching(*args: Any) -> Any:

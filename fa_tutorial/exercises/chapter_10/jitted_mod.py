@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fa_tutorial.exercises.harness_kernel import blocks_without_truth
-from fa_tutorial.exercises.running import NotAttempted, Wrong, chain
+from fa_tutorial.exercises.running import Wrong, chain
 
 ADVICE = {  # a part of an error's words -> what to do
     "too many values": ". More entries may follow in aux: read aux[0] and aux[1]",
@@ -19,28 +19,14 @@ ADVICE = {  # a part of an error's words -> what to do
 }
 
 
-def ready(mod: Any, arguments: int) -> None:
-    """Wrong for what is no jitted function, NotAttempted for a starter. arguments: how many the mod takes."""
-    if not hasattr(mod, "fn"):
-        raise Wrong("is a plain function: put @triton.jit above it")
-    try:
-        mod.fn(*[None] * arguments)
-    except NotImplementedError:
-        raise NotAttempted from None
-    except Exception:
-        pass
-
-
 def launched(launch: Callable[[], Any], broadcast: str = "i, [M, 1], and j, [1, N],", results: int = 1) -> None:
     """Run the launch; Wrong with the innermost error where it stops, or where a mod asks for the truth value of a tile, as `and` does.
 
     broadcast: which arguments do, for a mod that gives one of them a dimension more. results: how many the mod returns.
     """
     try:
-        with (
-            blocks_without_truth(),
-            np.errstate(all="ignore"),
-        ):  # the interpreter computes with NumPy, which would warn of every inf and NaN
+        # The interpreter computes with NumPy, which would warn of every inf and NaN.
+        with blocks_without_truth(), np.errstate(all="ignore"):
             launch()
     except Exception as error:
         root = chain(error)[-1]

@@ -16,7 +16,7 @@ NAMES = ("dq", "dk", "dv")
 FIVE = "backward returns one value for each argument of forward: dq, dk, dv, None, None"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class FunctionExercise(Exercise):
     """An Exercise whose answer is a torch.autograd.Function: it is graded by what its apply and its backward give, and by what it keeps."""
 

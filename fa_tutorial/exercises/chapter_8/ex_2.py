@@ -5,8 +5,9 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.harness import ANYTHING, Exercise, case
+from fa_tutorial.exercises.harness_kernel import check_begun
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import INF, NotAttempted, Wrong, chain, show
+from fa_tutorial.exercises.running import INF, Wrong, chain, show
 
 triton = hardware.require_triton("Exercise 8.2")
 import triton.language as tl  # noqa: E402
@@ -37,21 +38,9 @@ def run_step(s_ptr, m_ptr, l_ptr, p_ptr, state_ptr, scale_log2, STEP: tl.constex
     tl.store(state_ptr + 2 * ROWS + rows, alpha)
 
 
-def begun(function):
-    """Wrong where a function that a kernel calls isn't jitted, NotAttempted where it is the starter."""
-    if not hasattr(function, "fn"):
-        raise Wrong("is a plain function: put @triton.jit above it")
-    try:
-        function.fn(*[None] * function.fn.__code__.co_argcount)
-    except NotImplementedError:
-        raise NotAttempted from None
-    except Exception:
-        pass
-
-
 def adapt(step):
     """The jitted step as a function of tensors."""
-    begun(step)
+    check_begun(step)
 
     def on_tensors(s, m, l, scale_log2):
         p, state = torch.empty_like(s), torch.empty(3, ROWS, device=s.device)

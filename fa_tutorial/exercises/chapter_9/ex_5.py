@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fa_tutorial import barriers
 from fa_tutorial.barriers import Action, Barrier, arrive, load, use, wait, work
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.ring_play import RIGHT, compared, kept, played, slip, timed, two_functions, unreleased, verdict
+from fa_tutorial.exercises.ring_play import RIGHT, compared, explained, played, timed, two_functions, unreleased
 from fa_tutorial.exercises.running import Wrong, adapting
 
 
@@ -98,17 +98,15 @@ class Persistent:
             return drawn[-1]
 
         producer, consumer = two_functions(persistent_roles(next_tile, tiles, full, empty, [None], told, Barrier(2, "taken")))
-        roles = {role: kept((consumer if role[-1].isdigit() else producer)(), found) for role, found in yielded.items()}
-        order = reversed(roles) if self.is_consumer_first else roles
-        return played({role: timed(role, roles[role], self.load, self.uses, self.seed) for role in order}), yielded, empty
+        roles = {role: timed(role, (producer if role == "producer" else consumer)(), found, self.load, self.uses, self.seed)
+                 for role, found in yielded.items()}  # fmt: skip
+        return played(dict(reversed(roles.items())) if self.is_consumer_first else roles), yielded, empty
 
     def play(self, answer: Callable) -> str:
         """What comes of a reader's persistent_roles: RIGHT, or the first thing that goes wrong, with its cause."""
         (timeline, yielded, empty), (right, in_order, _) = self.run(answer), self.run(persistent_roles)
         text = timeline if isinstance(timeline, str) else compared(timeline, right, lambda role, n, action: f"“{action}”")
-        text = text or announced_late(yielded["producer"])
-        text = text or unreleased(empty, [2 * len(range(stage, sum(self.blocks), self.stages)) for stage in range(self.stages)])
-        return text and verdict(text, next(filter(None, (slip(role, yielded[role], in_order[role][:-1]) for role in yielded)), ""))
+        return explained(text or announced_late(yielded["producer"]) or unreleased(empty, sum(self.blocks)), yielded, in_order)
 
 
 def announced_late(actions: list[Action | None]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fa_tutorial import barriers
 from fa_tutorial.barriers import Action, Barrier, Event, arrive, ds_rows, use, wait, write
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.ring_play import RIGHT, compared, kept, played, slip, timed, unreleased, verdict
+from fa_tutorial.exercises.ring_play import RIGHT, compared, explained, played, timed, unreleased
 from fa_tutorial.exercises.running import adapting
 from fa_tutorial.source import source_of
 
@@ -64,8 +64,10 @@ class Meeting:
         ds_full = [Barrier(2, f"ds_full[{stage}]") for stage in range(2)]
         yielded: dict[str, list[Action | None]] = {f"consumer {c}": [] for c in range(2)}
         roles = {"producer": barriers.ring_producer(self.blocks, full, empty)}
-        roles |= {role: kept(consumer(int(role[-1]), self.blocks, full, empty, ds_full), yielded[role]) for role in yielded}
-        timeline = played({role: timed(role, actions, self.load, self.steps, self.seed) for role, actions in roles.items()})
+        roles |= {role: consumer(int(role[-1]), self.blocks, full, empty, ds_full) for role in yielded}
+        timeline = played(
+            {role: timed(role, actions, yielded.get(role, []), self.load, self.steps, self.seed) for role, actions in roles.items()}
+        )
         arrivals = " and ".join(f"{one.phase * one.count + one.arrived} arrivals at {one.name}" for one in ds_full)
         return timeline, yielded, empty, f", after {arrivals}"
 
@@ -74,13 +76,10 @@ class Meeting:
         timeline, yielded, empty, handed_over = self.run(consumer)
         right, in_order, _, _ = self.run(meeting_consumer)
         text = f"{timeline}{handed_over}" if isinstance(timeline, str) else compared(timeline, right, due_in_words)
-        if text == RIGHT and (left := unreleased(empty, [2 * len(range(stage, self.blocks, 2)) for stage in range(2)])) != RIGHT:
-            text = left
-        if text == RIGHT:
-            return text
+        text = text or unreleased(empty, self.blocks)
         if waits := next((str(a) for actions in yielded.values() for a in actions if a and a.kind == "wait" and a.barrier in empty), ""):
-            text = f"{text}, after a “{waits}”, where the producer waits"
-        return verdict(text, next(filter(None, (slip(role, yielded[role], in_order[role][:-1]) for role in yielded)), ""))
+            text = text and f"{text}, after a “{waits}”, where the producer waits"
+        return explained(text, yielded, in_order)
 
 
 def due_in_words(role, n, action):
