@@ -145,7 +145,9 @@ class OnePass(Scores):
     def complaint(self, result: Any) -> str:
         if complaint := super().complaint(result):
             return complaint
-        by_tiles = self.q.shape[-1] != self.block_n and self.largest_tile <= self.block_m * self.block_n
+        # Its products with v can be told: einsum multiplies a single key elementwise, and a tile as wide as D looks like q's.
+        by_tiles = self.block_n > 1 and self.q.shape[-1] not in (self.block_m, self.block_n)
+        by_tiles &= self.largest_tile <= self.block_m * self.block_n
         if by_tiles and self.block_m <= self.sizes[0] and self.longest >= self.block_m * self.sizes[1] >= 3 * self.block_m * self.block_n:
             return (
                 "the result is right, but a block of rows goes over its keys twice: the scores of all keys come before the first product "

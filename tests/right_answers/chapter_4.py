@@ -89,6 +89,10 @@ RIGHT_ANSWERS = (
         ("p @ v[:, :, keys].float()", "p @ v[:, :, keys].float()\n            acc = acc / l[..., None]"),
         told="correct (acc is divided by l in every iteration",
     ),
+    *(
+        edit(number, "p v by einsum", ("p @ v[:, :, keys].float()", 'torch.einsum("bhmn,bhnd->bhmd", p, v[:, :, keys].float())'))
+        for number in ("4.2", "4.4")
+    ),
     ("4.3", tiles_by_counting),
     ("4.4", causal_normalised_as_it_goes, "correct (positions are compared in every tile"),
     edit(

@@ -84,7 +84,9 @@ def rejected(q, k, v, scale, given):
     o, lse = (f"1e{math.ceil(math.log10(x + 1e-16))}" for x in off)
     call = f"S_q = {q.shape[2]}, S_k = {k.shape[2]}, scale = {scale:.3g}, {str(q.dtype).removeprefix('torch.')}"
     told = f"a right forward fails your test after a call with {call}: o is within {o} of reference.attention(q, k, v, is_causal=True, "
-    told += f"scale=scale), and lse within {lse}: compare with torch.allclose, which allows for rounding"
+    largest = float(scale * (q.double() @ k.double().mT).abs().max())
+    told += f"scale=scale), and lse within {lse}. The scores reach {largest:,.0f}, and float32 rounds a score of {largest:,.0f} by up to "
+    told += f"{largest * 2**-24:.0e}: compare with torch.allclose, which allows for rounding"
     return told + (", and takes −∞ as equal to −∞, where a difference is NaN" if (want[1] == -math.inf).any() else "")
 
 
