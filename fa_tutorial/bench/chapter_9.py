@@ -295,7 +295,7 @@ def gains(card: dict[str, Any]) -> pd.DataFrame:
     with_counter = of["counter"].where(of.index.get_level_values("is_causal"), of["order"])
     return pd.DataFrame({
         "second consumer": of["one stop"] / of["tuned"],
-        "a ring for k": two / of["one stop"] * of["overlap"] / of["roles"],
+        "k's ring, any S": two / of["one stop"] * of["overlap"] / of["roles"],
         "third consumer": of["roles"] / two,
         "persistent": with_counter / of["overlap"],
         "longest first": of["order"] / with_counter,
