@@ -3,6 +3,8 @@ keep busy."""
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from typing import NamedTuple
 
 ROWS, KEYS = 64, 128  # a tile of scores: the rows of a warpgroup, the keys of a block
@@ -74,3 +76,39 @@ def cycles_per_block(D: int, warpgroups: int = 1, overlap: bool = False) -> floa
     """Cycles between two blocks of keys, whichever warpgroup's, once the timeline has become regular."""
     short, long = (max(op.end for op in timeline(D, warpgroups, overlap, blocks)) for blocks in (20, 40))
     return (long - short) / (20 * warpgroups)
+
+
+class Loop(NamedTuple):
+    """Cycles of a consumer's block, D = 128: its matmuls, of which the first ends with q kᵀ; softmax; rest of it."""
+
+    matmuls: tuple[int, ...]
+    softmax: int
+    rest: int
+
+
+# The matmuls by (9.1), softmax and rest by an H200's stamps.
+TWO_STOPS, ONE_STOP = Loop((512, 512), 1187, 113), Loop((1024,), 1153, 446)
+
+
+def two_consumers(loop: Loop, gap: int = 100, late: int = 0, blocks: int = 300) -> tuple[float, list[float]]:
+    """Cycles a block of an SM whose tensor cores serve whoever of two consumers asks first; the shares of the time in
+    which 0, 1, 2 of them are at a softmax.
+
+    gap: from the end of a block's last matmul until its consumer asks for the next q kᵀ, in a loop with two stops;
+    late: when consumer 1 starts. images/explore/in_step.html draws it.
+    """
+    free, changes = 0, []  # when the tensor cores are free; when a softmax begins (+1) and ends (-1)
+    asked = [(0, 0, 0), (late, 1, 0)]  # when, who, which of its matmuls
+    for _ in range(2 * blocks * len(loop.matmuls)):
+        time, consumer, which = heapq.heappop(asked)
+        free = max(free, time) + loop.matmuls[which]
+        asks = free + gap
+        if which == 0:  # q kᵀ is done
+            changes += [(free, 1), (free + loop.softmax, -1)]
+            asks = free + loop.softmax + loop.rest
+        heapq.heappush(asked, (asks, consumer, (which + 1) % len(loop.matmuls)))
+    times, n = [0, 0, 0], 0
+    for (start, change), (end, _) in itertools.pairwise(sorted(changes)):
+        n += change
+        times[n] += end - start
+    return free / (2 * blocks), [time / sum(times) for time in times]

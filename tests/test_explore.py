@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_tutorial import algorithm, barriers, figures, fp8, layout, ledger, matmul, reference, ring, softmax
+from fa_tutorial import algorithm, barriers, figures, fp8, layout, ledger, matmul, reference, ring, softmax, warpgroups
 from fa_tutorial.bench import chapter_8, results
 from fa_tutorial.exercises.chapter_8 import ex_1, ex_5
 from fa_tutorial.exercises.chapter_10.ex_9 import idle_times
@@ -476,6 +476,32 @@ def test_queue_answers_its_question(page, by):
     shown = state(page)
     assert shown["order"] == [1, 2, 5, 3, 1, 2, 2, 1] and shown["end"] == shown["soonest"] == 5.5
     assert put(page, longest=0)["end"] == 5.5 and put(page, longest=7)["end"] > 5.5
+
+
+# ---------------------------------------------------------------- in step
+
+
+def test_in_step_is_the_package_s_model(page):
+    open_figure(page, "in_step")
+    for name, loop in (("two", warpgroups.TWO_STOPS), ("one", warpgroups.ONE_STOP)):
+        for gap, late in itertools.product((0, 100, 500), (0, 600, 1200, 2700)):
+            shown = put(page, loop=name, late=late, first=12) if name == "one" else put(page, loop=name, late=late, gap=gap, first=0)
+            cycles, shares = warpgroups.two_consumers(loop, gap, late)
+            assert (shown["cycles"], shown["shares"]) == (pytest.approx(cycles), pytest.approx(shares))
+
+
+@pytest.mark.parametrize("by", ["mouse", "finger"])
+def test_in_step_answers_its_question(page, by):
+    """Two stops that start together alternate without a gap alone; with it, from 650 cycles apart on."""
+    assert open_figure(page, "in_step")["cycles"] == pytest.approx(1418, abs=1)
+    assert {round(put(page, gap=gap)["cycles"]) for gap in (25, 100, 300, 500)} == {1418}
+    assert put(page, gap=0)["cycles"] < 1200
+    assert put(page, gap=100, late=600)["cycles"] > 1400 and put(page, late=650)["cycles"] < 1250
+    put(page, late=0)
+    page.locator("#lanes").scroll_into_view_if_needed()
+    x, y = middle(page.locator("#lanes"))
+    drag(page, (x, y), (x + 150, y), by)
+    assert state(page)["late"] > 1000 and state(page)["shares"][1] > 0.9
 
 
 # ---------------------------------------------------------------- splits

@@ -4,6 +4,8 @@ import itertools
 
 import pytest
 
+from fa_tutorial import warpgroups
+from fa_tutorial.bench import results
 from fa_tutorial.warpgroups import cycles_per_block, timeline
 
 
@@ -31,3 +33,18 @@ def test_a_unit_does_one_thing_at_a_time(D, overlap):
     for kinds in (("s", "o"), ("exp",)):
         spans = sorted((op.start, op.end) for op in operations if op.kind in kinds)
         assert all(end <= start for (_, end), (start, _) in itertools.pairwise(spans)), "a unit does one thing at a time"
+
+
+def test_two_consumers_fall_into_step_where_an_h200_s_do():
+    """By the model and by stamps, exactly one is at a softmax for more than 60 % of the time, or for less."""
+    rows = results.select(results.load("h200")["kernels"], kernel="late")
+    assert len(rows) == 12
+    for _, row in rows.iterrows():
+        loop = warpgroups.TWO_STOPS if row["provider"].startswith("two stops") else warpgroups.ONE_STOP
+        _, shares = warpgroups.two_consumers(loop, late=int(row["late"]))
+        assert (shares[1] > 0.6) == (row["softmax_at_once"][1] > 0.6), row["late"]
+
+
+def test_any_gap_keeps_two_stops_in_step():
+    cycles = {gap: warpgroups.two_consumers(warpgroups.TWO_STOPS, gap)[0] for gap in (0, 1, 100, 500)}
+    assert cycles[0] < 1200 and all(cycles[gap] == pytest.approx(1418, abs=1) for gap in (1, 100, 500))

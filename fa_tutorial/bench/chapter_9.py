@@ -21,7 +21,7 @@ from fa_tutorial.bench.cases import GRIDS, MODES
 from fa_tutorial.bench.timing import randn
 from fa_tutorial.hopper import ping_pong
 from fa_tutorial.source import excerpt, specialised
-from fa_tutorial.warpgroups import KEYS, ROWS, cycles_per_block, matmul_cycles
+from fa_tutorial.warpgroups import KEYS, ONE_STOP, ROWS, TWO_STOPS, cycles_per_block, matmul_cycles, two_consumers
 
 hardware.require_triton("Chapter 9's measurements")
 
@@ -61,8 +61,7 @@ def block_of(loop: str) -> str:
     """The lines of a block that issue matmuls, wait for them, or compute the softmax, in "9.4", the course's solution,
     or ping_pong's `loop`."""
     text = hopper.ladder.attend_one_stop if loop == "9.4" else specialised(ping_pong.attend, STAMPED=False, LOOP=loop)
-    first = "mbarrier.wait(turns" if loop == "ping-pong" else "s = warpgroup_mma(q, k.index(stage)"
-    lines = excerpt(text, first, "acc = rescaled").splitlines()[:-1]
+    lines = excerpt(text, "s = warpgroup_mma(q, k.index(stage)", "acc = rescaled").splitlines()[:-1]
     return "\n".join(line.split("  #")[0] for line in lines if not line.startswith(("stamp(", "mbarrier.arrive(empty")))
 
 
@@ -183,33 +182,51 @@ def _from_to(cycles: dict[str, int], start: str, end: str) -> int:
             return found
 
 
+def print_late(card: dict[str, Any]) -> None:
+    """What becomes of two stops if consumer 1 starts later, and of one stop, by the model and measured: the share of
+    the time in which exactly one consumer is at a softmax, and the cycles a block without stamps."""
+    found = results.select(card["kernels"], kernel="late")
+    print(f"{gpu(card)}, D = 128, full, S = 4,096    one at a softmax      cycles a block")
+    print("consumer 1 starts                model measured      model measured")
+    for _, row in found.iterrows():
+        name, late = row["provider"].split(",")[0], int(row["late"])
+        if name == "two stops" or not late:
+            cycles, shares = two_consumers(TWO_STOPS if name == "two stops" else ONE_STOP, late=late)
+            when = f"{name}, {f'{late:,} cycles later' if late else 'together'}"
+            line = f"{when:33}{shares[1]:5.0%}{row['softmax_at_once'][1]:9.0%}"
+            print(f"{line}{cycles:11,.0f}{_cycles_a_block(card, row):9,.0f}")
+
+
 def print_programs(card: dict[str, Any], *names: str) -> None:
     """Consumers that share a program, or have one each, D = 128: SM cycles of 64 x 128 scores, MHz, and the rate."""
     found = results.select(card["kernels"], kernel="alone", D=128).set_index("provider")
     watts = found.loc[list(names), "watts"]
-    print(f"{gpu(card)}, D = 128, full, S = {found['S_q'].iloc[0]:,}, blocks of 64 keys;", end=" ")
+    print(f"{gpu(card)}, D = 128, full, S = {found['S_q'].iloc[0]:,}, tiles of 64 keys;", end=" ")
     print(f"{watts.min():.0f} to {watts.max():.0f} W")
-    print(" " * 50 + "cycles for 128 keys    MHz  TFLOP/s")
+    print(" " * 50 + "cycles a block    MHz  TFLOP/s")
     for name in names:
         row = found.loc[name]
-        print(f"{name:50}{_cycles_a_block(card, row):19,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}")
+        print(f"{name:50}{_cycles_a_block(card, row):14,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}")
 
 
 def print_softmax(card: dict[str, Any], counts: list[int]) -> None:
-    """The cycles of a softmax of 64 x 128 scores: by (8.5), and at D = 64 by stamps, alone and beside others.
+    """The cycles of a softmax of 64 x 128 scores, D = 64: if its instructions overlap, if they take turns, and by
+    stamps, alone and beside others.
 
-    counts: of a warp's instructions by kind, exponentials first.
+    counts: of a warp's instructions by kind, exponentials first. A scheduler has one warp of a consumer, and issues an
+    instruction in a cycle; the exponentials of one take eight.
     """
     of = results.select(card["kernels"], kernel="alone", D=64).set_index("provider")["clock"]
     one = "1 program of 1 consumer"
+    exponentials, others = 4 * 2 * counts[0], sum(counts[1:])
     cycles = {
-        "by (8.5)": 4 * max(sum(counts) // 4, 2 * counts[0]),
-        "alone on an SM": of[one]["stop"],
-        "while its own p v is under way": of[f"{one}, overlapped"]["stop"],
-        "beside a second consumer": of["2 consumers in 1 program"]["stop"],
+        "by (8.5)": max(exponentials, sum(counts)),
+        f"in turns, {exponentials} + {others}": exponentials + others,
+        "measured, alone on an SM": of[one]["stop"],
+        "measured, beside a second consumer": of["2 consumers in 1 program"]["stop"],
     }
     for words, each in cycles.items():
-        print(f"a softmax {words:31} {each:5,} cycles")
+        print(f"a softmax {words:35} {each:5,} cycles")
 
 
 def matmuls_under_way(stamps: list) -> tuple[int, int, list[tuple[int, int]]]:
@@ -258,7 +275,7 @@ def draw_compared(card: dict[str, Any], mode: str, *others: str) -> Figure:
     panels[0].set_ylim(0, 1.08 * rates[["hopper", *others]].max(axis=None))
     panels[0].set_ylabel(f"TFLOP/s, {MODES[mode]}, {gpu(card)}")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    print(f"{MODES[mode]}, {gpu(card)}: hopper's speed over the other's, of the twelve points")
+    print(f"{MODES[mode]}, {gpu(card)}: speed of the hopper kernel over another's, twelve cases")
     for peer in others:
         ratios = rates["hopper"] / rates[peer]
         mean, (D, is_causal, S) = np.exp(np.log(ratios).mean()), ratios.idxmin()
@@ -267,34 +284,61 @@ def draw_compared(card: dict[str, Any], mode: str, *others: str) -> Figure:
     return figure
 
 
-def print_steps(card: dict[str, Any]) -> None:
-    """What each step of the chapter, from chapter 8's kernel to hopper, gains over the one before, without and with a
-    causal mask."""
+def gains(card: dict[str, Any]) -> pd.DataFrame:
+    """What each step of the chapter, from chapter 8's kernel to hopper, gains over the one before: a column a step, a
+    row for each D, mask and length; 1 where a step changes nothing."""
     found = results.select(card["kernels"], chapter=9, kernel="step")
     of = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops", aggfunc="first")
     two = of["two consumers"].fillna(of["roles"])  # where a third is not used
     # Without a mask "order" is the same kernel.
     with_counter = of["counter"].where(of.index.get_level_values("is_causal"), of["order"])
-    gains = pd.DataFrame({
-        "second consumer, one stop": of["one stop"] / of["tuned"],
-        "k's own ring, any length": two / of["one stop"] * of["overlap"] / of["roles"],
+    return pd.DataFrame({
+        "second consumer": of["one stop"] / of["tuned"],
+        "k's ring, any S": two / of["one stop"] * of["overlap"] / of["roles"],
         "third consumer": of["roles"] / two,
         "persistent": with_counter / of["overlap"],
-        "longest first (8.4)": of["order"] / with_counter,
-        "turns (ping-pong)": (of["turns"] / of["order"]).fillna(1),
+        "longest first": of["order"] / with_counter,
+        "ping-pong": (of["turns"] / of["order"]).fillna(1),
     })  # fmt: skip
-    lengths = 1024, 4096, 16_384
-    print(f"{gpu(card)}, speed over the step before: full, causal (–: no step of its own)")
-    for D in (64, 128):
-        print(f"{f'D = {D}':28}" + "".join(f"{f'S = {S:,}':16}" for S in lengths).rstrip())
-        for step in gains.columns:
-            cells = [gains.loc[(D, is_causal, S), step] for S in lengths for is_causal in (False, True)]
-            words = [f"{gain:.2f}" if gain != 1 else "–" for gain in cells]
-            if set(words) != {"–"}:
-                pairs = zip(words[::2], words[1::2], strict=True)
-                print(f"{step:28}" + "".join(f"{full:6}{causal:10}" for full, causal in pairs).rstrip())
-    last = gains.prod(axis=1)
-    print(f"all steps: {last.min():.2f} to {last.max():.2f} times as fast as chapter 8's kernel")
+
+
+def draw_steps(card: dict[str, Any]) -> Figure:
+    """`gains`, one after another, as speed over chapter 8's kernel, for three lengths; mean of full and causal."""
+    found = np.log(gains(card)).groupby(level=["D", "S_q"]).mean()
+    figure = Figure(figsize=(10, 4.2))
+    panels = figure.subplots(1, 2, sharey=True)
+    for ax, D in zip(panels, (64, 128), strict=True):
+        of = found.loc[D]
+        steps = [step for step in of.columns if (of[step] != 0).any()]
+        ends = []
+        looks = "C0o-", "C1s--", "C2^-."
+        for (S, row), look in zip(of.loc[[1024, 4096, 16_384], steps].iterrows(), looks, strict=True):
+            speed = np.exp(np.cumsum([0, *row]))
+            ax.plot(range(len(speed)), speed, look, label=f"S = {S:,}")
+            ends.append((speed[-1], look[:2]))
+            for n, gain in enumerate(np.exp(row)):
+                if gain < 0.97:  # a step that costs
+                    ax.text(
+                        n + 1,
+                        speed[n + 1] - 0.012,
+                        f"{gain - 1:.0%}".replace("-", "−"),
+                        color=look[:2],
+                        va="top",
+                        ha="center",
+                    )
+        middle = sum(last for last, _ in ends) / len(ends)
+        for place, (last, colour) in enumerate(sorted(ends)):
+            ax.text(len(steps) + 0.15, middle + 0.035 * (place - 1), f"{last:.2f}", color=colour, va="center")
+        ax.axhline(1, color="black", linewidth=1)
+        ax.set_xticks(range(len(steps) + 1), ["chapter 8's", *steps], rotation=30, ha="right")
+        ax.set_xlim(-0.3, len(steps) + 0.7)
+        ax.set_title(f"D = {D}", loc="left")
+    panels[0].set_ylim(0.88, 1.28)
+    panels[0].set_ylabel("speed over chapter 8's kernel,\nmean of full and causal")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    last = gains(card).prod(axis=1)
+    print(f"{gpu(card)}, all steps together: {last.min():.2f} to {last.max():.2f} times as fast as chapter 8's kernel")
+    return figure
 
 
 def print_persistent(card: dict[str, Any]) -> None:
@@ -314,4 +358,4 @@ def print_backward_profiled(card: dict[str, Any]) -> None:
     ms = [rows.loc[kernel, "gpu__time_duration.sum"] / 1e6 for kernel in of]
     print(f"{gpu(card)}, under the profiler, D = 128, full, S = 4,096:")
     print(f"chapter 8's two kernels {ms[0]:.2f} + {ms[1]:.2f} ms,", end=" ")
-    print(f"hopper's one {ms[2]:.2f} ms: {(ms[0] + ms[1]) / ms[2]:.2f} times as fast")
+    print(f"this one {ms[2]:.2f} ms: {(ms[0] + ms[1]) / ms[2]:.2f} times as fast")

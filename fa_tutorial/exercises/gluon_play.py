@@ -1,4 +1,4 @@
-"""Runs a consumer written in Gluon as plain Python, for exercises 9.3 and 9.4: each name it uses of Gluon stands for a part of the simulator.
+"""Runs a consumer written in Gluon as plain Python, for exercises 9.3 to 9.5: each name it uses of Gluon stands for a part of the simulator.
 
 Tiles are small float64 tensors. A matmul starts when it is issued and reads its tiles of shared memory until it has been waited for, as
 wgmma does. Producer and other consumer are the protocol's own. They act as early as they can, which shows a stage that is released too
@@ -112,17 +112,22 @@ class Pending:
 @dataclass(frozen=True)
 class Play:
     """blocks of keys through `stages`; early: producer and other consumer act as early as they can, else as late. overlap: every softmax
-    but the first has p v of the block before beside it. types: the code is also read for a name whose type an if or a loop changes."""
+    but the first has p v of the block before beside it. types: the code is also read for a name whose type an if or a loop changes.
+    turns: which of the two consumers the reader's is, where they issue their matmuls by turns."""
 
     blocks: int
     stages: int
     early: bool
     overlap: bool = False
     types: bool = False
+    turns: int | None = None
 
     def __str__(self) -> str:
-        when = "early" if self.early else "late"
-        return f"{self.blocks} block{'s' * (self.blocks > 1)}, {self.stages} stages, the other roles as {when} as can be"
+        return (
+            f"{'' if self.turns is None else f'C = {self.turns}, '}"
+            f"{self.blocks} block{'s' * (self.blocks > 1)}, {self.stages} stages, the other roles as "
+            f"{'early' if self.early else 'late'} as can be"
+        )
 
     def run(self, attend: Callable) -> str:
         """What comes of a reader's attend: RIGHT, or the first thing that goes wrong."""
@@ -138,8 +143,9 @@ class Stage:
         draw = lambda *shape: torch.randn(*shape, generator=random, dtype=torch.float64)  # noqa: E731
         self.q, self.keys, self.values = draw(ROWS, D), draw(play.blocks, KEYS, D), draw(play.blocks, KEYS, D)
         self.full, self.empty = ring(play.stages, consumers=2)
-        nothing = torch.full((KEYS, D), torch.nan).double()
-        self.tiles = {name: [Tile(f"stage {i} of {name}", nothing) for i in range(play.stages)] for name in "kv"}
+        self.k, self.v = (
+            [Tile(f"stage {i} of {name}", torch.full((KEYS, D), torch.nan).double()) for i in range(play.stages)] for name in "kv"
+        )
         self.loaded = self.other = 0  # blocks that the producer has loaded, and the other consumer has used
         self.in_flight: list[Pending] = []
         self.issued = {"k": 0, "v": 0}
@@ -148,27 +154,35 @@ class Stage:
         self.released = [0] * play.stages  # how often the reader has arrived at empty, by stage
         self.summed = 0  # blocks whose p v is done
         self.late = ""  # which stage was released later than it could be
+        self.turns = [Barrier(1, f"turns[{c}]") for c in range(2)]
+        self.asked = self.passed = 0  # turns that the reader has waited for, and passed on
 
     # ------------------------------------------------ the other roles
 
     def step(self) -> bool:
         """One block of the producer or of the other consumer; False where both must wait."""
-        turn, stage = divmod(self.loaded, self.play.stages)
+        stage, turn = self.loaded % self.play.stages, self.loaded // self.play.stages
         if self.loaded < self.play.blocks and self.empty[stage].test_wait(1 - turn % 2):
-            for name, source in (("k", self.keys), ("v", self.values)):
-                tile = self.tiles[name][stage]
-                tile.value, tile.block = source[self.loaded], self.loaded
+            for tiles, source in ((self.k, self.keys), (self.v, self.values)):
+                tiles[stage].value, tiles[stage].block = source[self.loaded], self.loaded
             self.full[stage].arrive()
             self.loaded += 1
             return True
-        turn, stage = divmod(self.other, self.play.stages)
-        if self.other < self.play.blocks and self.full[stage].test_wait(turn % 2):
-            if (tile := self.tiles["k"][stage]).block != self.other:
-                self.stop(f"the other consumer finds {held(tile)} in {tile.name}, where block {self.other} is due")
+        stage, turn = self.other % self.play.stages, self.other // self.play.stages
+        if self.other < self.play.blocks and self.full[stage].test_wait(turn % 2) and self.others_turn():
+            if self.k[stage].block != self.other:
+                self.stop(f"the other consumer finds {held(self.k[stage])} in {self.k[stage].name}, where block {self.other} is due")
             self.empty[stage].arrive()
             self.other += 1
+            if self.play.turns is not None and self.other > 1:
+                self.turns[self.play.turns].arrive()
             return True
         return False
+
+    def others_turn(self) -> bool:
+        """Whether the other consumer may issue the matmuls of its next block."""
+        c = self.play.turns
+        return c is None or self.other == 0 or self.turns[1 - c].test_wait((self.other - (1 - c)) % 2)
 
     def others(self) -> None:
         while self.play.early and self.step():
@@ -180,12 +194,18 @@ class Stage:
 
     def why_nobody_arrives(self, barrier: Barrier) -> str:
         """The cause of a deadlock at `barrier`, as far as it can be told."""
+        if any(barrier is one for one in self.turns):
+            if barrier is not self.turns[self.play.turns]:
+                return "consumer C waits for its own turn, at turns.index(C), and passes it on at turns.index(1 - C)"
+            if self.asked > self.passed:
+                return "you have not passed the turn on since you had it: arrive at turns.index(1 - C) once both matmuls are issued"
+            return "a consumer's parity flips from block to block, and in block 1 consumer 0 begins: its wait passes on a fresh barrier"
         if any(barrier is one for one in self.empty):
             return "a consumer waits for full[stage], and arrives at empty[stage]"
-        turn, stage = divmod(self.loaded, self.play.stages)
-        if self.loaded < self.play.blocks and self.released[stage] < turn:
-            before = self.loaded - self.play.stages
-            return f"block {self.loaded} isn't loaded, since you haven't released block {before}, which has its stage"
+        stages = self.play.stages
+        stage, round_of_ring = self.loaded % stages, self.loaded // stages
+        if self.loaded < self.play.blocks and self.released[stage] < round_of_ring:
+            return f"block {self.loaded} isn't loaded, since you haven't released block {self.loaded - stages}, which has its stage"
         return "nobody completes a phase of this parity: tile i's is i // STAGES % 2"
 
     def next_begins(self, what: str) -> None:
@@ -203,16 +223,46 @@ class Stage:
                 has = f"{barrier.arrived} of the {barrier.count} arrivals of phase {barrier.phase}"
                 fault = f"a deadlock: wait for {barrier.name}, parity {phase}, which has {has}, and nobody else arrives"
                 self.stop(fault, self.why_nobody_arrives(barrier))
+        self.asked += self.play.turns is not None and barrier is self.turns[self.play.turns]
 
     def arrive(self, barrier: Barrier, *, count: int = 1, pred: bool = True) -> None:
         if any(barrier is one for one in self.full):
             raise Wrong(f"you arrive at {barrier.name}, where the producer arrives: a consumer arrives at empty[stage]")
         if count > 1:
             raise Wrong(f"you arrive {count} times at {barrier.name}: each consumer arrives once, count=1")
+        if any(barrier is one for one in self.turns):
+            self.pass_turn(barrier)
         for _ in range(count if pred else 0):
             barrier.arrive()
             self.released = [n + (one is barrier) for n, one in zip(self.released, self.empty, strict=True)]
         self.others()
+
+    def pass_turn(self, barrier: Barrier) -> None:
+        block, fault = self.issued["k"] - 1, f"in block {self.issued['k'] - 1} you arrive at {barrier.name}"
+        if barrier is self.turns[self.play.turns]:
+            self.stop(fault, "your own turn: the other consumer waits at turns.index(1 - C)")
+        if self.passed >= block:
+            self.stop(f"{fault} again, or before q kᵀ is issued", "the turn is passed on once a block, when both matmuls are issued")
+        if self.issued["v"] < block:
+            self.stop(f"{fault} before p v of block {block - 1} is issued", "pass the turn on when both matmuls are issued")
+        if len(self.in_flight) < 2:
+            self.stop(f"{fault} after you have waited for a matmul", "pass the turn on as soon as both are issued, and then wait for them")
+        self.passed += 1
+
+    def take_turn(self, name: str) -> None:
+        """Note a matmul that is issued without its turn."""
+        block = self.issued["k"] - (name == "v")
+        if name == "v" and block == self.play.blocks - 1 and self.passed == block:
+            return  # after the loop
+        turns = block - 1 + self.play.turns  # of the other's, which come before: block 0 takes none
+        if block > 0 and (self.asked < block or (turns and self.other <= turns)):
+            what = f"{'q kᵀ' if name == 'k' else 'p v'} of block {block - (name == 'v')} is issued in consumer {self.play.turns}'s block {block}"
+            if self.asked < block:
+                self.stop(f"{what}, and you have not waited for its turn", "in each block wait at turns.index(C) before the first matmul")
+            self.stop(
+                f"{what}, while it is still the other's turn",
+                "the wait passes too early: its parity is that of a turn that is over. A turn comes once a block, and consumer 0 begins",
+            )
 
     def matmul(self, a: Any, b: Any, acc: Any, *, use_acc: bool = True, is_async: bool = False) -> Any:
         if not isinstance(a, Tile | View | Operand):
@@ -225,11 +275,14 @@ class Stage:
         tile = b.tile if isinstance(b, View) else b
         name = tile.name[-1]
         if name == "q":
-            why = "the scores have queries as rows, so q is the first operand and k's tile the second"
-            raise Wrong(f"warpgroup_mma's second operand is q: {why}")
+            raise Wrong(
+                "warpgroup_mma's second operand is q: the scores have queries as rows, so q is the first operand and k's tile the second"
+            )
         if tile.block is None or tile.block != self.issued[name]:
             due = f"where block {self.issued[name]} is due" if self.issued[name] < self.play.blocks else "and all blocks have been read"
             self.stop(f"a matmul reads {tile.name}, which holds {held(tile)}, {due}", self.why_not_there(tile, name))
+        if self.play.turns is not None:
+            self.take_turn(name)
         self.issued[name] += 1
         self.next_begins("matmul")
         product = a.value @ b.value
@@ -252,11 +305,11 @@ class Stage:
                 fault = f"block {done.reads.block} is loaded into {done.reads.name} while a matmul reads block {done.block} there"
                 self.stop(fault, f"you release block {done.block} before you have waited for the matmul that reads it")
             if self.play.overlap and done.beside_softmax and isinstance(done.left, Operand) and not any(x is done.left for x in deps):
-                has, why = "no p", "p v reads p's registers until you have waited for it: wait for both, [acc, p]"
                 if any(x is self.p for x in deps):
-                    has = f"the p of block {self.softmaxes - 1}"
-                    why = "p in the list is the new block's, and p v reads the old one: keep that, and name the new one p_new"
-                self.stop(f"the wait that ends p v of block {done.block} has {has} among what it waits for", why)
+                    fault = f"the wait that ends p v of block {done.block} has the p of block {self.softmaxes - 1} among what it waits for"
+                    self.stop(fault, "p in the list is the new block's, and p v reads the old one: keep that, and name the new one p_new")
+                fault = f"the wait that ends p v of block {done.block} has no p among what it waits for"
+                self.stop(fault, "p v reads p's registers until you have waited for it: wait for both, [acc, p]")
         found = [self.ready(x, num_outstanding) if isinstance(x, Pending) else x for x in deps]
         return found[0] if len(found) == 1 else tuple(found)
 
@@ -273,7 +326,7 @@ class Stage:
         if due >= self.play.blocks:
             return f"each block of {name} is read once"
         stage = due % self.play.stages
-        if tile is not self.tiles[name][stage]:
+        if tile is not (self.k, self.v)["kv".index(name)][stage]:
             return f"block {due} lies in stage {stage}: block i in stage i % STAGES"
         if tile.block is not None and tile.block > due:
             return f"you have released block {due} before you read its {name}"
@@ -289,6 +342,12 @@ class Stage:
             later = len(self.in_flight) - 1 - self.in_flight.index(s) if is_pending else 0
             s = done(s, "s", later) * scale_log2
             self.next_begins("softmax_step")
+            if self.play.turns is not None and self.asked >= self.issued["k"] > 1:
+                block = self.issued["k"]
+                self.stop(
+                    f"you wait for the turn of block {block} before the softmax of block {block - 1}",
+                    "a softmax needs no turn: wait for it right before the matmuls",
+                )
             under_way = [(pending.reads.name[-1], pending.block) for pending in self.in_flight]
             before, self.softmaxes = self.softmaxes - 1, self.softmaxes + 1
             self.scores_ahead |= ("k", before + 2) in under_way
@@ -313,10 +372,10 @@ class Stage:
             return Operand(done(p, "p").double())
 
         softmax_step.__qualname__, left_operand.__qualname__ = "softmax_step", "left_operand"  # as an error names them
+        mbarrier = types.SimpleNamespace(wait=self.wait, arrive=self.arrive)
         return {
-            "mbarrier": types.SimpleNamespace(wait=self.wait, arrive=self.arrive),
-            "warpgroup_mma": self.matmul, "warpgroup_mma_wait": self.matmul_wait,
-            "softmax_step": softmax_step, "left_operand": left_operand,
+            "mbarrier": mbarrier, "warpgroup_mma": self.matmul, "warpgroup_mma_wait": self.matmul_wait, "softmax_step": softmax_step,
+            "left_operand": left_operand,
             "rescaled": lambda acc, alpha: done(acc, "acc") * alpha.as_subclass(torch.Tensor)[:, None],
         }  # fmt: skip
 
@@ -327,9 +386,12 @@ class Stage:
         plain = types.FunctionType(code.__code__, seen, code.__name__, code.__defaults__, code.__closure__)
         q = Tile("q", self.q)
         zeros, l, acc = (torch.zeros(*shape, dtype=torch.float64) for shape in ((ROWS, KEYS), (ROWS,), (ROWS, D)))
-        rings = [Ring(name, stages) for name, stages in (self.tiles | {"full": self.full, "empty": self.empty}).items()]
+        rings = [Ring(name, stages) for name, stages in (("k", self.k), ("v", self.v), ("full", self.full), ("empty", self.empty))]
+        by_turns = self.play.turns is not None
+        rings += [Ring("turns", self.turns)] * by_turns
+        more = (self.play.turns,) * by_turns
         try:
-            result = plain(q, *rings, zeros, torch.full_like(l, -torch.inf), l, acc, SCALE_LOG2, self.play.blocks)
+            result = plain(q, *rings, zeros, torch.full_like(l, -torch.inf), l, acc, SCALE_LOG2, self.play.blocks, *more)
         except Stop:
             return self.fault
         except NameError as error:
@@ -354,6 +416,9 @@ class Stage:
                 fault = f"arrivals of yours at empty[{stage}]: {times}, blocks in this stage: {want}"
                 last = "each block's stage is released once, the last block's, too: the next rows of a kernel need it"
                 return verdict(fault, last if times < want else "a stage is released more than once for a block")
+        if by_turns and self.passed != self.play.blocks - 1:
+            fault = f"you have passed the turn {self.passed} times in {self.play.blocks - 1} turns of consumer {self.play.turns}"
+            return verdict(fault, "pass it on once a block, in the last block, too: the other consumer waits for it")
         if self.late:
             return verdict(self.late, "you release a stage late: once p v is done nothing reads it, and the producer waits for it")
         arguments = dict.fromkeys(code.__code__.co_varnames[: code.__code__.co_argcount], False)

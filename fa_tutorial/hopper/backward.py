@@ -288,7 +288,7 @@ def one_block(ahead, dk, dv, block, after, dq_desc, shared, start_n, sizes, scal
     dp_t = warpgroup_mma_wait(0, [dp_t])
     ds_t = p_t * dp_t if UNDER_DQ else p_t * (dp_t + row_values(shared.delta, block.n, dp_t))  # (6.10)
     ds_pairs = pack(ds_t, dtype)  # two fp16 numbers a register
-    hand_over(ds_pairs, block.n, shared, C)  # exercise 9.6's write and arrival
+    hand_over(ds_pairs, block.n, shared, C)  # exercise 9.7's order from here on
     if not UNDER_DQ:
         dv = issue_dkdv(pack(p_t, dtype), dv, shared.do, block.n)
     dk = issue_dkdv(ds_pairs, dk, shared.q, block.n)  # (6.12)
@@ -296,7 +296,7 @@ def one_block(ahead, dk, dv, block, after, dq_desc, shared, start_n, sizes, scal
         dv = warpgroup_mma_wait(1, [dv])
     if MORE:
         ahead = issue_s(after, shared, start_n, sizes, C, flags)  # s − lse / scale, of the next block
-    dq = issue_dq(block, shared, C)  # exercise 9.6's wait, then (6.11)
+    dq = issue_dq(block, shared, C)  # meets the other consumer, then (6.11)
     if MORE and UNDER_DQ:
         ahead, dk = warpgroup_mma_wait(1, [ahead, dk])  # dq, issued last, stays under way
         consumer_release(shared.q, block.n)  # this block of q and do is read

@@ -63,8 +63,8 @@ def wgmma_kernel(q_desc, k_desc, s_ptr):
 @gluon.jit
 def producer(q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, start_n, blocks,
              STEP: gl.constexpr):  # fmt: skip
-    """One warp: loads 128 rows of q, then block after block of k and v as soon as its stage is empty.
-    start_n: where the first block begins; STEP: rows from one block to the next."""
+    """One warp: loads 128 rows of q, then tiles of k and v, each pair as soon as its stage is empty.
+    start_n: where the first begins; STEP: rows from one to the next."""
     STAGES: gl.constexpr = k.shape[0]
     mbarrier.expect(q_full, q_desc.block_type.nbytes)
     tma.async_copy_global_to_shared(q_desc, [start_m, 0], q_full, q)

@@ -104,10 +104,10 @@ def draw_roles_and_ring() -> Figure:
         write(ax, x, 0.25, title, HEAD, ha="left", weight="bold")
     box(ax, 0.1, 0.55, 1.75, 3.75, colour="sky", share=0.3)
     write(ax, 0.97, 1.2, "24 registers\na thread", linespacing=1.3)
-    write(ax, 0.97, 2.45, "for each block:\nwait for empty,\nannounce its bytes,\nask TMA for it", linespacing=1.4)
+    write(ax, 0.97, 2.45, "for each tile:\nwait for empty,\nannounce its bytes,\nask TMA for it", linespacing=1.4)
     for stage, y in ((0, 0.55), (1, 2.55)):
         box(ax, 2.75, y, 3.3, 1.75, colour="orange", share=0.12, line=1.4)
-        box(ax, 2.95, y + 0.62, 2.9, 0.5, f"block {stage}, {stage + 2}, {stage + 4}, … of k and v", "orange", share=0.5)
+        box(ax, 2.95, y + 0.62, 2.9, 0.5, f"tiles {stage}, {stage + 2}, {stage + 4}, … of k and v", "orange", share=0.5)
         box(ax, 2.95, y + 0.1, 2.9, 0.4, f"full[{stage}]: 1 arrival + bytes", "green", share=0.35)
         box(ax, 2.95, y + 1.25, 2.9, 0.4, f"empty[{stage}]: 2 arrivals", "purple", share=0.35)
         arrow(ax, (1.85, y + 0.87), (2.95, y + 0.87), "black", width=2.2)
@@ -122,10 +122,10 @@ def draw_roles_and_ring() -> Figure:
         box(ax, 7.05, y, 1.75, 1.55, colour="blue", share=0.3)
         write(ax, 7.92, y + 0.3, name, BODY, weight="bold")
         write(ax, 7.92, y + 0.95, "4 warps, 64 rows:\nm, l, acc in 240\nregisters a thread", linespacing=1.35)
-    write(ax, 7.92, 2.425, "both read every block")
+    write(ax, 7.92, 2.425, "both read every tile")
     lines = (
-        ("green", "full: whoever loads arrives, both consumers wait, and then read the block"),
-        ("purple", "empty: each consumer arrives when it has read the block, the producer waits, and then loads over it"),
+        ("green", "full: whoever loads arrives, both consumers wait, and then read the tile"),
+        ("purple", "empty: each consumer arrives when it has read the tile, the producer waits, and then loads over it"),
     )
     for row, (colour, text) in enumerate(lines):
         y = 4.7 + 0.35 * row
@@ -292,10 +292,10 @@ def draw_backward_roles() -> Figure:
 
 @image("09_backward_block.png")
 def draw_backward_block() -> Figure:
-    """One block of q at one consumer with D = 128: the order of its five matmuls, and what runs beside them."""
+    """One block at one consumer with D = 128: the order of its five matmuls, and what runs beside them."""
     figure, ax = canvas(3.45)
     left, unit, tall = 1.35, 1.17, 0.42
-    write(ax, 0.1, 0.25, "one block of q at one consumer, D = 128", HEAD, ha="left", weight="bold")
+    write(ax, 0.1, 0.25, "one block at one consumer, D = 128", HEAD, ha="left", weight="bold")
     lanes = (
         ("tensor cores", (
             (0, 1, "dp", {"colour": "sky", "share": 0.45}),

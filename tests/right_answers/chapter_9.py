@@ -1,9 +1,9 @@
-"""Right answers to chapter 9 in other words: rounds walked through, phases that toggle, lists of actions, p v a block behind or
-issued late, a meeting counted by rounds."""
+"""Right answers to chapter 9 in other words: rounds walked through, phases that toggle, p v a block behind or issued late, matmuls in
+another order."""
 
 from edits import edit
 
-from fa_tutorial.barriers import arrive, ds_rows, load, use, wait, work
+from fa_tutorial.barriers import arrive, load, use, wait, work
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
@@ -157,18 +157,9 @@ def persistent_that_toggles(next_tile, blocks, full, empty, slot, told, taken):
     return producer, consumer
 
 
-def consumer_by_rounds(c, blocks, full, empty, ds_full):
-    """A list of actions."""
-    actions, parity = [], 0
-    for first in range(0, blocks, 2):
-        for stage in range(min(2, blocks - first)):
-            i = first + stage
-            actions += [wait(full[stage], parity), use(i, stage), load(i, ds_rows(stage, c)), arrive(ds_full[stage]), use(i, stage)]
-            actions += [arrive(empty[stage]), wait(ds_full[stage], parity), use(i, ds_rows(stage, 1 - c))]
-        parity = 1 - parity
-    return actions
-
-
+TURN, TILES = "        mbarrier.wait(turns.index(C), (i - C) % 2)\n", "        mbarrier.wait(full.index(stage), parity)\n"
+RELEASED = "        mbarrier.arrive(empty.index(before), count=1)"
+BOTH, STOP = "warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way", "warpgroup_mma_wait(0, [s, acc, p])"
 RIGHT_ANSWERS = (
     ("9.1", phase_by_toggling),
     ("9.2", roles_that_toggle),
@@ -177,6 +168,17 @@ RIGHT_ANSWERS = (
     edit("9.3", "p in v's dtype first", ("left_operand(p, acc", "left_operand(p.to(v.dtype), acc")),
     ("9.3", catalogue.find("9.4").solution),
     ("9.4", attend_that_looks_ahead),
-    ("9.5", persistent_that_toggles),
-    ("9.6", consumer_by_rounds),
+    edit("9.5", "the turn before the tiles", (TURN, ""), (TILES, TURN + TILES)),
+    edit("9.5", "parity by a sum", ("(i - C) % 2", "(i + C) % 2")),
+    edit(
+        "9.5",
+        "one wait",
+        (f"s = {BOTH}", f"s, acc, p = {STOP}\n{RELEASED}"),
+        (f"        acc, p = warpgroup_mma_wait(0, [acc, p])\n{RELEASED}\n", ""),
+    ),
+    ("9.6", persistent_that_toggles),
+    edit("9.7", "s′ under ds", ('        "issue s′",\n', ""), ('"issue dp",\n', '"issue dp",\n        "issue s′",\n')),
+    edit("9.7", "s′ before dk", ('"issue dk",\n        "issue s′"', '"issue s′",\n        "issue dk"')),
+    edit("9.7", "s′ before ds is there", ('        "issue s′",\n', ""), ('"wait for dp",\n', '"wait for dp",\n        "issue s′",\n')),
+    edit("9.7", "a tuple", ("return [", "return ("), ("\n    ]", "\n    )")),
 )

@@ -23,6 +23,7 @@ from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
 from fa_tutorial.source import defined, edited, source_of
 from measure import alone
 from measure.chapter_8 import counted_in_turns, counter_row, repeated_us, settled
+from measure.clocks import cycles_in_turns
 
 hardware.require_triton("Chapter 9's measurements")
 from fa_tutorial.hopper import ladder, ping_pong  # noqa: E402
@@ -146,25 +147,85 @@ def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
     both consumers of one program in four blocks, from the first of them on; and of several programs the mean share of
     the time in which 0, 1, 2 of their consumers are at a softmax."""
     q, k, v = inputs(shape)
-    blocks = shape.S_q // ladder.ROWS.value
-    programs = shape.B * shape.H_q * blocks
-    stamps = torch.zeros(programs, 2, blocks, len(ping_pong.STAMPS), dtype=torch.int64, device="cuda")
-    flash_forward = partial(ping_pong.flash_forward, loop=loop)
-    if loop == "two stops":
-        edits = ("\n@gluon.jit\ndef consumer(", TWO_STOPS, 1), ("l, acc = attend(", "l, acc = attend_two_stops(", 1)
-        flash_forward = defined(edited(source_of(ping_pong), *edits), {"__name__": ping_pong.__name__})["flash_forward"]
+    flash_forward, stamps = _stamped(loop), stamps_of(shape)
     for _ in range(3):
         flash_forward(q, k, v, False, shape.D**-0.5, stages=3, stamps=stamps)
     clock = stamps.cpu()[:, :, 4:-4]
     each = (clock[:, :, 1:, 0] - clock[:, :, :-1, 0]).double().mean((1, 2))
     usual = (each - each.mean()).abs().argmin()  # the program whose blocks take the mean time
     shown = clock[usual, :, 4:9]
-    at_once = [alone.softmax_at_once(of) for of in clock[5::37]]
     return {
         "cycles": alone.mean_parts(clock),
         "stamps": (shown - shown.min()).tolist(),
-        "softmax_at_once": torch.tensor(at_once, dtype=torch.float64).mean(0).round(decimals=3).tolist(),
+        "softmax_at_once": _at_once(clock),
     }
+
+
+def _stamped(loop: str, late: int = 0) -> Call:
+    """ping_pong.flash_forward with one of its loops or "two stops"; consumer 1 begins `late` cycles late."""
+    edits = [("    l, acc = attend(", f"{WAITS.format(late)}    l, acc = attend(", 1)] if late else []
+    if loop == "two stops":
+        edits += [("\n@gluon.jit\ndef consumer(", TWO_STOPS, 1), ("l, acc = attend(", "l, acc = attend_two_stops(", 1)]
+    if not edits:
+        return partial(ping_pong.flash_forward, loop=loop)
+    names = {"__name__": ping_pong.__name__}
+    return partial(defined(edited(source_of(ping_pong), *edits), names)["flash_forward"], loop=loop)
+
+
+def stamps_of(shape: Shape) -> torch.Tensor:
+    """Room for the stamps of both consumers of each program."""
+    blocks = shape.S_q // ladder.ROWS.value
+    sizes = shape.B * shape.H_q * blocks, 2, blocks, len(ping_pong.STAMPS)
+    return torch.zeros(sizes, dtype=torch.int64, device="cuda")
+
+
+def _at_once(clock: torch.Tensor) -> list[float]:
+    """Of several programs the mean share of the time in which 0, 1, 2 of their consumers are at a softmax."""
+    at_once = [alone.softmax_at_once(of) for of in clock[5::37]]
+    return torch.tensor(at_once, dtype=torch.float64).mean(0).round(decimals=3).tolist()
+
+
+WAITS = """
+    if C == 1:
+        begin = gl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=gl.int64, is_pure=False, pack=1)
+        now = begin
+        while now - begin < {}:
+            now = gl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=gl.int64, is_pure=False, pack=1)
+"""
+LATE = (0, 400, 800, 1200, 1600, 2000)
+
+
+def late_cases() -> Iterator[Measurement]:
+    """What becomes of two consumers of which one begins later: D = 128, full, S = 4,096, 3 stages."""
+    shape = dataclasses.replace(POINT, D=128, H_q=16, H_k=16)
+    for loop, late in itertools.product(("two stops", "one stop"), LATE):
+        yield (
+            about(9, "late", f"{loop}, 3 stages", late=late, **vars(shape)),
+            lambda loop=loop, late=late: _late_in_turns(shape, loop)[late],
+        )
+
+
+@functools.cache
+def _late_in_turns(shape: Shape, loop: str) -> dict[int, dict[str, Any]]:
+    """For each of LATE the SM cycles of a call without stamps, in turns; with stamps the mean cycles between two stops
+    of a consumer, softmax_at_once, and how far consumer 1's softmax begins after consumer 0's, in blocks 4, 8, …, the
+    median of all programs."""
+    q, k, v = inputs(shape)
+    calls = {late: partial(_stamped(loop, late), q, k, v, False, shape.D**-0.5, stages=3) for late in LATE}
+    cycles, rows = cycles_in_turns(calls), {}
+    for late, call in calls.items():
+        stamps = stamps_of(shape)
+        for _ in range(3):
+            call(stamps=stamps)
+        clock = stamps.cpu()[:, :, 4:-4]
+        begun = clock[..., ping_pong.STAMPS.index("stop")]
+        rows[late] = {
+            "cycles": cycles[late],
+            "block": round(begun.diff(dim=2).double().mean().item()),
+            "softmax_at_once": _at_once(clock),
+            "behind": (begun[:, 1] - begun[:, 0]).median(0).values[::4].tolist(),
+        }
+    return rows
 
 
 def error_cases() -> Iterator[Measurement]:
@@ -231,6 +292,6 @@ def busy_cases() -> Iterator[Measurement]:
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
-        step_cases(), ladder_cases(), alone.alone_cases(), clocked_cases(), error_cases(),
-        clock_cases(), auto_rule_cases(), busy_cases(),
+        step_cases(), ladder_cases(), alone.alone_cases(), clocked_cases(), late_cases(),
+        error_cases(), clock_cases(), auto_rule_cases(), busy_cases(),
     )  # fmt: skip

@@ -1,128 +1,160 @@
-"""Exercise 9.6, meeting_consumer."""
+"""Exercise 9.6, persistent_roles."""
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from fa_tutorial import barriers
-from fa_tutorial.barriers import Action, Barrier, Event, arrive, ds_rows, use, wait, write
+from fa_tutorial.barriers import Action, Barrier, arrive, load, use, wait, work
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.ring_play import RIGHT, compared, explained, played, timed, unreleased
-from fa_tutorial.exercises.running import adapting
-from fa_tutorial.source import source_of
+from fa_tutorial.exercises.ring_play import RIGHT, compared, explained, played, timed, two_functions, unreleased
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
-def meeting_consumer(c, blocks, full, empty, ds_full):
-    """What consumer c (0 or 1) does with all blocks of q. Each list holds two barriers, by stage."""
-    for i in range(blocks):
-        stage, parity = i % 2, i // 2 % 2
-        yield wait(full[stage], parity)
-        yield use(i, stage)  # s and dp
-        yield write(i, ds_rows(stage, c))
-        yield arrive(ds_full[stage])
-        yield use(i, stage)  # dk
-        yield arrive(empty[stage])
-        yield wait(ds_full[stage], parity)
-        yield use(i, ds_rows(stage, 1 - c))  # dq
+def persistent_roles(next_tile, blocks, full, empty, slot, told, taken):
+    """(producer, consumer) of one persistent program. full, empty: lists, by stage."""
+    stages = len(full)
+
+    def producer():
+        n = 0  # blocks so far, of all work tiles
+        for turn in itertools.count():
+            tile = next_tile()
+            yield wait(taken, 1 - turn % 2)
+            slot[0] = tile
+            yield arrive(told)
+            if tile is None:
+                return
+            for _ in range(blocks[tile]):
+                yield wait(empty[n % stages], 1 - n // stages % 2)
+                yield load(tile, n % stages)
+                yield arrive(full[n % stages])
+                n += 1
+
+    def consumer():
+        n = 0
+        for turn in itertools.count():
+            yield wait(told, turn % 2)
+            tile = slot[0]
+            yield arrive(taken)
+            if tile is None:
+                return
+            for _ in range(blocks[tile]):
+                yield wait(full[n % stages], n // stages % 2)
+                yield use(tile, n % stages)
+                yield arrive(empty[n % stages])
+                n += 1
+            yield work("store o")
+
+    return producer, consumer
 
 
-STEPS = ("s and dp", "ds", "dk", "dq")
-FULL, S, _, HAND_OVER, DK, RELEASE, MEET, DQ = source_of(meeting_consumer).splitlines(keepends=True)[4:]
+FREE, WRITE, TELL = "            yield wait(taken, 1 - turn % 2)\n", "            slot[0] = tile\n", "            yield arrive(told)\n"
+HEARD, READ, TAKE = "            yield wait(told, turn % 2)\n", "            tile = slot[0]\n", "            yield arrive(taken)\n"
+STOP, END = "            if tile is None:\n                return\n", '            yield work("store o")\n'
+LOADS, USES = (f"            for _ in range(blocks[tile]):\n                yield wait({barrier}" for barrier in ("empty", "full"))
 MISTAKES = {
-    "nobody arrives at ds_full[stage] after writing ds, and both consumers wait for it": (HAND_OVER, ""),
-    "you do not wait for ds_full[stage] before dq, so it may read rows that the other consumer has not written": (MEET, ""),
-    "s and dp start before their tiles are there: they need yield wait(full[stage], parity), with the parity of exercise 9.1": (FULL, ""),
-    "you release q's stage before dk has read it: arrive at empty[stage] after dk": (DK + RELEASE, RELEASE + DK),
-    "you release q's stage after dq, and dk is the last that reads it: the next load could start earlier": (RELEASE + MEET + DQ, f"{MEET}{DQ}\n{RELEASE}"),
-    "you do not release q's stage, and the producer waits for it": (RELEASE, ""),
-    "s and dp of the next block come before dq of this one: that is the next section's step, and here a block ends before the next begins": [
-        (FULL + S, f"        if i == 0:\n    {FULL}    {S}"),
-        (RELEASE, f"{RELEASE}        if i + 1 < blocks:\n            yield wait(full[1 - stage], (i + 1) // 2 % 2)\n            yield use(i + 1, 1 - stage)\n")],
-    "you arrive at ds_full[stage] after dk: hand ds over as soon as it is written": (HAND_OVER + DK, DK + HAND_OVER),
-    "dq comes before dk, and dk reads only your own ds: dk fills the time until the meeting": (DK + RELEASE + MEET + DQ, f"{MEET}{DQ}\n{DK}{RELEASE}"),
-    "you wait for ds_full[stage] before dk, which reads only your own ds: dk fills the time until the meeting": (
-        DK + RELEASE + MEET, MEET + DK + RELEASE),
+    "the ring's index begins anew with each work tile, but the barriers go on with their phases: count the blocks of all work tiles": [
+        (LOADS, f"            n = 0\n{LOADS}"), (USES, f"            n = 0\n{USES}")],
+    "the producer writes the next number before it waits for taken: a consumer may not have read the one before": (FREE + WRITE, WRITE + FREE),
+    "the producer arrives at told before the number is written": (WRITE + TELL, TELL + WRITE),
+    "the consumer arrives at taken before it has read the number, and the next may overwrite it": (READ + TAKE, TAKE + READ),
+    "the consumer frees the slot when the work tile is done. It has read the number long before, and the producer could load the next tile": [
+        (TAKE, ""), (END, END + TAKE)],
+    "the producer waits until its work tile is taken before it loads: wait for taken before the next number instead": (
+        TELL + STOP, f"{TELL}{FREE.replace('1 - turn', 'turn')}{STOP}"),
+    "nobody tells the consumers that there is no further work tile: write None, too": [
+        (STOP, "", 2), (FREE, STOP + FREE), (TAKE, TAKE + STOP)],
+    "work tile 0 counts as none here: ask whether the number is None": ("if tile is None", "if not tile"),
+    "each consumer draws a number of its own: the producer draws, and the consumers read slot": [
+        (HEARD + READ, HEARD + READ.replace("slot[0]", "next_tile()"))],
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """How long a load and each consumer's steps take; seed: draw each duration instead."""
+class Persistent:
+    """blocks: of each work tile that the counter gives this program; how long a load takes, and each consumer's use and store."""
 
-    blocks: int
+    blocks: tuple[int, ...]
+    stages: int = 2
     load: int = 1
-    steps: tuple[int, int] = (2, 2)
+    uses: tuple[int, int] = (2, 2)
     seed: int | None = None
+    is_consumer_first: bool = False
 
     def __str__(self) -> str:
-        times = f"loads of {self.load}, steps of {self.steps[0]} in consumer 0 and of {self.steps[1]} in consumer 1"
-        return f"{self.blocks} block{'s' * (self.blocks != 1)}, {times}"
+        return f"work tiles of {self.blocks} blocks, {self.stages} stages, loads of {self.load}, uses of {self.uses[0]} and {self.uses[1]}"
 
-    def run(self, consumer: Callable) -> tuple[list[Event] | str, dict[str, list[Action | None]], list[Barrier], str]:
-        """The timeline, or the deadlock; what each consumer yielded; empty, which says what was released; and the arrivals at ds_full."""
-        full, empty = barriers.ring(2, 2)
-        ds_full = [Barrier(2, f"ds_full[{stage}]") for stage in range(2)]
-        yielded: dict[str, list[Action | None]] = {f"consumer {c}": [] for c in range(2)}
-        roles = {"producer": barriers.ring_producer(self.blocks, full, empty)}
-        roles |= {role: consumer(int(role[-1]), self.blocks, full, empty, ds_full) for role in yielded}
-        timeline = played(
-            {role: timed(role, actions, yielded.get(role, []), self.load, self.steps, self.seed) for role, actions in roles.items()}
-        )
-        arrivals = " and ".join(f"{one.phase * one.count + one.arrived} arrivals at {one.name}" for one in ds_full)
-        return timeline, yielded, empty, f", after {arrivals}"
+    def run(self, persistent_roles: Callable) -> tuple[list[barriers.Event] | str, dict[str, list[Action | None]], list[Barrier]]:
+        """The timeline, or the deadlock; what each role yielded; empty."""
+        tiles = {3 * i: n for i, n in enumerate(self.blocks)}  # other programs draw the numbers between
+        counter, drawn, told, (full, empty) = iter(tiles), [], Barrier(1, "told"), barriers.ring(self.stages, 2)
+        yielded: dict[str, list[Action | None]] = {"producer": [], "consumer 0": [], "consumer 1": []}
 
-    def play(self, consumer: Callable) -> str:
-        """What comes of a reader's consumer: RIGHT, or the first thing that goes wrong, with its cause."""
-        timeline, yielded, empty, handed_over = self.run(consumer)
-        right, in_order, _, _ = self.run(meeting_consumer)
-        text = f"{timeline}{handed_over}" if isinstance(timeline, str) else compared(timeline, right, due_in_words)
-        text = text or unreleased(empty, self.blocks)
-        if waits := next((str(a) for actions in yielded.values() for a in actions if a and a.kind == "wait" and a.barrier in empty), ""):
-            text = text and f"{text}, after a “{waits}”, where the producer waits"
-        return explained(text, yielded, in_order)
+        def next_tile() -> int | None:
+            if drawn and not told.phase and not any(action.kind == "load" for action in filter(None, yielded["producer"])):
+                raise Wrong("draws numbers ahead, so that other programs get fewer: draw one when the one before is announced")
+            drawn.append(next(counter, None))
+            return drawn[-1]
 
+        producer, consumer = two_functions(persistent_roles(next_tile, tiles, full, empty, [None], told, Barrier(2, "taken")))
+        roles = {role: timed(role, (producer if role == "producer" else consumer)(), found, self.load, self.uses, self.seed)
+                 for role, found in yielded.items()}  # fmt: skip
+        return played(dict(reversed(roles.items())) if self.is_consumer_first else roles), yielded, empty
 
-def due_in_words(role, n, action):
-    return f"“{action}”" if role == "producer" else f"{STEPS[n % 4]} of block {n // 4}"
+    def play(self, answer: Callable) -> str:
+        """What comes of a reader's persistent_roles: RIGHT, or the first thing that goes wrong, with its cause."""
+        (timeline, yielded, empty), (right, in_order, _) = self.run(answer), self.run(persistent_roles)
+        text = timeline if isinstance(timeline, str) else compared(timeline, right, lambda role, n, action: f"“{action}”")
+        return explained(text or announced_late(yielded["producer"]) or unreleased(empty, sum(self.blocks)), yielded, in_order)
 
 
-def truth(meeting):
+def announced_late(actions: list[Action | None]) -> str:
+    """RIGHT, or the first load of a work tile that comes before its number is announced."""
+    told = 0
+    for action in filter(None, actions):
+        told += action.kind == "arrive" and action.barrier.name == "told"
+        if action.kind == "load" and action.tile // 3 >= told:
+            return f"the producer yields “{action}” before it has arrived at told for this work tile"
+    return RIGHT
+
+
+def truth(program):
     return RIGHT
 
 
 @adapting
-def adapt(answer, meeting):
-    return meeting.play(answer)
+def adapt(answer, program):
+    return program.play(answer)
 
 
 def inputs():
-    for blocks in (1, 2, 3, 5, 0):
-        for load_units, steps in ((1, (2, 2)), (1, (1, 4)), (1, (4, 1)), (12, (2, 1))):
-            one = Meeting(blocks, load_units, steps)
-            yield case(one, on=str(one))
+    for blocks in ((1,), (2, 2), (3, 1), (1, 1, 1, 2), (2, 1, 3), ()):
+        for stages, load_units, uses in ((2, 1, (2, 2)), (3, 1, (1, 4)), (2, 3, (4, 1))):
+            for is_consumer_first in (False, True):
+                one = Persistent(blocks, stages, load_units, uses, None, is_consumer_first)
+                yield case(one, on=str(one))
     for _ in range(8):
-        yield case(Meeting(9, seed=random.randrange(1, 2**32)), on="times that differ", fresh=True)
+        yield case(Persistent((3, 1, 1, 4, 2), 3, seed=random.randrange(1, 2**32)), on="times that differ", fresh=True)
 
 
 EXERCISE = Exercise(
-    task=(
-        "Write meeting_consumer(c, blocks, full, empty, ds_full), the generator of one consumer of the backward: q's ring and the meeting."
-    ),
+    task="Write persistent_roles(next_tile, blocks, full, empty, slot, told, taken), which defines two generator functions without "
+    "arguments, producer() and consumer(), and returns (producer, consumer).",
     hints=(
-        "Each block has four steps that take time, s and dp, ds, dk, dq, and two waits and two arrivals around them. Which step needs "
-        "which barrier?",
-        "Wait for full[stage] before s and dp. Arrive at ds_full[stage] right after ds is written, at empty[stage] right after dk. Which "
-        "wait is left?",
-        "Before dq: wait(ds_full[stage], parity). Stage and parity are those of exercise 9.1 for two stages, the same for q's ring and for "
-        "ds.",
+        "Begin with 9.2's loops, one for the blocks of a work tile, and put a loop over work tiles around each. Which of 9.2's numbers must "
+        "not begin anew?",
+        "The slot is a ring of one stage: told is its full barrier, taken its empty one. When has a consumer read the number, so that the "
+        "slot is free?",
+        "Producer: draw, wait for taken, write slot[0], arrive at told, load. Consumer: wait for told, read slot[0], arrive at taken at once, "
+        "use. Count the work tiles for the slot's parities, and the blocks of all work tiles for the ring's. None goes through the slot, too.",
     ),
-    solution=meeting_consumer,
-    reasoning="Only dq needs the other consumer, so only dq waits for it, and dk fills the time until then. ds needs no empty barrier: "
-    "before a consumer writes a stage again it has met the other once more, in the block between, and the other arrived there after its "
-    "dq of two blocks ago.",
+    solution=persistent_roles,
+    reasoning="The ring doesn't know work tiles, so its index counts on. The slot is free as soon as both consumers have read the number, "
+    "which they do before their first block. So the producer draws the next when its last load is over, while they still multiply.",
     inputs=inputs,
     truth=truth,
-    rule="each step waits for what it reads, and for nothing else",
+    rule="a number is written once the one before is read, and each load, use and store starts as early as that allows",
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,
