@@ -174,6 +174,7 @@ WRONG_ANSWERS = (
       for number, t, axes in (("7.2", "_t", "None, :"), ("7.3", "_t", "None, :"), ("7.5", "", ":, None"), ("7.6", "_t", "None, :"))),
     *(edit("7.5", f"{row} of the key head", (f"{row}_ptr + batch_head * S_q", f"{row}_ptr + (b * H_k + h_k) * S_q"), told=f"{row} is the key head's")
       for row in ("lse", "delta")),
+    edit("7.7", "rows of query head h_k", ("GROUP + h) * S_q", "GROUP + h_k) * S_q"), told="each with its own q, do, lse and delta"),
     edit("7.7", "the group's last head left out", ("range(GROUP)", "range(GROUP - 1)"), told="the group's last query head is left out"),
     edit("7.7", "the group's first head left out", ("range(GROUP)", "range(1, GROUP)"), told="the group's first query head is left out"),
     edit("7.8", "o and do exchanged", ("o, do, lse", "do, o, lse"), told="launch_backward gets o and do in the wrong order"),

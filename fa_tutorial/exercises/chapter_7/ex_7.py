@@ -79,7 +79,11 @@ def fixed():
     yield shared.given(
         (1, 1, 16, 16, 16), "one head, GROUP = 1", "with GROUP = 1 the loop over the group runs once, and the rest is exercise 7.4"
     )
-    yield grouped((1, 1, 2, 16, 16, 16), "H_k = 1, GROUP = 2", "dk and dv are sums over the query heads of the group")
+    yield grouped(
+        (1, 1, 2, 16, 16, 16),
+        "H_k = 1, GROUP = 2",
+        "dk and dv are sums over the query heads of the group, each with its own q, do, lse and delta",
+    )
     yield grouped((1, 2, 3, 16, 16, 16), "H_k = 2, GROUP = 3", OWN)
     both = "b and h_k come from H_k, the rows of lse and delta from H_q = H_k · GROUP"
     stray = f"an offset is wrong: {both}"
