@@ -108,9 +108,8 @@ def dkdv_kernel(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H_k, S_q, S_k, D, scale
             dk_acc, dv_acc = add_to_dkdv(
                 k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
                 b, h, start_m, first_seeing, S_q, D, scale, False, BLOCK_M, BLOCK_D)  # fmt: skip
-        if IS_CAUSAL:  # second: in the other order the matmuls of larger tiles wait for one another
-            end_m = tl.minimum(full_m, S_q)
-            for start_m in tl.range(first_m, end_m, BLOCK_M, num_stages=1, disable_licm=True):
+        if IS_CAUSAL:  # last: if it came first, the matmuls of D = 128 would wait for one another
+            for start_m in tl.range(first_m, full_m, BLOCK_M, num_stages=1, disable_licm=True):
                 dk_acc, dv_acc = add_to_dkdv(
                     k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row,
                     b, h, start_m, first_seeing, S_q, D, scale, True, BLOCK_M, BLOCK_D)  # fmt: skip

@@ -127,6 +127,27 @@ print(json.dumps([*rows(86, TileConfig(128, 128, 8, 3)), *rows(90, TileConfig(12
     assert any("spills" in fault for fault in spilling)
 
 
+@pytest.mark.slow
+def test_matmuls_wait_where_the_backwards_masked_loop_comes_first():
+    """With chapter 7's tile of D = 128, and in that order alone."""
+    code = """
+from functools import partial
+import torch
+from fa_tutorial import backward, compiling
+from measure.chapters_0_to_7 import masked_first
+
+q, k, v, o, do, lse = compiling.inputs(torch.float16, 128)
+
+def launch(kernel):
+    backward.dkdv_kernel = kernel
+    backward.flash_backward(q, k, v, o, do, lse, None, True, 0.5)
+
+calls = [("", partial(launch, kernel)) for kernel in (backward.dkdv_kernel, masked_first())]
+print(json.dumps([row.warnings for row in compiling.compile_calls(90, calls) if row.kernel == "backward.dkdv_kernel"]))
+"""
+    assert compiling.in_a_process(code) == [[], ["C7515"]]
+
+
 def test_ptxas_is_read_or_refused():
     log = "ptxas info : Used 40 registers, 8 bytes spill stores, 4 bytes spill loads\nC7511"
     assert compiling.read_ptxas(log) == (40, 12, ("C7511",))

@@ -15,6 +15,7 @@ from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import results, sweep, timing
 from fa_tutorial.bench.cases import Case, Shape, about
 from fa_tutorial.bench.measure import measure
+from fa_tutorial.source import source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
 from measure import __main__ as command
@@ -142,6 +143,15 @@ def test_a_changed_kernel_still_computes_attention(monkeypatch, is_causal):
     assert len(chapters_0_to_7._loops_in_turns(shape)) == len(chapters_0_to_7._transposed_in_turns(shape)) == 2
 
 
+def test_the_masked_loop_may_come_first(monkeypatch):
+    monkeypatch.setattr(chapters_0_to_7, "timed_in_turns", lambda calls: {name: call() for name, call in calls.items()})
+    monkeypatch.setattr(chapters_0_to_7, "graph_of", lambda call: SimpleNamespace(replay=call))
+    last, first = chapters_0_to_7._orders_in_turns(Shape(1, 2, 1, 150, 80, 16, True)).values()
+    assert all(map(torch.allclose, last, first))
+    text = source_of(chapters_0_to_7.masked_first())
+    assert text.index("range(first_m") < text.index("range(full_m")
+
+
 def test_one_loop_without_its_product_or_its_adds_still_gives_dk_and_dv(monkeypatch):
     monkeypatch.setattr(chapters_0_to_7, "timed_in_turns", lambda calls, rounds: {name: call() for name, call in calls.items()})
     two, one, no_adds, no_product, neither = chapters_0_to_7._parts_in_turns(Shape(1, 1, 1, 64, 128, 64, False)).values()
@@ -154,7 +164,7 @@ def test_one_loop_without_its_product_or_its_adds_still_gives_dk_and_dv(monkeypa
 def test_each_launch_of_the_backward_by_itself_gives_what_all_three_give(monkeypatch):
     monkeypatch.setattr(chapters_0_to_7, "timed_in_turns", lambda calls, rounds: {name: call() for name, call in calls.items()})
     monkeypatch.setattr(chapters_0_to_7, "graph_of", lambda call: SimpleNamespace(replay=call))
-    delta, dkdv, dq, every, _ = chapters_0_to_7._launches_in_turns(Shape(1, 2, 2, 64, 64, 64, True)).values()
+    delta, dkdv, dq, every = chapters_0_to_7._launches_in_turns(Shape(1, 2, 2, 64, 64, 64, True)).values()
     assert delta.shape == (1, 2, 64) and torch.equal(dq[0], every[0]) and all(map(torch.equal, dkdv[1:], every[1:]))
 
 

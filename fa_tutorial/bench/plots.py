@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -152,26 +151,32 @@ def backward_speed(card: dict[str, Any], yours: dict[int, float]) -> Figure:
 
 
 def one_loop_parts(parts: pd.DataFrame) -> Figure:
-    """Chapter 7's trial: the backward in two loops, and in one, without its atomic adds or dq's product.
-    parts: the rows "one_loop_parts".
+    """Chapter 7's trial: how much longer the backward takes in one loop than in two, whole and without a part of its
+    work. parts: the rows "one_loop_parts".
     """
     labels = {
-        "neither": "dk and dv alone", "product, no adds": "with dq's product",
-        "adds, no product": "with the adds", "one loop, atomics": "one loop, with both",
-    }  # fmt: skip
-    figure, ax = plt.subplots(figsize=(8.5, 3.8), layout="constrained")
+        "one loop, atomics": "one loop",
+        "product, no adds": "without its adds",
+        "adds, no product": "without dq's product",
+    }
+    figure, ax = plt.subplots(figsize=(8.5, 3.6), layout="constrained")
     cases = parts.groupby(["D", "is_causal"], sort=False)
-    for place, (name, hatch) in enumerate(zip(labels, ("", "//", "..", ""), strict=True)):
-        where = [x + 0.21 * (place - 1.5) for x in range(len(cases))]
-        ms = parts[parts["provider"] == name]["ms"]
-        bars = ax.bar(where, ms, 0.2, label=labels[name], hatch=hatch, edgecolor="black")
-        around = {"fc": "white", "ec": "none", "pad": 1}
-        ax.bar_label(bars, fmt="%.2f", fontsize="small", label_type="center", bbox=around)
-    for x, ms in enumerate(parts[parts["provider"] == "two loops"]["ms"]):
-        ax.plot([x - 0.45, x + 0.45], [ms, ms], "k--", label="" if x else "two loops")
+    of = {name: rows.reset_index(drop=True) for name, rows in parts.groupby("provider")}
+    two = of["two loops"]
+    for place, (name, hatch) in enumerate(zip(labels, ("", "//", ".."), strict=True)):
+        where = [x + 0.28 * (place - 1) for x in range(len(cases))]
+        one = of[name]
+        longer = 1e3 * (one["ms"] - two["ms"])
+        spread = [1e3 * (one["ms"] - one["ms_20"]), 1e3 * (one["ms_80"] - one["ms"])]
+        bars = ax.bar(where, longer, 0.26, yerr=spread, label=labels[name], hatch=hatch, edgecolor="black", capsize=3)
+        ax.bar_label(bars, fmt=lambda us: f"{us:+.0f}".replace("-", "−"), fontsize="small", padding=3)
+    for x, (low, ms, high) in enumerate(zip(two["ms_20"], two["ms"], two["ms_80"], strict=True)):
+        spread = [1e3 * (low - ms), 1e3 * (high - ms)]
+        ax.fill_between([x - 0.45, x + 0.45], *spread, color=GREY, alpha=0.6, label="" if x else "spread of two loops")
+        ax.plot([x - 0.45, x + 0.45], [0, 0], "k--")
     ax.set_xticks(range(len(cases)), [f"D = {D}, {mask(is_causal)}" for D, is_causal in cases.groups])
-    ax.set(ylabel="ms", ylim=(0, 1.45))
-    ax.legend(loc="upper left", ncols=2)
+    ax.set(ylabel="µs longer than two loops", ylim=(-80, 260))
+    ax.legend(loc="upper left")
     return figure
 
 
@@ -182,35 +187,25 @@ def step_parts(card: dict[str, Any]) -> Figure:
     ms = results.select(card["kernels"], kernel="backward_launch", **case).set_index("provider")["ms"]
     matmuls_of = {"delta_kernel": 0, "dkdv_kernel": 4, "dq_kernel": 3}  # to a tile
     parts = {"forward kernel": (forward.ms, 2)} | {name: (ms[name], count) for name, count in matmuls_of.items()}
-    figure, ax = plt.subplots(figsize=(8.5, 1.9), layout="constrained")
+    figure, ax = plt.subplots(figsize=(8.5, 2.0), layout="constrained")
     start = 0.0
     for color, (name, (took, matmuls)) in zip(("C1", GREY, "C0", "C2"), parts.items(), strict=True):
-        bars = ax.barh(0, took, 0.9, start, color=color, edgecolor="black", label=name)
+        bars = ax.barh(0, took, 0.9, start, color=color, edgecolor="black")
         tflops = matmuls * 2 * forward.H_q * forward.S_q * forward.S_k * forward.D / took / 1e9
-        words = f"{took:.2f} ms\n{tflops:.0f} TFLOP/s" if matmuls else ""
-        ax.bar_label(bars, [words], label_type="center", fontsize="small", color="white")
+        if matmuls:
+            words = f"{name}\n{took:.2f} ms\n{tflops:.0f} TFLOP/s"
+            ax.bar_label(bars, [words], label_type="center", fontsize="small", color="white")
+        else:
+            ax.annotate(
+                f"{name}, {took:.2f} ms",
+                (start + took / 2, 0.45),
+                (start + took / 2, 0.8),
+                ha="center",
+                va="center",
+                fontsize="small",
+                arrowprops={"arrowstyle": "-"},
+            )
         start += took
     ax.set_yticks([])
-    ax.set(xlabel="ms", xlim=(0, 0.9))
-    figure.legend(loc="outside upper center", ncols=4)
-    return figure
-
-
-def training_runs(runs: pd.DataFrame) -> Figure:
-    """Chapter 7's training: the loss of `basic`, and how far apart the runs' losses are. runs: the rows "training"."""
-    first = runs.iloc[0]
-    losses = runs.set_index("provider")["losses"]
-    steps = range(0, first.steps, first.every)
-    guessing = math.log(first.vocabulary)
-    figure, (loss, gap) = plt.subplots(1, 2, figsize=(9, 3.6))
-    loss.plot(steps, losses["basic"])
-    loss.axhline(guessing, color=GREY, linewidth=1, linestyle="-")
-    loss.annotate("guessing", (first.steps, guessing), ha="right", va="bottom")
-    loss.set(xlabel="step", ylabel="loss on the second copy", ylim=0)
-    for one, other in itertools.combinations(losses.index, 2):
-        gap.plot(
-            steps, [abs(a - b) for a, b in zip(losses[one], losses[other], strict=True)], label=f"{one} and {other}"
-        )
-    gap.set(xlabel="step", ylabel="difference of two losses", ylim=(0, 0.25))
-    gap.legend(loc="upper left")
+    ax.set(xlabel="ms", xlim=(0, 0.9), ylim=(-0.5, 1))
     return figure

@@ -20,8 +20,7 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Setup:
-    """Sizes of the model and of its training. half: tokens in the part that is repeated; every: steps between two
-    stored losses."""
+    """Sizes of the model and of its training. half: tokens in the part that is repeated."""
 
     vocabulary: int
     half: int
@@ -30,13 +29,11 @@ class Setup:
     layers: int
     batch: int
     steps: int
-    every: int
     learning_rate: float  # reached in a straight line over the first tenth of the steps
 
 
 # for the interpreter
-SMALL = Setup(vocabulary=16, half=20, width=32, heads=2, layers=2, batch=2, steps=4, every=1, learning_rate=3e-3)
-LARGE = Setup(vocabulary=64, half=128, width=256, heads=4, layers=2, batch=64, steps=1000, every=10, learning_rate=5e-4)
+SMALL = Setup(vocabulary=16, half=20, width=32, heads=2, layers=2, batch=2, steps=4, learning_rate=3e-3)
 
 
 class Block(nn.Module):
@@ -78,9 +75,8 @@ def copy_batch(setup: Setup, generator: torch.Generator) -> torch.Tensor:
     return torch.cat([first, first], dim=1)
 
 
-def train(attention: Attention, setup: Setup, autocast: torch.dtype | None = None, seed: int = 0) -> list[float]:
-    """The loss on the second half, in nats a token, at every `setup.every`-th step. Same seed: same parameters, same
-    batches."""
+def train(attention: Attention, setup: Setup, seed: int = 0) -> list[float]:
+    """The loss on the second half, in nats a token, at every step. Same seed: same parameters, same batches."""
     device = hardware.device()
     torch.manual_seed(seed)
     model = TinyTransformer(setup, attention).to(device)  # drawn on the CPU: the same on every machine
@@ -88,18 +84,16 @@ def train(attention: Attention, setup: Setup, autocast: torch.dtype | None = Non
     batches = torch.Generator().manual_seed(seed)
     warm_up = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / (setup.steps / 10)))
     losses = []
-    for step in range(setup.steps):
+    for _ in range(setup.steps):
         tokens = copy_batch(setup, batches).to(device)
-        with torch.autocast(device.type, autocast, enabled=autocast is not None):
-            logits = model(tokens[:, :-1])[:, setup.half - 1 :]
-        loss = F.cross_entropy(logits.flatten(0, 1).float(), tokens[:, setup.half :].flatten())
+        logits = model(tokens[:, :-1])[:, setup.half - 1 :]
+        loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, setup.half :].flatten())
         optimiser.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
         warm_up.step()
-        if step % setup.every == 0:
-            losses.append(loss.item())
+        losses.append(loss.item())
     return losses
 
 

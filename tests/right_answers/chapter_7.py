@@ -3,7 +3,6 @@
 from edits import edit
 
 from fa_tutorial.backward import add_to_dkdv
-from fa_tutorial.exercises.forward_cases import WIDENED
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
 
@@ -108,12 +107,6 @@ RIGHT_ANSWERS = (
          ("dv_acc = dot(p_t.to(do_tile.dtype), do_tile, dv_acc)", "dv_acc += dot(p_t.to(do_tile.dtype), do_tile)"),
          ("dk_acc = dot(ds_t.to(q_tile.dtype), q_tile, dk_acc)", "dk_acc += dot(ds_t.to(q_tile.dtype), q_tile)"),
          ("p_t * (dp_t - delta[None, :])", "p_t * dp_t - p_t * delta[None, :]")),
-    edit("7.2", "do widened", ("dot(p_t.to(do_tile.dtype), do_tile)", "dot(p_t, do_tile.to(tl.float32))"), told=WIDENED, gpu=None),
-    edit("7.3", "q widened", ("dot(ds_t.to(q_tile.dtype), q_tile,", "dot(ds_t, q_tile.to(tl.float32),"), told=WIDENED, gpu=None),
-    edit("7.5", "k widened", ("dot(ds.to(k_tile.dtype), k_tile,", "dot(ds, k_tile.to(tl.float32),"), told=WIDENED, gpu=None),
-    edit("7.6", "k and v widened", ("start_n, S_k, D, BLOCK_N, BLOCK_D)  # [", "start_n, S_k, D, BLOCK_N, BLOCK_D).to(tl.float32)  # [", 2),
-         ("k_tile, tl.trans(q_tile)", "k_tile, tl.trans(q_tile).to(tl.float32)"), ("v_tile, tl.trans(do_tile)", "v_tile, tl.trans(do_tile).to(tl.float32)"),
-         ("tl.trans(ds_t), k_tile", "tl.trans(ds_t).to(tl.float32), k_tile"), told=WIDENED, gpu=None),
     edit("7.6", "s and dp as the forward computes them, dq scaled before its product",
          ("s_t = scale * dot(k_tile, tl.trans(q_tile))", "s_t = tl.trans(scale * dot(q_tile, tl.trans(k_tile)))"),
          ("dp_t = dot(v_tile, tl.trans(do_tile))", "dp_t = tl.trans(dot(do_tile, tl.trans(v_tile)))"),

@@ -5,6 +5,7 @@ from edits import edit
 
 from fa_tutorial import reference
 from fa_tutorial.exercises.chapter_7.ex_8 import FlashAttention
+from fa_tutorial.exercises.forward_cases import WIDENED
 
 
 class Module(torch.nn.Module):
@@ -12,6 +13,7 @@ class Module(torch.nn.Module):
         return reference.naive_attention(q, k, v, is_causal, scale)
 
 
+TOO_WIDE = f"the result is right, but {WIDENED}"
 LSE_MASKED = "lse_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q"
 ADD = "tl.atomic_add(places, dq_part, "
 LOAD_ADD_STORE = ADD.replace("atomic_add", "store").replace(
@@ -160,6 +162,23 @@ WRONG_ANSWERS = (
          ("    end_n = S_k\n", "    end_n = S_k\n    last_seen = offs_m + (S_k - S_q) if IS_CAUSAL else 0 * offs_m + S_k - 1\n"),
          told="dq = scale · ds k over all keys"),
     edit("7.5", "all tiles read", (END, "pass"), told="tiles that no row of the block sees are not read"),
+    edit("7.2", "do widened", ("dot(p_t.to(do_tile.dtype), do_tile)", "dot(p_t, do_tile.to(tl.float32))"), told=TOO_WIDE, gpu=None),
+    edit("7.3", "q widened", ("dot(ds_t.to(q_tile.dtype), q_tile,", "dot(ds_t, q_tile.to(tl.float32),"), told=TOO_WIDE, gpu=None),
+    edit("7.5", "k widened", ("dot(ds.to(k_tile.dtype), k_tile,", "dot(ds, k_tile.to(tl.float32),"), told=TOO_WIDE, gpu=None),
+    edit("7.6", "k and v widened", ("start_n, S_k, D, BLOCK_N, BLOCK_D)  # [", "start_n, S_k, D, BLOCK_N, BLOCK_D).to(tl.float32)  # [", 2),
+         ("k_tile, tl.trans(q_tile)", "k_tile, tl.trans(q_tile).to(tl.float32)"), ("v_tile, tl.trans(do_tile)", "v_tile, tl.trans(do_tile).to(tl.float32)"),
+         ("tl.trans(ds_t), k_tile", "tl.trans(ds_t).to(tl.float32), k_tile"), told=TOO_WIDE, gpu=None),
+    edit("7.3", "only dv overwritten", ("do_tile, dv_acc)", "do_tile)"), told="dv holds only what the last block of queries gave"),
+    edit("7.3", "only dk overwritten", ("q_tile, dk_acc)", "q_tile)"), told="dk holds only what the last block of queries gave"),
+    *(edit(number, "ds with the other sign", (f"dp{t} - delta[{axes}]", f"delta[{axes}] - dp{t}"), told="the sign of ds is turned: ds = p ∘ (dp − delta)")
+      for number, t, axes in (("7.2", "_t", "None, :"), ("7.3", "_t", "None, :"), ("7.5", "", ":, None"), ("7.6", "_t", "None, :"))),
+    *(edit("7.5", f"{row} of the key head", (f"{row}_ptr + batch_head * S_q", f"{row}_ptr + (b * H_k + h_k) * S_q"), told=f"{row} is the key head's")
+      for row in ("lse", "delta")),
+    edit("7.7", "rows of query head h_k", ("GROUP + h) * S_q", "GROUP + h_k) * S_q"), told="each with its own q, do, lse and delta"),
+    edit("7.7", "the group's last head left out", ("range(GROUP)", "range(GROUP - 1)"), told="the group's last query head is left out"),
+    edit("7.7", "the group's first head left out", ("range(GROUP)", "range(1, GROUP)"), told="the group's first query head is left out"),
+    edit("7.8", "o and do exchanged", ("o, do, lse", "do, o, lse"), told="launch_backward gets o and do in the wrong order"),
+    edit("7.8", "always full", ("lse, ctx.is_causal", "lse, False"), told="is_causal does not reach launch_backward"),
     edit("7.6", "dv scaled", ("dv_acc, b", "dv_acc * scale, b"), told="dv = pᵀ do"),
     edit("7.6", "loaded, added and stored", (ADD, LOAD_ADD_STORE), told="several programs store to the same elements of dq", gpu="dq"),
     edit("7.6", "dq taken for contiguous", (HEAD, "dq.ptr + batch_head * S_q * D"), (PLACES, "offs_m[:, None] * D + offs_d[None, :]"),
@@ -190,9 +209,9 @@ WRONG_ANSWERS = (
     edit("7.8", "forward run again", (SAVE, "ctx.save_for_backward(q, k, v)"), (ALL_SAVED, RUN_AGAIN),
          told="less is saved than q, k, v, o and lse"),
     edit("7.8", "lse returned", ("return o\n", "return o, lse\n"), told="forward returns 2 values"),
-    edit("7.8", "do.view", ("o, do, lse, None", "o, do.view(-1).view(o.shape), lse, None"),
+    edit("7.8", "do.view", ("o, do, lse", "o, do.view(-1).view(o.shape), lse"),
          told="do a (B, S, H, D) tensor seen as"),
-    edit("7.8", "do.view over heads", ("o, do, lse, None", "o, do.view(-1, *do.shape[-2:]).view(do.shape), lse, None"),
+    edit("7.8", "do.view over heads", ("o, do, lse", "o, do.view(-1, *do.shape[-2:]).view(do.shape), lse"),
          told="do a (B, S, H, D) tensor seen as"),
     edit("7.8", "do changed", ("return dq", "do.zero_()\n        return dq"), told="backward changes do in place"),
     edit("7.8", "ctx emptied", ("return dq", "del ctx.scale\n        return dq"), told="backward twice"),

@@ -26,12 +26,12 @@ MEASURED: dict[int, dict[str, Sequence[Cases]]] = {
     7: {
         "kernels": [
             chapters_0_to_7.transposed_cases,
+            chapters_0_to_7.loop_order_cases,
             chapters_0_to_7.one_loop_cases,
             chapters_0_to_7.one_loop_parts_cases,
             chapters_0_to_7.backward_launch_cases,
             chapters_0_to_7.backward_traffic_cases,
             chapters_0_to_7.gradient_error_cases,
-            chapters_0_to_7.training_cases,
         ]
     },
     8: {"rows": [chapter_8.ablation_cases], "kernels": [chapter_8.kernels_cases]},

@@ -17,7 +17,7 @@ from unittest import mock
 import torch
 
 from fa_tutorial import backward, forward, hardware, layout, matmul, reference
-from fa_tutorial.bench import peers, training
+from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import DTYPES, Case, Shape, about
 from fa_tutorial.bench.chapter_8 import at_4096, flops_of, in_words, inputs
 from fa_tutorial.bench.measure import measure
@@ -426,6 +426,48 @@ def _transposed_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     )
 
 
+def loop_order_cases() -> Iterator[Measurement]:
+    """Chapter 7: dkdv_kernel, causal, with the loop of the masked blocks last, as it is, and first."""
+    for D, order in itertools.product((64, 128), ("masked last", "masked first")):
+        shape = at_4096(D, True)
+        yield (
+            about(7, "loop_order", order, **vars(shape)),
+            lambda shape=shape, order=order: _orders_in_turns(shape)[order],
+        )
+
+
+def masked_first() -> Any:
+    """backward.dkdv_kernel with its two loops exchanged."""
+    text = source_of(backward.dkdv_kernel)
+    full, masked, end = (text.index(line) for line in LOOPS_OF_DKDV)
+    exchanged = text[:full] + text[masked:end] + text[full:masked] + text[end:]
+    return defined(exchanged, backward.dkdv_kernel.fn.__globals__)["dkdv_kernel"]
+
+
+LOOPS_OF_DKDV = ("        for start_m in tl.range(full_m", "        if IS_CAUSAL:  # last", "\n    store_tile(dk,")
+
+
+@functools.cache
+def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    """The times are those of dkdv_kernel alone."""
+    q, k, v = inputs(shape)
+    do, scale = torch.randn_like(q), shape.D**-0.5
+    o, lse = forward.flash_forward(q, k, v, shape.is_causal, scale)
+    delta = backward.row_delta(o, do)
+    alone = {"row_delta": lambda *_: delta, "dq_kernel": mock.MagicMock()}
+
+    def run(kernel: Any) -> tuple[torch.Tensor, ...]:
+        with contextlib.ExitStack() as stack:
+            for name, other in (alone | {"dkdv_kernel": kernel}).items():
+                stack.enter_context(mock.patch.object(backward, name, other))
+            return backward.flash_backward(q, k, v, o, do, lse, None, shape.is_causal, scale)[1:]
+
+    kernels = {"masked last": backward.dkdv_kernel, "masked first": masked_first()}
+    require_alike(*map(run, kernels.values()))
+    graphs = {order: graph_of(partial(run, kernel)) for order, kernel in kernels.items()}
+    return timed_in_turns({order: graph.replay for order, graph in graphs.items()})
+
+
 SIXTEEN_HEADS = {D: [Shape(1, 16, 16, 4096, 4096, D, is_causal) for is_causal in (False, True)] for D in (64, 128)}
 LOOPS = ("two loops", "one loop, atomics")
 # What the kernel with atomics is tried with; the fastest counts.
@@ -572,8 +614,8 @@ LAUNCHES = ("delta_kernel", "dkdv_kernel", "dq_kernel")
 
 
 def backward_launch_cases() -> Iterator[Measurement]:
-    """Chapter 7: its three launches, each alone and all together, and dkdv_kernel with the one loop's tile."""
-    names = (*LAUNCHES, "all three", "dkdv_kernel, one loop's tile")
+    """Chapter 7: its three launches, each alone and all together."""
+    names = (*LAUNCHES, "all three")
     for is_causal, D, name in itertools.product((False, True), SIXTEEN_HEADS, names):
         shape = SIXTEEN_HEADS[D][is_causal]
         yield (
@@ -590,7 +632,6 @@ def _launches_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     o, lse = forward.flash_forward(q, k, v, shape.is_causal, scale)
     delta = backward.row_delta(o, do)
     config = backward.choose_config(shape.D, q.dtype, hardware.shared_memory_limit())
-    one_loops = dataclasses.replace(config, dkdv=PARTS_TILES[shape.D])
 
     def run(config: backward.BackwardConfig, **replaced: Any) -> tuple[torch.Tensor, ...]:
         with contextlib.ExitStack() as stack:
@@ -604,7 +645,6 @@ def _launches_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
         "dkdv_kernel": partial(run, config, dq_kernel=no_launch, **no_delta),
         "dq_kernel": partial(run, config, dkdv_kernel=no_launch, **no_delta),
         "all three": partial(run, config),
-        "dkdv_kernel, one loop's tile": partial(run, one_loops, dq_kernel=no_launch, **no_delta),
     }
     graphs = {name: graph_of(call) for name, call in calls.items()}
     return timed_in_turns({name: graph.replay for name, graph in graphs.items()}, rounds=4)
@@ -674,17 +714,3 @@ def _gradient_error_row(provider: str, dtype: torch.dtype, D: int, is_causal: bo
     errors = {name: x.to(dtype).double() - t for name, x, t in zip(("dq", "dk", "dv"), got, truth, strict=True)}
     largest = {name: float(f"{x.abs().max().item():.3g}") for name, x in errors.items()}
     return largest | {f"{name}_rms": float(f"{x.square().mean().sqrt().item():.3g}") for name, x in errors.items()}
-
-
-def training_cases() -> Iterator[Measurement]:
-    """Chapter 7: one small transformer trained with each attention, from the same seeds; its loss every few steps."""
-    for provider, attention in training.ATTENTIONS.items():
-        yield (
-            about(7, "training", provider, "bf16", **dataclasses.asdict(training.LARGE)),
-            partial(_training_row, attention),
-        )
-
-
-def _training_row(attention: training.Attention) -> dict[str, Any]:
-    losses = training.train(attention, training.LARGE, torch.bfloat16)
-    return {"losses": [round(loss, 4) for loss in losses]}

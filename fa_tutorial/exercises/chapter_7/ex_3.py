@@ -50,10 +50,13 @@ MISTAKES = {
     shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
     "dk gets the scale in every step and once more after the loop: once, after the loop": (SUM_DK, f"{SUM_DK} * scale"),
     "only the last block of queries counts: every block adds to what the earlier ones gave": [(SUM_DV, "do_tile)"), (SUM_DK, "q_tile)")],
+    "dv holds only what the last block of queries gave: dot(a, b, acc) adds to acc": (SUM_DV, "do_tile)"),
+    "dk holds only what the last block of queries gave: dot(a, b, acc) adds to acc": (SUM_DK, "q_tile)"),
     shared.ADDED_TWICE: [("dv_acc = dot(", "dv_acc += dot("), ("dk_acc = dot(", "dk_acc += dot(")],
     "scale is applied to dk in every step, so the earlier blocks get it again and again: apply it once, after the loop": [
         (SUM_DK, f"{SUM_DK} * scale"), ("dk_acc * scale", "dk_acc")],
     "every step reads the first rows of q and do: they start at start_m": [(Q, Q.replace("start_m", "0")), (DO, DO.replace("start_m", "0"))],
+    shared.SIGN: ("dp_t - delta[None, :]", "delta[None, :] - dp_t"),
     shared.DELTA_OF_A_TILE: ("delta[None, :]", "tl.sum(p_t * dp_t, axis=0)[None, :]"),
     "every step reads the first rows of lse and delta: they start at start_m": ("offs_m = start_m + ", "offs_m = "),
     "the ragged last block of queries is left out: the loop goes on while start_m < S_q": (

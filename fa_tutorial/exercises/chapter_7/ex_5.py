@@ -52,6 +52,7 @@ def dq_kernel(
 P = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)"
 SUM, CAUSAL = "acc = dot(ds.to(k_tile.dtype), k_tile, acc)", "offs_n[None, :] <= offs_m[:, None] + (S_k - S_q)"
 HEAD = "k and v have H_k heads, and query head h reads head h // (H_q // H_k)"
+PLACE = "row i of query head h of batch b is (b · H_q + h) · S_q + i of lse and delta"
 MISTAKES = {
     "dq is without the scale: dq = scale · ds k": ("acc * scale", "acc"),
     shared.ADDED_TWICE: (SUM, SUM.replace("acc =", "acc +=")),
@@ -60,10 +61,13 @@ MISTAKES = {
     "lse and delta belong to the queries, but here they run along the keys": [
         ("lse[:, None]", "lse[None, :]"), ("delta[:, None]", "delta[None, :]")],
     "k is not transposed: s = scale · q kᵀ (where S = D the kernel runs all the same)": ("tl.trans(k_tile)", "k_tile"),
+    shared.SIGN: ("dp - delta[:, None]", "delta[:, None] - dp"),
     shared.DELTA_OF_A_TILE: ("delta[:, None]", "tl.sum(p * dp, axis=1)[:, None]"),
     shared.FP16: ("ds.to(k_tile.dtype), k_tile", "ds.to(tl.float16), k_tile.to(tl.float16)"),
     f"the key heads are dealt out in turns: {HEAD}": ("h // (H_q // H_k)", "h % H_k"),
-    "lse and delta are the key head's: row i of query head h of batch b is (b · H_q + h) · S_q + i of lse and delta": ("batch_head * S_q", "(b * H_k + h_k) * S_q"),
+    f"lse and delta are the key head's: {PLACE}": ("batch_head * S_q", "(b * H_k + h_k) * S_q"),
+    f"lse is the key head's: {PLACE}": ("lse_ptr + batch_head * S_q", "lse_ptr + (b * H_k + h_k) * S_q"),
+    f"delta is the key head's: {PLACE}": ("delta_ptr + batch_head * S_q", "delta_ptr + (b * H_k + h_k) * S_q"),
     "the mask is without S_k − S_q: query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key": (CAUSAL, "offs_n[None, :] <= offs_m[:, None]"),
     "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": (CAUSAL, CAUSAL.replace("<=", "<")),
     "rows that see nothing have lse = −inf, and −inf − (−inf) is NaN: mask p, not s": (
@@ -82,7 +86,7 @@ def inputs():
     yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two programs", rows)
     yield shared.two_sizes()
     yield shared.several_heads("dq", f"batch_head · S_q; {HEAD}")
-    yield shared.grouped((1, 2, 2, 16, 16, 16), "H_q = 4, H_k = 2", HEAD, stray=HEAD)
+    yield shared.grouped((1, 2, 2, 16, 16, 16), "H_q = 4, H_k = 2", f"{HEAD}; q, do, dq, lse and delta are head h's", stray=HEAD)
     yield shared.narrow()
     whole = ", and a loop without a mask takes whole tiles that the block's first row sees"
     yield causal(16, 16, f"query i sees keys 0 to i{whole}")

@@ -58,6 +58,7 @@ NO_MASK = "missing keys need a mask now, from key S_k on: all keys share dq, exp
 MISTAKES = {
     shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
     NO_MASK: (P, "tl.exp(s_t - lse[None, :])"),
+    shared.SIGN: ("dp_t - delta[None, :]", "delta[None, :] - dp_t"),
     shared.DELTA_OF_A_TILE: ("delta[None, :]", "tl.sum(p_t * dp_t, axis=0)[None, :]"),
     "a store overwrites what other programs have added: use tl.atomic_add": ("tl.atomic_add(", "tl.store("),
     "dq is without the scale: dq = scale · ds k": (PART, "dot(tl.trans(ds_t), k_tile)"),

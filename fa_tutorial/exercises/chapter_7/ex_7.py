@@ -64,6 +64,8 @@ MISTAKES = dict([*ex_4.MISTAKES.items()][:2]) | {
     f"every member is query head h_k: {OWN}": (HEAD, "h = h_k"),
     "both loops take q and do of head h_k: they belong to the query head, h": ("b, h, start_m", "b, h_k, start_m"),
     "only one query head counts: dk and dv are sums over the group": (LOOP, "for member in range(1):\n"),
+    "the group's last query head is left out: range(GROUP) takes members 0 to GROUP − 1": (LOOP, LOOP.replace("GROUP", "GROUP - 1")),
+    "the group's first query head is left out: range(GROUP) takes members 0 to GROUP − 1": (LOOP, LOOP.replace("GROUP", "1, GROUP")),
     "the sums begin anew with every query head: zeros come before the loop over the group": (
         LOOP, f"{LOOP}{ZEROS}{ZEROS.replace('dk_acc', 'dv_acc')}"),
     f"lse and delta are read as if a batch had H_k heads: {PLACE}": (ROW, "row = (b * H_k + h) * S_q"),
@@ -74,8 +76,14 @@ MISTAKES = dict([*ex_4.MISTAKES.items()][:2]) | {
 
 @shared.kept
 def fixed():
-    yield shared.given((1, 1, 16, 16, 16), "one head, GROUP = 1", "with GROUP = 1 this is exercise 7.4")
-    yield grouped((1, 1, 2, 16, 16, 16), "H_k = 1, GROUP = 2", "dk and dv are sums over the query heads of the group")
+    yield shared.given(
+        (1, 1, 16, 16, 16), "one head, GROUP = 1", "with GROUP = 1 the loop over the group runs once, and the rest is exercise 7.4"
+    )
+    yield grouped(
+        (1, 1, 2, 16, 16, 16),
+        "H_k = 1, GROUP = 2",
+        "dk and dv are sums over the query heads of the group, each with its own q, do, lse and delta",
+    )
     yield grouped((1, 2, 3, 16, 16, 16), "H_k = 2, GROUP = 3", OWN)
     both = "b and h_k come from H_k, the rows of lse and delta from H_q = H_k · GROUP"
     stray = f"an offset is wrong: {both}"

@@ -9,6 +9,11 @@ from fa_tutorial.exercises.harness import case
 from fa_tutorial.exercises.inputs import generator
 
 
+def launch_backward(q, k, v, o, do, lse, is_causal, scale):
+    """As the chapter's, by the package's kernels."""
+    return backward.flash_backward(q, k, v, o, do, lse, None, is_causal, scale)
+
+
 class FlashAttention(torch.autograd.Function):
     """FlashAttention.apply(q, k, v, is_causal, scale) gives o, with gradients for q, k and v."""
 
@@ -23,26 +28,26 @@ class FlashAttention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, do):
         q, k, v, o, lse = ctx.saved_tensors
-        dq, dk, dv = backward.flash_backward(q, k, v, o, do, lse, None, ctx.is_causal, ctx.scale)
+        dq, dk, dv = launch_backward(q, k, v, o, do, lse, ctx.is_causal, ctx.scale)
         return dq, dk, dv, None, None
 
 
-FORWARD, BACKWARD = "flash_forward(q, k, v, is_causal, scale)", "flash_backward(q, k, v, o, do, lse, None, ctx.is_causal, ctx.scale)"
+FORWARD, BACKWARD = "flash_forward(q, k, v, is_causal, scale)", "launch_backward(q, k, v, o, do, lse, ctx.is_causal, ctx.scale)"
 ORDER = "the gradients come in the order of forward's arguments, dq, dk, dv, and here they come as"
 MISTAKES = {
-    "is_causal does not reach flash_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.is_causal", "False")),
-    "flash_backward gets is_causal = True in every call: keep is_causal on ctx": (BACKWARD, BACKWARD.replace("ctx.is_causal", "True")),
+    "is_causal does not reach launch_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.is_causal", "False")),
+    "launch_backward gets is_causal = True in every call: keep is_causal on ctx": (BACKWARD, BACKWARD.replace("ctx.is_causal", "True")),
     "flash_forward gets is_causal = True in every call: pass is_causal on": (FORWARD, FORWARD.replace("is_causal", "True")),
-    "scale does not reach flash_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.scale", "q.shape[-1] ** -0.5")),
+    "scale does not reach launch_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.scale", "q.shape[-1] ** -0.5")),
     "is_causal does not reach flash_forward: pass it on": (FORWARD, FORWARD.replace("is_causal", "False")),
     "scale does not reach flash_forward: pass it on": (FORWARD, FORWARD.replace("scale", "q.shape[-1] ** -0.5")),
     f"{ORDER} dk, dv, dq": ("return dq, dk, dv,", "return dk, dv, dq,"),
     f"{ORDER} dq, dv, dk": ("return dq, dk, dv,", "return dq, dv, dk,"),
     f"{ORDER} dk, dq, dv": ("return dq, dk, dv,", "return dk, dq, dv,"),
-    "flash_backward gets o and do in the wrong order: its fourth and fifth arguments are o, do": (BACKWARD, BACKWARD.replace("o, do,", "do, o,")),
-    "dq and dk are multiplied by scale, which flash_backward has already done": (
+    "launch_backward gets o and do in the wrong order: its fourth and fifth arguments are o, do": (BACKWARD, BACKWARD.replace("o, do,", "do, o,")),
+    "dq and dk are multiplied by scale, which launch_backward has already done": (
         "return dq, dk,", "return ctx.scale * dq, ctx.scale * dk,"),
-    "do does not reach flash_backward: the gradients are those of o.sum()": (BACKWARD, BACKWARD.replace("do,", "torch.ones_like(o),")),
+    "do does not reach launch_backward: the gradients are those of o.sum()": (BACKWARD, BACKWARD.replace("do,", "torch.ones_like(o),")),
 }  # fmt: skip
 
 
@@ -66,7 +71,7 @@ def inputs():
         return case(q, k, v, do, is_causal, sizes[4] ** -0.5 if scale is None else scale, on=on, otherwise=otherwise, **options)
 
     small = (1, 1, 4, 4, 4)
-    yield attention(small, "S_q = S_k = D = 4", "flash_backward(q, k, v, o, do, lse, None, is_causal, scale) gives dq, dk, dv")
+    yield attention(small, "S_q = S_k = D = 4", "launch_backward(q, k, v, o, do, lse, is_causal, scale) gives dq, dk, dv")
     yield attention(small, "is_causal = True, scale = 1", "is_causal and scale reach forward and backward", is_causal=True, scale=1.0)
     any_strides = "do may have any strides"
     yield attention(
@@ -86,8 +91,8 @@ EXERCISE = FunctionExercise(
     hints=(
         "forward(ctx, …) keeps tensors by ctx.save_for_backward and other values as attributes of ctx; backward(ctx, do) finds them in "
         "ctx.saved_tensors. Both are static methods. How many values does backward return?",
-        "One for each argument of forward: dq, dk, dv, None, None. The package's launch_backward is backward.flash_backward. It also takes "
-        "dlse, the gradient of lse, which is None because forward returns o alone.",
+        "One for each argument of forward: dq, dk, dv, None, None. launch_backward stands above in the chapter: it takes q, k, v, o, do, "
+        "lse, is_causal and scale.",
         "Put @torch.autograd.function.once_differentiable between @staticmethod and backward: a second derivative then raises.",
     ),
     solution=FlashAttention,

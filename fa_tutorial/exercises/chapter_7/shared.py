@@ -18,6 +18,7 @@ from fa_tutorial.exercises.running import INF
 
 HALF = "with fp16 and bf16, only the operands of a product have 16 bits: the rest is float32, including the scaling and the p in ds"
 ADDED_TWICE = "what was summed before is added twice in each step: dot(a, b, acc) has added it already, so acc = dot(a, b, acc), not +="
+SIGN = "the sign of ds is turned: ds = p ∘ (dp − delta)"
 DELTA_OF_A_TILE = "delta is summed over one tile of keys, and a row's delta takes all of its keys: it was computed before, so load it"
 NO_SCALE = "dk is without the scale: dk = scale · dsᵀ q"
 NOT_IN_THE_STORE = "dk is without the scale: add_to_dkdv leaves it out, so it belongs into the store"
@@ -136,17 +137,19 @@ OVERLAP = "programs store to one another's rows: where do a program's rows start
 def exercise(outputs, one_tile=False, causal=False, grouped=False, overlap=OVERLAP, **words):
     """An Exercise whose kernel gives these gradients."""
 
-    def note(kernel):
+    def refused(kernel):
         half = Given(*(x.half() for x in draw(1, 1, 16, 16, 16)))
-        slow = f"{WIDENED}: leave q, k, v and do as they are, round p to do's dtype and ds to q's"
-        if widens(kernel, half.launch(outputs, one_tile, causal, grouped)):
-            return slow
+        slow = f"{WIDENED}: leave q, k, v and do as they are, and round p and ds to the dtype of the tile that each is multiplied by"
+        return slow if widens(kernel, half.launch(outputs, one_tile, causal, grouped)) else ""
+
+    def note(kernel):
         return "" if one_tile else does_again(kernel, outputs, causal, grouped)
 
     return Exercise(
         truth=lambda given: tuple(given.right[name] for name in outputs),
         launch=lambda given: given.launch(outputs, one_tile, causal, grouped),
         tolerance=lambda args, part: (1e-5, args[0].atol[part]),
+        refused=refused,
         note=note,
         seen={"overlap": overlap, "stored_again": "sum in registers, and store after the loop"},
         **words,
