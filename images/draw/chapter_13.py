@@ -146,15 +146,18 @@ def draw_steps(ax: Axes, top: float, name: str, computing: float, sending: float
         x += computing if last else max(computing, sending)
 
 
-SMS, HELD_UNTIL, TILES = 6, 4, 6  # the last SM is the message's at first; work tiles for each SM
+SMS, HELD, TILES = 6, 4, 6  # the last SM is a message's at first; a step's work tiles for each SM
 
 
-def shares(is_counted: bool) -> list[list[int]]:
-    """When each SM begins a work tile: TILES for each program, or the next one for whoever is free first."""
-    free = [0] * (SMS - 1) + [HELD_UNTIL]
+def begins_of(step: int, is_counted: bool) -> list[list[int]]:
+    """When each SM begins a work tile of a step: TILES for each program, or the next one for whoever is free first.
+
+    The last step has no message. The first one has a mask, so it uses a counter anyway.
+    """
+    free = [0] * (SMS - 1) + [HELD if step < RANKS - 1 else 0]
     begins: list[list[int]] = [[] for _ in free]
     for i in range(SMS * TILES):
-        sm = min(range(SMS), key=lambda sm: (free[sm], sm)) if is_counted else i % SMS
+        sm = min(range(SMS), key=lambda sm: (free[sm], sm)) if is_counted or step == 0 else i % SMS
         begins[sm].append(free[sm])
         free[sm] += 1
     return begins
@@ -162,24 +165,33 @@ def shares(is_counted: bool) -> list[list[int]]:
 
 @image("13_late_program.png")
 def draw_late_program() -> Figure:
-    """A step whose message holds an SM at first: with equal shares its program ends late, with a counter all end together."""
-    figure, ax = canvas(2.75)
-    for x, name, is_counted in ((0.75, "equal shares", False), (5.2, "a counter", True)):
-        begins, unit, high = shares(is_counted), 0.34, 0.24
-        end = max(begin[-1] for begin in begins) + 1
-        write(ax, x, 0.18, f"{name}: {end} units of time", HEAD, ha="left", weight="bold")
-        box(ax, x, 0.42 + (SMS - 1) * (high + 0.04), HELD_UNTIL * unit, high, "message", "orange", share=0.6)
-        for sm, starts in enumerate(begins):
-            y = 0.42 + sm * (high + 0.04)
-            write(ax, x - 0.12, y + high / 2, f"SM {sm}", ha="right")
-            for begin in starts:
-                box(ax, x + begin * unit, y, unit, high, colour="sky", share=0.5)
-            if (stop := starts[-1] + 1) < end:
-                box(ax, x + stop * unit, y, (end - stop) * unit, high, **WAITS)
-    legend(ax, 2.5, (
-        (0.75, {"colour": "sky", "share": 0.5}, "a work tile"),
-        (2.7, {"colour": "orange", "share": 0.6}, "the message's kernel"),
-        (5.2, WAITS, "nothing to compute"),
+    """Four steps, three with a message that holds an SM at first: with equal shares its program ends two of them late, with a counter none."""
+    figure, ax = canvas(4.45)
+    for top, name, is_counted in ((0.15, "equal shares", False), (2.15, "a counter in every step", True)):
+        unit, high, left, now = 0.235, 0.2, 0.95, 0
+        for step in range(RANKS):
+            begins = begins_of(step, is_counted)
+            end = max(begin[-1] for begin in begins) + 1
+            x = left + now * unit
+            write(ax, x + end * unit / 2, top + 0.36, f"step {step}: {end}")
+            for sm, starts in enumerate(begins):
+                y = top + 0.5 + sm * (high + 0.02)
+                for begin in starts:
+                    box(ax, x + begin * unit, y, unit, high, colour="sky", share=0.5)
+                if (stop := starts[-1] + 1) < end:
+                    box(ax, x + stop * unit, y, (end - stop) * unit, high, **WAITS)
+            if step < RANKS - 1:
+                box(ax, x, top + 0.5 + (SMS - 1) * (high + 0.02), HELD * unit, high, "message", "orange", share=0.6, size=9)
+            now += end
+            if step < RANKS - 1:
+                ax.plot([left + now * unit] * 2, [top + 0.25, top + 0.5 + SMS * (high + 0.02)], color="black", linewidth=2)
+        write(ax, 0.15, top + 0.06, f"{name}: {now} units of time", HEAD, ha="left", weight="bold")
+        for sm in range(SMS):
+            write(ax, left - 0.12, top + 0.5 + sm * (high + 0.02) + high / 2, f"SM {sm}", ha="right")
+    legend(ax, 4.27, (
+        (0.95, {"colour": "sky", "share": 0.5}, "a work tile"),
+        (2.9, {"colour": "orange", "share": 0.6}, "the message's kernel"),
+        (5.4, WAITS, "nothing to compute"),
     ))  # fmt: skip
     return figure
 
