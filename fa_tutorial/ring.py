@@ -190,8 +190,9 @@ class RingAttention(torch.autograd.Function):
                 "ring_attention is once differentiable: leave create_graph=False, for autograd sees "
                 "no kernel from inside"
             )
-        q, k, v, _, _ = ctx.saved_tensors
+        q, k, v, o, _ = ctx.saved_tensors
         rank, ranks = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
+        do = torch.zeros_like(o) if do is None else do
         dq, kv, dkv = torch.zeros_like(q, dtype=torch.float32), torch.stack((k, v)), None
         words = f"rank {rank}, backward, step {{}} of {ranks}"
         if ranks > 1:  # k and v go ahead, and come before the first tile
@@ -213,14 +214,14 @@ class RingAttention(torch.autograd.Function):
 
 
 def pair_gradients(
-    ctx, do: torch.Tensor | None, dlse: torch.Tensor | None, kv: Iterable[torch.Tensor], owner: int
+    ctx, do: torch.Tensor, dlse: torch.Tensor | None, kv: Iterable[torch.Tensor], owner: int
 ) -> tuple[slice, slice, torch.Tensor, torch.Tensor, torch.Tensor]:
     """(queries, keys, dq, dk, dv) of the tile in which this rank's queries meet the owner's keys, kv = (k, v)."""
     q, _, _, o, lse = ctx.saved_tensors
     rank = dist.get_rank(ctx.group)
     rows, keys, causal = visible(rank, owner, q.shape[2]) if ctx.is_causal else (ALL, ALL, False)
     k_tile, v_tile = (x[:, :, keys] for x in kv)
-    do_rows, q_rows, o_rows, lse_rows = (x[:, :, rows] for x in (torch.zeros_like(o) if do is None else do, q, o, lse))
+    do_rows, q_rows, o_rows, lse_rows = (x[:, :, rows] for x in (do, q, o, lse))
     dlse_rows = None if dlse is None else dlse[:, :, rows]
     # o and lse of the whole row, so that p and delta are the whole row's (13.8).
     tile = do_rows, dlse_rows, q_rows, k_tile, v_tile, o_rows, lse_rows.contiguous()

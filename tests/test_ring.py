@@ -78,6 +78,10 @@ def test_what_leaves_at_one_time_is_one_message(ran):
     assert {part["messages"] for part in parts} == {0 if ranks == 1 else 2 if ranks == 2 else ranks + 1}
 
 
+def test_the_orders_that_are_measured_give_the_same_gradients(ran):
+    assert all(part["another order"] for part in ran[1])
+
+
 def test_gradients_through_lse_and_a_given_scale(ran):
     q, k, v, do = chapter_13.inputs(*ring_ranks.CASES[2][0])
     wanted = reference.gradients(q, k, v, torch.zeros_like(do), True, 0.3, torch.ones(do.shape[:3]))
