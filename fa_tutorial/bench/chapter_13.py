@@ -306,11 +306,14 @@ def print_training(rows: pd.DataFrame) -> None:
 
 
 def print_short(rows: pd.DataFrame) -> None:
-    """Forward ms of one GPU and of each way on four, over NVLink, where launches decide."""
+    """Forward ms of one GPU and of each way on four, over NVLink, where launches decide; PyTorch's context_parallel
+    beside the ring, on two GPUs."""
     times = times_of(rows)
     print("forward, ms, over NVLink    one GPU     ring  all-gather  Ulysses")
     for _, case in times[(times["S"] <= LAUNCHES) & times["link"].eq("NVLink")].iterrows():
         print(f"{case['S']:9,} tokens     ", "".join(f"{case[name]:11.2f}" for name in ("one GPU", *WAYS)))
+    peer = rows[rows["backend"].eq("CUDNN_ATTENTION")].iloc[0]
+    print(f"131,072 tokens, 2 GPUs: ring {peer['ring_forward_ms']:.1f}, context_parallel {peer['forward_ms']:.1f}")
 
 
 # ---------------------------------------------------------------- a step of training
