@@ -114,32 +114,35 @@ def merge(
 
 
 class Passing:
-    """A tensor on its way to the next rank of the group, and the previous rank's on its way here.
+    """Tensors on their way to the next rank of the group, in one message, and the previous rank's on
+    their way here, of the same shapes and dtypes.
 
-    Both have one shape and dtype.
+    NCCL's messages are kernels, one after the other. A second one would find all multiprocessors taken
+    by the tile that is being computed, and wait for its end.
     """
 
     bytes_sent = 0  # by this process so far
 
-    def __init__(self, x: torch.Tensor, group: dist.ProcessGroup | None, words: str) -> None:
+    def __init__(self, tensors: list[torch.Tensor], group: dist.ProcessGroup | None, words: str) -> None:
         rank, ranks = dist.get_rank(group), dist.get_world_size(group)
         after, before = (rank + 1) % ranks, (rank - 1) % ranks
-        self.device = x.device
-        self.sent = x.cpu() if dist.get_backend(group) == "gloo" else x  # lives until it is sent
-        self.received = torch.empty_like(self.sent)
+        is_gloo = dist.get_backend(group) == "gloo"
+        self.devices = [x.device for x in tensors]
+        self.sent = [x.cpu() if is_gloo else x for x in tensors]  # live until they are sent
+        self.received = [torch.empty_like(x) for x in self.sent]
         self.faults = f"{words}: rank {after} takes nothing", f"{words}: rank {before} sends nothing"
-        send = dist.P2POp(dist.isend, self.sent, group=group, group_peer=after)
-        receive = dist.P2POp(dist.irecv, self.received, group=group, group_peer=before)
-        Passing.bytes_sent += self.sent.nbytes
+        sends = [dist.P2POp(dist.isend, x, group=group, group_peer=after) for x in self.sent]
+        receives = [dist.P2POp(dist.irecv, x, group=group, group_peer=before) for x in self.received]
+        Passing.bytes_sent += sum(x.nbytes for x in self.sent)
         with explained(self.faults[0]):
-            self.works = dist.batch_isend_irecv([send, receive])
+            self.works = dist.batch_isend_irecv(sends + receives) if tensors else []
 
-    def wait(self) -> torch.Tensor:
+    def wait(self) -> list[torch.Tensor]:
         """What has come. With NCCL the GPU's stream waits, and not the host."""
-        for work, fault in zip(self.works, self.faults, strict=False):  # NCCL has one for both
-            with explained(fault):
+        for i, work in enumerate(self.works):  # gloo has one for each operation, NCCL one for all
+            with explained(self.faults[i >= len(self.sent)]):
                 work.wait()
-        return self.received.to(self.device)
+        return [x.to(device) for x, device in zip(self.received, self.devices, strict=True)]
 
 
 @contextlib.contextmanager
@@ -164,7 +167,7 @@ class RingAttention(torch.autograd.Function):
         for step in range(ranks):
             owner = (rank - step) % ranks  # (13.1)
             if step < ranks - 1:
-                passing = Passing(kv, group, f"rank {rank}, forward, step {step} of {ranks}, k and v")
+                passing = Passing([kv], group, f"rank {rank}, forward, step {step} of {ranks}, k and v")
             rows, keys, causal = visible(rank, owner, q.shape[2]) if is_causal else (ALL, ALL, False)
             k_tile, v_tile = kv[:, :, :, keys]  # [B, H_k, keys, D]
             part = below_autograd(FORWARD, q[:, :, rows], k_tile, v_tile, causal, scale, "auto")  # not recorded
@@ -173,7 +176,7 @@ class RingAttention(torch.autograd.Function):
             else:
                 o[:, :, rows], lse[:, :, rows] = merge(o[:, :, rows], lse[:, :, rows], *part)  # (13.2)
             if step < ranks - 1:
-                kv = passing.wait()
+                (kv,) = passing.wait()
         o = o.to(q.dtype)
         ctx.save_for_backward(q, k, v, o, lse)
         ctx.is_causal, ctx.scale, ctx.group = is_causal, scale, group
@@ -187,34 +190,42 @@ class RingAttention(torch.autograd.Function):
                 "ring_attention is once differentiable: leave create_graph=False, for autograd sees "
                 "no kernel from inside"
             )
-        q, k, v, o, lse = ctx.saved_tensors
+        q, k, v, o, _ = ctx.saved_tensors
         rank, ranks = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
         do = torch.zeros_like(o) if do is None else do
-        kv, home = torch.stack((k, v)), None
-        dq = torch.zeros_like(q, dtype=torch.float32)
-        for step in range(ranks):
-            owner = (rank - step) % ranks
-            words = f"rank {rank}, backward, step {step} of {ranks}"
-            if step < ranks - 1:
-                passing = Passing(kv, ctx.group, f"{words}, k and v")
-            rows, keys, causal = visible(rank, owner, q.shape[2]) if ctx.is_causal else (ALL, ALL, False)
-            k_tile, v_tile = kv[:, :, :, keys]  # [B, H_k, keys, D]
-            do_rows, q_rows, o_rows, lse_rows = (x[:, :, rows] for x in (do, q, o, lse))
-            dlse_rows = None if dlse is None else dlse[:, :, rows]
-            # o and lse of the whole row, so that p and delta are the whole row's (13.8).
-            tile = do_rows, dlse_rows, q_rows, k_tile, v_tile, o_rows, lse_rows.contiguous()
-            dq_part, dk_part, dv_part = BACKWARD(*tile, causal, ctx.scale, "auto")  # which picks the kernel
+        dq, kv, dkv = torch.zeros_like(q, dtype=torch.float32), torch.stack((k, v)), None
+        words = f"rank {rank}, backward, step {{}} of {ranks}"
+        if ranks > 1:  # k and v go ahead, and come before the first tile
+            (kv,) = Passing([kv], ctx.group, words.format(0)).wait()
+        for step in range(1, ranks + 1):
+            owner = (rank - step) % ranks  # in the last step this rank itself
+            leaving = ([dkv] if step > 1 else []) + ([kv] if step < ranks - 1 else [])
+            passing = Passing(leaving, ctx.group, words.format(step))
+            rows, keys, dq_part, *parts = pair_gradients(ctx, do, dlse, kv if step < ranks else (k, v), owner)
             dq[:, :, rows] += dq_part
+            came = passing.wait()
             # The gradients of the keys that are here, from all ranks that they have visited.
-            dkv = torch.zeros_like(kv, dtype=torch.float32) if home is None else home.wait()
-            dkv[0][:, :, keys] += dk_part
-            dkv[1][:, :, keys] += dv_part
-            if step < ranks - 1:
-                kv = passing.wait()
-            if ranks > 1:
-                home = Passing(dkv, ctx.group, f"{words}, dk and dv")  # with its keys, and one step further
-        dk, dv = dkv if home is None else home.wait()
+            dkv = came[0] if step > 1 else torch.zeros((2, *k.shape), dtype=torch.float32, device=k.device)
+            for x, part in zip(dkv, parts, strict=True):
+                x[:, :, keys] += part
+            kv = came[-1] if step < ranks - 1 else None
+        dk, dv = dkv
         return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
+
+
+def pair_gradients(
+    ctx, do: torch.Tensor, dlse: torch.Tensor | None, kv: Iterable[torch.Tensor], owner: int
+) -> tuple[slice, slice, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(queries, keys, dq, dk, dv) of the tile in which this rank's queries meet the owner's keys, kv = (k, v)."""
+    q, _, _, o, lse = ctx.saved_tensors
+    rank = dist.get_rank(ctx.group)
+    rows, keys, causal = visible(rank, owner, q.shape[2]) if ctx.is_causal else (ALL, ALL, False)
+    k_tile, v_tile = (x[:, :, keys] for x in kv)
+    do_rows, q_rows, o_rows, lse_rows = (x[:, :, rows] for x in (do, q, o, lse))
+    dlse_rows = None if dlse is None else dlse[:, :, rows]
+    # o and lse of the whole row, so that p and delta are the whole row's (13.8).
+    tile = do_rows, dlse_rows, q_rows, k_tile, v_tile, o_rows, lse_rows.contiguous()
+    return rows, keys, *BACKWARD(*tile, causal, ctx.scale, "auto")  # which picks the kernel
 
 
 # ---------------------------------------------------------------- ranks in one process

@@ -2,12 +2,14 @@
 
 import os
 import time
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 
 from fa_tutorial import flash_attention, hardware, ring
 from fa_tutorial.bench import chapter_13
+from measure import ring as measured
 
 # (B, H_q, H_k, S, D), is_causal. Every S is a multiple of 2 · ranks for 1 to 4 ranks.
 CASES = (
@@ -33,6 +35,8 @@ def every_check() -> dict:
         "nothing kept": nothing_kept(),
         "twice": twice(),
         "others": others(),
+        "messages": messages(),
+        "another order": another_order(),
     }
 
 
@@ -58,6 +62,28 @@ def half() -> list[torch.Tensor]:
     return [o.cpu(), merged[0].half().cpu()]
 
 
+def messages() -> int:
+    """How many a backward starts."""
+    q, k, v = shards(*chapter_13.inputs(*CASES[0][0])[:3])
+    o = ring.ring_attention(q, k, v, is_causal=True)
+    with mock.patch.object(dist, "batch_isend_irecv", wraps=dist.batch_isend_irecv) as start:
+        o.sum().backward()
+    return start.call_count
+
+
+def another_order() -> bool:
+    """Whether what the measurement compares with gives the same gradients: the own tile first, each tensor in a message of its own."""
+    if dist.get_world_size() == 1:
+        return True
+    *leaves, do = shards(*chapter_13.inputs(*CASES[2][0]))
+    o = ring.ring_attention(*leaves, is_causal=True)
+    wanted = torch.autograd.grad(o, leaves, do.detach(), retain_graph=True)
+    first = mock.patch.object(ring.RingAttention, "backward", measured.own_tile_first)
+    with first, mock.patch.object(ring, "Passing", measured.OneByOne):
+        found = torch.autograd.grad(o, leaves, do.detach())
+    return all(torch.allclose(x, want, atol=1e-5) for x, want in zip(found, wanted, strict=True))
+
+
 def nothing_kept() -> bool:
     """Whether o of inputs that ask for no gradient has none, and the inputs are as before."""
     q, k, v = (x.detach() for x in shards(*chapter_13.inputs(*CASES[0][0])[:3]))
@@ -77,15 +103,16 @@ def twice() -> str:
 
 
 def others() -> list[torch.Tensor]:
-    """The ring in a group of its own, all-gather, and Ulysses where the heads can be shared."""
+    """The ring in a group of its own, all-gather, and Ulysses with its gradients."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    whole = chapter_13.inputs(1, 12, 12, 48, 8)[:3]
-    q, k, v = (x.detach() for x in shards(*whole))
+    whole = chapter_13.inputs(1, 12, 12, 48, 8)
+    q, k, v = (x.detach() for x in shards(*whole[:3]))
     group = dist.new_group([*range(ranks)])
     results = [ring.ring_attention(q, k, v, is_causal=True, group=group), chapter_13.all_gather_attention(q, k, v)]
-    plain = (x.chunk(ranks, 2)[rank].to(hardware.device()) for x in whole)
-    results.append(chapter_13.ulysses_attention(*plain))
-    return [x.cpu() for x in results]
+    *plain, do = (x.chunk(ranks, 2)[rank].to(hardware.device()).requires_grad_() for x in whole)
+    o = chapter_13.ulysses_attention(*plain)
+    results += o, *torch.autograd.grad(o, plain, do)
+    return [x.detach().cpu() for x in results]
 
 
 def pair_of_ranks() -> bool:

@@ -63,13 +63,23 @@ def test_the_ring_is_attention(ran, number):
 
 @pytest.mark.parametrize("number", range(len(ring_ranks.CASES)))
 def test_bytes_are_those_of_the_formula(ran, number):
-    """(13.3) forward: R − 1 shards of k and v. (13.9) backward: as many, and R of their gradients in float32."""
+    """(13.3) forward: R − 1 shards of k and v. Backward: as many, and as many of their gradients in float32: the own tile comes last."""
     ranks, parts = ran
     (B, _, H_k, S, D), _ = ring_ranks.CASES[number]
     numbers = 2 * B * H_k * S // ranks * D
-    sends = ranks if ranks > 1 else 0
     for part in parts:
-        assert part["cases"][number]["sent"] == [(ranks - 1) * numbers * 4, (ranks - 1) * numbers * 4 + sends * numbers * 4]
+        assert part["cases"][number]["sent"] == [(ranks - 1) * numbers * 4, (ranks - 1) * numbers * (4 + 4)]
+
+
+def test_what_leaves_at_one_time_is_one_message(ran):
+    """Backward: k and v alone before the first tile and beside it, then dk and dv beside each tile but the first. A second message of a step
+    would wait for the tile: NCCL's are kernels."""
+    ranks, parts = ran
+    assert {part["messages"] for part in parts} == {0 if ranks == 1 else 2 if ranks == 2 else ranks + 1}
+
+
+def test_the_orders_that_are_measured_give_the_same_gradients(ran):
+    assert all(part["another order"] for part in ran[1])
 
 
 def test_gradients_through_lse_and_a_given_scale(ran):
@@ -88,11 +98,13 @@ def test_parts_are_merged_in_float32(ran):
 
 
 def test_other_ways_to_share_a_sequence(ran):
-    truth, _ = reference.attention(*chapter_13.inputs(1, 12, 12, 48, 8)[:3], True)
+    q, k, v, do = chapter_13.inputs(1, 12, 12, 48, 8)
+    truth, _ = reference.attention(q, k, v, True)
     for number in (0, 1):
         assert torch.allclose(whole(ran, "others", number).double(), truth, atol=1e-5)
-    ulysses = torch.cat([part["others"][2] for part in ran[1]], 2)
-    assert torch.allclose(ulysses.double(), truth, atol=1e-5)
+    for number, want in enumerate((truth, *reference.gradients(q, k, v, do, True)), 2):
+        ulysses = torch.cat([part["others"][number] for part in ran[1]], 2)
+        assert torch.allclose(ulysses.double(), want, atol=1e-5)
 
 
 def test_without_gradients_nothing_is_kept(ran):
@@ -260,7 +272,7 @@ def test_messages_on_a_clock_wait_for_one_another_and_for_nothing_else():
 def test_the_command_says_that_all_is_right(capsys):
     assert main(["ring", "--ranks", "2", "--seq-len", "32", "--num-heads", "2", "--kv-heads", "1", "--head-dim", "8"]) == 0
     out = capsys.readouterr().out
-    assert "rank 1: tokens 8 to 15 and 16 to 23; sent 1,024 bytes forward, 3,072 backward" in out
+    assert "rank 1: tokens 8 to 15 and 16 to 23; sent 1,024 bytes forward, 2,048 backward" in out
     assert "as accurate as plain attention" in out
 
 

@@ -146,40 +146,83 @@ def draw_steps(ax: Axes, top: float, name: str, computing: float, sending: float
         x += computing if last else max(computing, sending)
 
 
-SMS, HELD_UNTIL, TILES = 6, 4, 6  # the last SM is the message's at first; work tiles for each SM
+SMS, HELD, TILES = 6, 4, 6  # the last SM is a message's at first; a step's work tiles for each SM
+SM_HIGH, SM_GAP = 0.2, 0.22
 
 
-def shares(is_counted: bool) -> list[list[int]]:
-    """When each SM begins a work tile: TILES for each program, or the next one for whoever is free first."""
-    free = [0] * (SMS - 1) + [HELD_UNTIL]
+def begins_of(held: int, is_counted: bool, tiles: int = TILES) -> list[list[int]]:
+    """When each SM begins a work tile of a step: `tiles` for each program, or the next one for whoever is free first. A message has the
+    last SM for `held` units of time."""
+    free = [0] * (SMS - 1) + [held]
     begins: list[list[int]] = [[] for _ in free]
-    for i in range(SMS * TILES):
+    for i in range(SMS * tiles):
         sm = min(range(SMS), key=lambda sm: (free[sm], sm)) if is_counted else i % SMS
         begins[sm].append(free[sm])
         free[sm] += 1
     return begins
 
 
+def draw_step(ax: Axes, x: float, y: float, unit: float, begins: list[list[int]], end: int) -> None:
+    """Each SM's work tiles, and what it waits for `end`."""
+    for sm, starts in enumerate(begins):
+        top = y + sm * SM_GAP
+        for begin in starts:
+            box(ax, x + begin * unit, top, unit, SM_HIGH, colour="sky", share=0.5)
+        if (stop := starts[-1] + 1) < end:
+            box(ax, x + stop * unit, top, (end - stop) * unit, SM_HIGH, **WAITS)
+
+
+def name_sms(ax: Axes, x: float, y: float) -> None:
+    for sm in range(SMS):
+        write(ax, x - 0.12, y + sm * SM_GAP + SM_HIGH / 2, f"SM {sm}", ha="right")
+
+
 @image("13_late_program.png")
 def draw_late_program() -> Figure:
-    """A step whose message holds an SM at first: with equal shares its program ends late, with a counter all end together."""
-    figure, ax = canvas(2.75)
-    for x, name, is_counted in ((0.75, "equal shares", False), (5.2, "a counter", True)):
-        begins, unit, high = shares(is_counted), 0.34, 0.24
-        end = max(begin[-1] for begin in begins) + 1
-        write(ax, x, 0.18, f"{name}: {end} units of time", HEAD, ha="left", weight="bold")
-        box(ax, x, 0.42 + (SMS - 1) * (high + 0.04), HELD_UNTIL * unit, high, "message", "orange", share=0.6)
-        for sm, starts in enumerate(begins):
-            y = 0.42 + sm * (high + 0.04)
-            write(ax, x - 0.12, y + high / 2, f"SM {sm}", ha="right")
-            for begin in starts:
-                box(ax, x + begin * unit, y, unit, high, colour="sky", share=0.5)
-            if (stop := starts[-1] + 1) < end:
-                box(ax, x + stop * unit, y, (end - stop) * unit, high, **WAITS)
-    legend(ax, 2.5, (
-        (0.75, {"colour": "sky", "share": 0.5}, "a work tile"),
-        (2.7, {"colour": "orange", "share": 0.6}, "the message's kernel"),
-        (5.2, WAITS, "nothing to compute"),
+    """Four steps, three with a message that holds an SM at first: with equal shares its program ends two of them late, with a counter none."""
+    figure, ax = canvas(4.45)
+    for top, name, is_counted in ((0.15, "equal shares", False), (2.15, "a counter in every step", True)):
+        unit, left, now = 0.235, 0.95, 0
+        for step in range(RANKS):
+            begins = begins_of(HELD if step < RANKS - 1 else 0, is_counted or step == 0)  # the own tile has a mask, so a counter
+            end = max(begin[-1] for begin in begins) + 1
+            x = left + now * unit
+            write(ax, x + end * unit / 2, top + 0.36, f"step {step}: {end}")
+            draw_step(ax, x, top + 0.5, unit, begins, end)
+            now += end
+            if step < RANKS - 1:
+                box(ax, x, top + 0.5 + (SMS - 1) * SM_GAP, HELD * unit, SM_HIGH, "message", "orange", share=0.6, size=9)
+                ax.plot([left + now * unit] * 2, [top + 0.25, top + 0.5 + SMS * SM_GAP], color="black", linewidth=2)
+        write(ax, 0.15, top + 0.06, f"{name}: {now} units of time", HEAD, ha="left", weight="bold")
+        name_sms(ax, left, top + 0.5)
+    legend(ax, 4.27, (
+        (0.95, {"colour": "sky", "share": 0.5}, "a work tile"),
+        (2.9, {"colour": "orange", "share": 0.6}, "the message's kernel"),
+        (5.4, WAITS, "nothing to compute"),
+    ))  # fmt: skip
+    return figure
+
+
+@image("13_two_messages.png")
+def draw_two_messages() -> Figure:
+    """A middle step of the backward: a second message finds its SM taken until the tile ends, and one message keeps it."""
+    figure, ax = canvas(2.6)
+    first, second, unit, top, left = 6, 3, 0.27, 0.45, 0.75  # units of time of dk and dv, and of k and v
+    gradients, keys = {"colour": "green", "share": 0.4, "size": BODY}, {"colour": "orange", "share": 0.6, "size": BODY}
+    for x, name, held in ((left, "two messages", first), (left + 4.45, "one message", first + second)):
+        begins = begins_of(held, True, 9)
+        tile, y = max(begin[-1] for begin in begins) + 1, top + (SMS - 1) * SM_GAP
+        end, later = (tile, first) if held > first else (tile + second, tile)
+        draw_step(ax, x, top, unit, begins, end)
+        box(ax, x, y, first * unit, SM_HIGH, "dk, dv", **gradients)
+        box(ax, x + later * unit, y, second * unit, SM_HIGH, "k, v", **keys)
+        write(ax, x, 0.2, f"{name}: {end} units of time", HEAD, ha="left", weight="bold")
+        name_sms(ax, x, top)
+    legend(ax, 2.3, (
+        (left, {"colour": "sky", "share": 0.5}, "a work tile"),
+        (left + 2.0, {"colour": "green", "share": 0.4}, "send dk, dv"),
+        (left + 4.0, {"colour": "orange", "share": 0.6}, "send k, v"),
+        (left + 5.8, WAITS, "nothing to compute"),
     ))  # fmt: skip
     return figure
 

@@ -107,7 +107,7 @@ def backward_with_own_tile_last_at_home(kv, ranks, start, tile):
     return tile(own) + home.wait()
 
 
-def backward_as_in_the_package(kv, ranks, start, tile):
+def backward_with_the_sum_before_the_keys(kv, ranks, start, tile):
     dkv, home = 0, None
     for step in range(ranks):
         if step < ranks - 1:
@@ -136,7 +136,7 @@ RIGHT_ANSWERS = (
     ("13.6", backward_step_by_step),
     edit("13.6", "float32, then rounded once", ("lse.dtype", "torch.float32"), ("return dq, dk, dv", "return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)")),
     ("13.6", backward_with_own_part_at_home, "your own dk and dv stay at home"),
-    ("13.7", backward_as_in_the_package),
+    ("13.7", backward_with_the_sum_before_the_keys),
     ("13.7", backward_with_own_tile_last, "17 s with 4 ranks: no order takes less"),
     ("13.7", backward_with_own_tile_last_at_home, "17 s with 4 ranks: no order takes less"),
     edit("13.7", "k and v first", ("        home = start(dkv)\n        if step < ranks - 1:\n            passing = start(kv)\n", "        if step < ranks - 1:\n            passing = start(kv)\n        home = start(dkv)\n")),

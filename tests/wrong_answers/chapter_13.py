@@ -166,6 +166,8 @@ WRONG_ANSWERS = (
     ("13.6", backward_where_only_dq_comes_home, "a rank sends its q: q, o, do, lse and dq stay"),
     edit("13.6", "home, with one rank too", (HOME, "dk, dv = yield dk, dv\n"), told="one edge is left: one rank: the gradients of chapter 6, and nothing is sent"),
     edit("13.6", "dq leaves", (YIELD_ALL, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"), told="dq stays"),
+    edit("13.6", "do leaves", (YIELD_ALL, "k, v, dk, dv, do = yield k, v, dk, dv, do"), told="a rank sends its do: q, o, do, lse and dq stay"),
+    edit("13.6", "lse and o leave", (YIELD_ALL, "k, v, dk, dv, o, lse = yield k, v, dk, dv, o, lse"), told="a rank sends its o"),
     edit("13.6", "q, do and dq leave", (YIELD_ALL, "q, do, dq, k, v, dk, dv = yield q, do, dq, k, v, dk, dv"), told="a rank sends its q"),
     edit("13.6", "too far", (HOME, "for _ in range(1, ranks):\n        dk, dv = yield dk, dv\n"), told="comes home as dk after `ranks` steps"),
     edit("13.6", "home in the wrong order", (HOME, "if ranks > 1:\n        dv, dk = yield dk, dv\n"), told="comes home as dk"),

@@ -2,14 +2,16 @@
 FILE.
 
 Ring attention beside one GPU, the same computing without sending, sending without computing, shards in plain order,
-programs with equal shares of the work, with and without sending, and the other ways to share a sequence. A time is the
-slowest rank's, the median of a few repeats. With NCCL_P2P_DISABLE=1 messages go through the host's memory. Rows that
-stand in FILE for another link stay.
+programs with equal shares of the work, with and without sending, the backward's tiles and messages in other orders, and
+the other ways to share a sequence. A time is the slowest rank's, the median of a few repeats. With NCCL_P2P_DISABLE=1
+messages go through the host's memory. Rows that stand in FILE for other cases stay.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import os
 import statistics
@@ -28,17 +30,52 @@ from fa_tutorial.hopper import forward as hopper_forward
 B, H, D, DTYPE = 1, 16, 128, torch.bfloat16
 LENGTHS = (4_096, 8_192, 16_384, 32_768, 65_536, 131_072, 1_048_576)
 LINK = "host memory" if os.environ.get("NCCL_P2P_DISABLE") == "1" else "NVLink"
+FIRST_OF_ALL = os.environ.get("TORCH_NCCL_HIGH_PRIORITY") == "1"  # a free multiprocessor is a message's first
+CASE = ("S", "H_k", "ranks", "link", "provider", "backend")
 LONG = 500_000  # tokens from which a repeat takes seconds
 
 
 class NothingSent:
     """In place of ring.Passing: what comes is what was there."""
 
-    def __init__(self, x, group, words):
-        self.x = x
+    def __init__(self, tensors, group, words):
+        self.tensors = tensors
 
     def wait(self):
-        return self.x
+        return self.tensors
+
+
+class OneByOne:
+    """In place of ring.Passing: each tensor is a message of its own."""
+
+    bytes_sent = 0
+    together = ring.Passing
+
+    def __init__(self, tensors, group, words):
+        self.messages = [self.together([x], group, words) for x in tensors]
+
+    def wait(self):
+        return [x for message in self.messages for x in message.wait()]
+
+
+@staticmethod
+def own_tile_first(ctx, do, dlse):
+    """In place of ring.RingAttention.backward: after the own tile dk and dv travel once more."""
+    q, k, v, _, _ = ctx.saved_tensors
+    rank, ranks = dist.get_rank(ctx.group), dist.get_world_size(ctx.group)
+    dq, kv, dkv = torch.zeros_like(q, dtype=torch.float32), torch.stack((k, v)), None
+    for step in range(ranks):
+        leaving = ([dkv] if step else []) + ([kv] if step < ranks - 1 else [])
+        passing = ring.Passing(leaving, ctx.group, "")
+        rows, keys, dq_part, *parts = ring.pair_gradients(ctx, do, dlse, kv, (rank - step) % ranks)
+        dq[:, :, rows] += dq_part
+        came = passing.wait()
+        dkv = came[0] if step else torch.zeros_like(kv, dtype=torch.float32)
+        for x, part in zip(dkv, parts, strict=True):
+            x[:, :, keys] += part
+        kv = came[-1] if step < ranks - 1 else None
+    ((dk, dv),) = ring.Passing([dkv], ctx.group, "").wait()
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype), None, None, None
 
 
 def plain_order(rank: int, owner: int, rows: int):
@@ -46,24 +83,32 @@ def plain_order(rank: int, owner: int, rows: int):
     return (slice(0 if owner <= rank else rows, None), slice(None), owner == rank)
 
 
+def once(call: Callable[[], object]) -> float:
+    """Milliseconds of one call, the slowest rank's."""
+    torch.cuda.synchronize()
+    dist.barrier()
+    torch.cuda.synchronize()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    call()
+    end.record()
+    torch.cuda.synchronize()
+    ms = torch.tensor(begin.elapsed_time(end), device="cuda")
+    dist.all_reduce(ms, dist.ReduceOp.MAX)
+    return ms.item()
+
+
 def timed(call: Callable[[], object], repeats: int) -> float:
-    """Milliseconds, the slowest rank's: the median of `repeats`, after a first call unless one repeat takes seconds."""
+    """The median of `repeats`, after a first call unless one repeat takes seconds."""
     if repeats > 1:
         call()
-    times = []
-    for _ in range(repeats):
-        torch.cuda.synchronize()
-        dist.barrier()
-        torch.cuda.synchronize()
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        call()
-        end.record()
-        torch.cuda.synchronize()
-        ms = torch.tensor(begin.elapsed_time(end), device="cuda")
-        dist.all_reduce(ms, dist.ReduceOp.MAX)
-        times.append(ms.item())
-    return statistics.median(times)
+    return statistics.median(once(call) for _ in range(repeats))
+
+
+def timed_in_turns(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Each call's median: all are called once, and then `repeats` times in turns."""
+    rounds = [{name: once(call) for name, call in calls.items()} for _ in range(repeats + 1)][1:]
+    return {name: statistics.median(found[name] for found in rounds) for name in calls}
 
 
 def tensors(S: int, H_k: int) -> list[torch.Tensor]:
@@ -74,11 +119,17 @@ def tensors(S: int, H_k: int) -> list[torch.Tensor]:
 
 
 def both_ways(q, k, v, do, forward: Callable, repeats: int) -> dict:
-    """Times of forward and of backward by itself, and the most memory that both took, inputs included."""
+    """Times of forward and of backward by itself, and the most memory that the forward and both took, with inputs."""
     torch.cuda.reset_peak_memory_stats()
-    with torch.no_grad():
-        row = {"forward_ms": timed(lambda: forward(q, k, v), repeats)}
-    o = forward(q, k, v)
+    results = []
+    if repeats > 1:
+        with torch.no_grad():
+            row = {"forward_ms": timed(lambda: forward(q, k, v), repeats)}
+        row["forward_peak_bytes"] = torch.cuda.max_memory_allocated()
+        results.append(forward(q, k, v))
+    else:  # it takes seconds: the one that backward goes back through
+        row = {"forward_ms": once(lambda: results.append(forward(q, k, v)))}
+    (o,) = results
     row["backward_ms"] = timed(lambda: torch.autograd.grad(o, (q, k, v), do, retain_graph=True), repeats)
     return row | {"peak_bytes": torch.cuda.max_memory_allocated()}
 
@@ -108,28 +159,61 @@ def ring_cases(S: int, H_k: int, repeats: int) -> Iterator[dict]:
         yield {"provider": "equal shares", "forward_ms": timed(lambda: forward(q, k, v), repeats)}
         with mock.patch.object(ring, "Passing", NothingSent):
             yield {"provider": "equal shares alone", "forward_ms": timed(lambda: forward(q, k, v), repeats)}
-    before = ring.Passing.bytes_sent
-    o = forward(q, k, v)
-    between = ring.Passing.bytes_sent
-    torch.autograd.grad(o, (q, k, v), do)
-    sent = {"forward_bytes": between - before, "backward_bytes": ring.Passing.bytes_sent - between}
-    yield {"provider": "bytes sent"} | sent
     kv = torch.stack((k, v)).detach()
 
     def send():
         for _ in range(ranks - 1):
-            ring.Passing(kv, None, "").wait()
+            ring.Passing([kv], None, "").wait()
 
     yield {"provider": "sending alone", "forward_ms": timed(send, max(repeats, 5))}
-    if repeats == 1:  # a first call of the others allocates memory for most of its time
-        return
+    if repeats > 1:
+        yield from orders(q, k, v, do, repeats)
+        yield from other_ways(q, k, v, do, repeats)
+
+
+def orders(q, k, v, do, repeats: int) -> Iterator[dict]:
+    """Ring attention's backward with the own tile last, as it is, and first; dk and dv in one message with k and v, as
+    they are, and in one of their own. In turns."""
+    o = ring.ring_attention(q, k, v, is_causal=True)
+
+    def backward(is_first: bool, is_one: bool) -> None:
+        with contextlib.ExitStack() as stack:
+            if is_first:
+                stack.enter_context(mock.patch.object(ring.RingAttention, "backward", own_tile_first))
+            if not is_one:
+                stack.enter_context(mock.patch.object(ring, "Passing", OneByOne))
+            torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
+
+    calls = {
+        f"own tile {'first' if is_first else 'last'}, {'one message' if is_one else 'two messages'}": functools.partial(
+            backward, is_first, is_one
+        )
+        for is_first in (True, False)
+        for is_one in (False, True)
+    }
+    for name, ms in timed_in_turns(calls, repeats).items():
+        yield {"provider": name + ", first of all" * FIRST_OF_ALL, "backward_ms": ms}
+
+
+def other_ways(q, k, v, do, repeats: int) -> Iterator[dict]:
+    """All-gather, forward, and Ulysses, forward and backward; and what each sends, without computing."""
     with torch.no_grad():
-        for name, call in (("all-gather", chapter_13.all_gather_attention), ("Ulysses", chapter_13.ulysses_attention)):
-            if H_k % ranks and name == "Ulysses":
-                continue
-            torch.cuda.reset_peak_memory_stats()
-            ms = timed(lambda call=call: call(q, k, v), repeats)
-            yield {"provider": name, "forward_ms": ms, "peak_bytes": torch.cuda.max_memory_allocated()}
+        torch.cuda.reset_peak_memory_stats()
+        ms = timed(lambda: chapter_13.all_gather_attention(q, k, v), repeats)
+        yield {"provider": "all-gather", "forward_ms": ms, "forward_peak_bytes": torch.cuda.max_memory_allocated()}
+        parts = [torch.empty_like(kv := torch.stack((k, v))) for _ in range(dist.get_world_size())]
+        yield {"provider": "gathering alone", "forward_ms": timed(lambda: dist.all_gather(parts, kv), repeats)}
+        if k.shape[1] % dist.get_world_size():
+            return
+        heads = chapter_13.to_heads(q)
+
+        def exchange():
+            for x in (q, k, v):
+                chapter_13.to_heads(x)
+            chapter_13.to_tokens(heads)
+
+        yield {"provider": "exchanging alone", "forward_ms": timed(exchange, repeats)}
+    yield {"provider": "Ulysses"} | both_ways(q, k, v, do, chapter_13.ulysses_attention, repeats)
 
 
 def context_parallel(S: int, H_k: int, repeats: int, backend: str) -> dict:
@@ -183,7 +267,7 @@ def largest_differences(S: int, H_k: int) -> dict:
     return row
 
 
-def measure_rank(lengths: tuple[int, ...], only_peer: bool) -> list[dict]:
+def measure_rank(lengths: tuple[int, ...], only: str) -> list[dict]:
     """Every rank's program; rank 0's rows count."""
     attention.HOPPER_FROM.update(forward=0, backward=0)  # one kernel at every length, and nothing to tune
     rows = []
@@ -193,8 +277,13 @@ def measure_rank(lengths: tuple[int, ...], only_peer: bool) -> list[dict]:
         if dist.get_rank() == 0:
             print(rows[-1], flush=True)
 
+    if only == "orders":
+        for S in lengths:
+            for row in orders(*tensors(S // dist.get_world_size(), H), 5):
+                keep(S, H, row)
+        return rows
     keep(131_072, H, largest_differences(min(131_072, max(lengths)), H))
-    for S in () if only_peer else lengths:
+    for S in lengths if only != "peer" else ():
         repeats = 1 if S >= LONG else 5
         for H_k in (H, 4) if S == 131_072 else (H,):
             keep(S, H_k, {"provider": "one GPU"} | one_gpu(S, H_k, repeats))
@@ -202,7 +291,7 @@ def measure_rank(lengths: tuple[int, ...], only_peer: bool) -> list[dict]:
             for row in ring_cases(S, H_k, repeats):
                 keep(S, H_k, row)
             torch.cuda.empty_cache()
-    for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION"):
+    for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION") if only == "peer" else ():
         for S in (S for S in lengths if S < LONG):
             row = {"provider": "context_parallel", "backend": backend}
             try:
@@ -218,12 +307,15 @@ def main() -> int:
     parser.add_argument("--ranks", type=int, default=torch.cuda.device_count(), help="GPUs")
     parser.add_argument("--lengths", type=int, nargs="+", default=LENGTHS, help="tokens")
     parser.add_argument(
-        "--only-peer", action="store_true", help="PyTorch's context_parallel beside the ring, and nothing else"
-    )
+        "--only", default="", choices=("peer", "orders"),
+        help="peer: PyTorch's context_parallel beside the ring; orders: the backward's; and nothing else",
+    )  # fmt: skip
     options = parser.parse_args()
-    rows = processes.run(measure_rank, options.ranks, tuple(options.lengths), options.only_peer, timeout=120.0)[0]
+    rows = processes.run(measure_rank, options.ranks, tuple(options.lengths), options.only, timeout=120.0)[0]
     if options.file.exists():
-        rows = [row for row in json.loads(options.file.read_text())["rows"] if row["link"] != LINK] + rows
+        measured = {tuple(row.get(key) for key in CASE) for row in rows}
+        before = json.loads(options.file.read_text())["rows"]
+        rows = [row for row in before if tuple(row.get(key) for key in CASE) not in measured] + rows
     stored = {"provenance": results.provenance() | {"gpus": options.ranks, "dtype": "bf16"}, "rows": rows}
     options.file.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
     return 0

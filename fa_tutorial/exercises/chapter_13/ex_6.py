@@ -29,6 +29,7 @@ YIELD, HOME, TILE = (
     "    if ranks > 1:\n        dk, dv = yield dk, dv\n",
     "attention_backward(q, k, v, o, do, lse)",
 )
+PART = f"dq_part, dk_part, dv_part = {TILE}"
 OWN_LSE, OWN_O = "played.attend(q, k, v)[1]", "played.attend(q, k, v)[0]"
 MISTAKES = {
     "the gradients stop one rank before home: after ranks − 1 steps a rank holds those of the rank after it, so they need one step more": (HOME, ""),
@@ -38,6 +39,9 @@ MISTAKES = {
         TILE, f"attention_backward(q, k, v, {OWN_O}, do, {OWN_LSE})", 2),
     "the part's own lse gives weights that add up to 1 over this shard alone: take the whole row's": (
         TILE, f"attention_backward(q, k, v, o, do, {OWN_LSE})", 2),
+    "a visitor's pair has its part's own lse, whose weights add up to 1 over this shard alone: take the whole row's": (
+        PART, PART.replace("lse", OWN_LSE)),
+    "dq has its own pair's part alone: add each visitor's": ("dq + dq_part, ", "dq, "),
     "o and do are exchanged: attention_backward takes o first": (TILE, "attention_backward(q, k, v, do, o, lse)", 2),
     "its own pair is left out": (f"dq, dk, dv = {TILE}\n", "dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))\n"),
     "its own pair is counted twice, and the last pair never: pass on first, then take the gradients of what came": (
@@ -85,8 +89,10 @@ def played_on(answer, q, k, v, do, ranks):
 
     def look(message, mine):
         tensors = [*played.tensors_of(message)]
-        if any(torch.equal(mine, x) for x in tensors):
-            raise Wrong("a rank sends its q: q, o, do, lse and dq stay, and keys and values come to them")
+        q, _, _, *stay = mine
+        for name, x in zip(("q", "o", "do", "lse"), (q, *stay), strict=True):
+            if any(x.data_ptr() == leaves.data_ptr() or (name == "q" and torch.equal(x, leaves)) for leaves in tensors):
+                raise Wrong(f"a rank sends its {name}: q, o, do, lse and dq stay, and keys and values come to them")
         sent.extend(x.numel() for x in tensors)
 
     results, _ = played.play(answer, (q, k, v, o.to(q.dtype), do, lse), ranks, look)
@@ -137,7 +143,7 @@ EXERCISE = Exercise(
     reasoning="A pair's p = exp(s − lse) and ds = p ∘ (dp − delta) need the whole row's lse and delta, which the rank kept from its forward. dq gathers where its "
     "queries are. dk and dv gather on their way around the ring; after `ranks` steps they have visited everybody and are home. k and v needn't make the last step. "
     "Less is sent if the own dk and dv stay at home: then the first visitor starts the sums, and the own part joins them at the end.",
-    more="The package's version, ring.ring_attention's backward, overlaps sending with computing.",
+    more="The package's version, ring.ring_attention's backward, sends while it computes, and keeps the own dk and dv at home.",
     inputs=inputs,
     truth=truth,
     rule="each rank adds its part to dq, which stays, and to dk and dv, which travel with their keys until they are home; k and v take ranks − 1 steps",

@@ -92,7 +92,7 @@ EXERCISE = Exercise(
     reasoning="A message can start when its contents are there, and what comes is waited for when it is needed. k and v travel during their own tile, dk and dv "
     "during the next one. After the last tile nothing is left to hide behind. Whoever computes the own tile last hides the last dk and dv behind it, "
     "and waits for the first k and v instead, which are shorter.",
-    more="The package's version, ring.ring_attention's backward, has these lines with torch.distributed's messages.",
+    more="The package's version, ring.ring_attention's backward, computes the own tile last, and sends what leaves at one time in one message.",
     inputs=inputs,
     truth=truth,
     rule="the parts of all ranks come home to this rank's keys, and one message alone takes time",
