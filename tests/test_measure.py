@@ -147,7 +147,8 @@ def test_the_masked_loop_may_come_first(monkeypatch):
     monkeypatch.setattr(chapters_0_to_7, "timed_in_turns", lambda calls: {name: call() for name, call in calls.items()})
     monkeypatch.setattr(chapters_0_to_7, "graph_of", lambda call: SimpleNamespace(replay=call))
     last, first = chapters_0_to_7._orders_in_turns(Shape(1, 2, 1, 150, 80, 16, True)).values()
-    assert all(map(torch.allclose, last, first))
+    # what is added in another order may be rounded to the neighbour
+    assert all(torch.allclose(x.float(), y.float(), atol=2e-3) for x, y in zip(last, first, strict=True))
     text = source_of(chapters_0_to_7.masked_first())
     assert text.index("range(first_m") < text.index("range(full_m")
 
