@@ -72,58 +72,67 @@ def measured(mask: str, D: int, S: int = 16_384, mode: str = "fwd") -> float:
 def time_against_tiles(tiles: dict[str, float]) -> Figure:
     """Each variant's forward in shares of `causal`'s, with its runs from the 20th to the 80th percentile.
 
-    tiles: each mask's share of the causal mask's tiles, a line. Left: what has all of these tiles.
+    tiles: each variant's share of the causal mask's tiles, a line.
     """
-    panels = {"all of causal's tiles": ("tuned", "alibi", "softcap"), "fewer tiles": ("window", "documents")}
-    figure, axes = plt.subplots(1, 2, figsize=(9, 3.4), layout="constrained")
+    figure, ax = plt.subplots(figsize=(1.6 + 1.7 * len(tiles), 3.2), layout="constrained")
     style = {"textcoords": "offset points", "fontsize": 9}
-    for ax, (title, names) in zip(axes, panels.items(), strict=True):
-        for D, marker, aside in ((64, "o", -0.2), (128, "s", 0.2)):
-            found = results.select(stored(), D=D).set_index("provider")
-            times = found[["ms", "ms_20", "ms_80"]].copy()
-            times.loc["tuned"] = found["causal_ms"]["causal"]  # stored without a spread
-            shares, low, high = (times.loc[list(names), column] / found["ms"]["causal"] for column in times)
-            across = [x + aside for x in range(len(names))]
-            ax.errorbar(across, shares, [shares - low, high - shares], fmt=marker, capsize=4, label=f"time, D = {D}")
-            for point in zip(across, shares, strict=True):
-                ax.annotate(f"{point[1]:.2f}", point, (7, 0), va="center", **style)
-        for x, name in enumerate(names):
-            share = tiles.get(name, 1.0)
-            ax.hlines(share, x - 0.35, x + 0.35, color="black", label=None if x else "tiles")
-            if share < 1:
-                ax.annotate(f"{share:.2f}", (x, share), (0, -4), ha="center", va="top", **style)
-        ax.set_xticks(range(len(names)), [NAMES.get(name, name) for name in names])
-        ax.set(xlim=(-0.6, len(names) - 0.4), ylim=(0, 1.12 * ax.get_ylim()[1]), title=title)
-    axes[0].set_ylabel("share of causal's")
-    axes[0].legend(loc="lower left")
+    for D, marker, aside in ((64, "o", -0.2), (128, "s", 0.2)):
+        found = results.select(stored(), D=D).set_index("provider")
+        times = found[["ms", "ms_20", "ms_80"]].copy()
+        times.loc["tuned"] = found["causal_ms"]["causal"]  # stored without a spread
+        shares, low, high = (times.loc[list(tiles), column] / found["ms"]["causal"] for column in times)
+        across = [x + aside for x in range(len(tiles))]
+        ax.errorbar(across, shares, [shares - low, high - shares], fmt=marker, capsize=4, label=f"time, D = {D}")
+        for point in zip(across, shares, strict=True):
+            ax.annotate(f"{point[1]:.2f}", point, (7, 0), va="center", **style)
+    for x, share in enumerate(tiles.values()):
+        ax.hlines(share, x - 0.35, x + 0.35, color="black", label=None if x else "tiles")
+        if share < 1:
+            ax.annotate(f"{share:.2f}", (x, share), (0, -4), ha="center", va="top", **style)
+    ax.set_xticks(range(len(tiles)), [NAMES.get(name, name) for name in tiles])
+    ax.set(xlim=(-0.6, len(tiles) - 0.4), ylim=(0, 1.12 * ax.get_ylim()[1]), ylabel="share of causal's")
+    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
 def slots_at_work(idle: dict[str, list[float]], D: int) -> Figure:
-    """How many slots of the GPU still work at each time, for each mask, with the measured times as vertical lines.
+    """How many slots of the GPU still work at each time, with the masks' measured times as vertical lines.
 
-    idle: when each place falls idle, in ms, from early to late.
+    idle: when each slot falls idle, in ms, from early to late, for up to three masks or orders.
     """
-    figure, ax = plt.subplots(figsize=(8, 2.8), layout="constrained")
-    for (mask, times), colour, style in zip(idle.items(), ("blue", "vermilion"), ("-", "--"), strict=True):
+    figure, ax = plt.subplots(figsize=(8.5, 2.8), layout="constrained")
+    known = set(stored()["provider"])
+    for (name, times), look in zip(idle.items(), (("blue", "-"), ("vermilion", "--"), ("green", "-.")), strict=True):
+        colour, style = look
         busy = [*range(len(times), 0, -1), 0]
-        ax.step([0, *times], [len(times), *busy[1:]], style, where="post", color=COLOURS[colour], label=mask)
-        ax.axvline(measured(mask, D), color=COLOURS[colour], linestyle=":", label=f"{mask}, measured")
+        ax.step([0, *times], [len(times), *busy[1:]], style, where="post", color=COLOURS[colour], label=name)
+        if name in known:
+            ax.axvline(measured(name, D), color=COLOURS[colour], linestyle=":", label=f"{name}, measured")
     ax.set(xlim=(0.3, 0.5), ylim=(0, 450), xticks=[0.3, 0.35, 0.4, 0.45, 0.5])
     ax.set(xlabel="ms (until 0.3 all slots work)", ylabel="slots at work")
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure
 
 
-def ours_against_flex(D: int) -> pd.DataFrame:
-    """Our time at S = 16,384, and its ratio to FlexAttention's, with our runs' 20th to 80th percentile.
+def ours_against_flex() -> Figure:
+    """Our time at S = 16,384 in shares of FlexAttention's, with our runs' 20th to 80th percentile.
 
     Without the documents by number, whose backward wasn't measured, and the soft cap, whose tanh is another one.
     """
-    rows = results.select(results.load("h200")["kernels"], chapter=10, kernel="variant", S=16_384, D=D)
-    rows = rows[~rows["provider"].isin(("documents_by_number", "softcap"))]
-    ratio, low, high = ((rows[x] / rows["flex_ms"]).map("{:.2f}".format) for x in ("ms", "ms_20", "ms_80"))
-    ms = rows["ms"].map("{:.2f} ms, ".format)
-    masks, passes = rows["provider"].replace(NAMES), rows["mode"].map(PASSES)
-    table = pd.DataFrame({"": masks, "pass": passes, "shown": ms + ratio + " (" + low + "–" + high + ")"})
-    return table.pivot(index="", columns="pass", values="shown").loc[masks.unique(), passes.unique()]
+    names = ("causal", "window", "alibi", "documents", "packed")
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.2), sharex=True, sharey=True, layout="constrained")
+    for ax, D in zip(panels, (64, 128), strict=True):
+        ax.axvline(1, color="black", linewidth=1)
+        for mode, marker, aside in (("fwd", "o", -0.17), ("bwd", "s", 0.17)):
+            rows = results.select(stored(mode=mode), D=D).set_index("provider").loc[list(names)]
+            ratio, low, high = (rows[x] / rows["flex_ms"] for x in ("ms", "ms_20", "ms_80"))
+            down = [y + aside for y in range(len(names))]
+            ax.errorbar(ratio, down, xerr=[ratio - low, high - ratio], fmt=marker, capsize=3, label=PASSES[mode])
+            for y, x in zip(down, ratio, strict=True):
+                ax.annotate(f"{x:.2f}", (1.5, y), ha="right", va="center", fontsize=9)
+        ax.set_title(f"D = {D}")
+        ax.set(xlim=(0.7, 1.52), ylim=(len(names) - 0.5, -0.5))
+    panels[0].set_yticks(range(len(names)), [NAMES.get(name, name) for name in names])
+    figure.supxlabel("our time / FlexAttention's (left of 1: ours is faster)", fontsize=11)
+    figure.legend(*panels[1].get_legend_handles_labels(), loc="outside right upper")
+    return figure

@@ -8,7 +8,7 @@ from itertools import accumulate
 import torch
 from matplotlib.figure import Figure
 
-from draw.drawing import BODY, HEAD, MASKED, arrow, box, canvas, image, legend, outline, write
+from draw.drawing import BODY, GREY, HEAD, MASKED, arrow, box, canvas, image, legend, outline, write
 
 MONO = {"family": "DejaVu Sans Mono"}
 
@@ -172,27 +172,40 @@ def draw_sink() -> Figure:
 
 @image("10_shared_memory.png")
 def draw_shared_memory() -> Figure:
-    """What a program holds in shared memory at D = 128 on an H200, by two masks, and whether an SM holds it twice."""
-    left, tile, small, tall = 1.35, 0.62, 1.75, 0.62
-    figure, ax = canvas(3.3)
-    barriers = {"colour": "purple", "share": 0.45}
-    for y, mask, extra in ((0.5, "by first key", 0), (1.95, "by number", 56)):
-        size = 115_712 + extra
-        over = 2 * (size + 1024) - 233_472
-        fits = f"two are {over} bytes too many" if over else "two fill the SM"
-        write(ax, left, y - 0.22, f"{size:,} bytes, and 1,024 that the SM reserves: {fits}", BODY, ha="left")
+    """An SM's shared memory with two programs at D = 128, by two masks, to scale, and the KiB before each q, enlarged."""
+    left, tall, wide, sm = 1.35, 0.55, 7.1, 233_472
+    inch = wide / sm
+    tile, kib = 16_384, 1024
+    figure, ax = canvas(4.75)
+    barriers, numbers = {"colour": "purple", "share": 0.45}, {"colour": "yellow", "share": 0.6}
+    for y, mask, extra in ((0.55, "by first key", 0), (3.0, "by number", 56)):
+        size = 6 * tile + kib + tile + extra + kib
+        over = 2 * size - sm
+        fits = f"two need {over} bytes too many" if over else f"two fill the SM's {sm:,}"
+        write(ax, left, y - 0.25, f"{size - kib:,} bytes, and 1,024 reserved (hatched): {fits}", BODY, ha="left")
         write(ax, left - 0.12, y + tall / 2, mask, BODY, ha="right", weight="bold")
-        for place, name in enumerate("kkkvvv"):
-            box(ax, left + place * tile, y, tile, tall, name, {"k": "orange", "v": "green"}[name])
-        middle, end = left + 6 * tile, left + 7 * tile + small
-        look = {"text": "512 bytes of\nkeys' numbers", "colour": "yellow"} if extra else {"text": "56 bytes of\nbarriers"} | barriers
-        box(ax, middle, y, small, tall, **look)
-        box(ax, middle + small, y, tile, tall, "q", "blue")
+        for program in range(2):
+            x, fits_in = left + program * size * inch, not (over and program)
+            for place, name in enumerate("kkkvvv"):
+                look = {"colour": {"k": "orange", "v": "green"}[name], "share": 0.3 if fits_in else 0.08}
+                box(ax, x + place * tile * inch, y, tile * inch, tall, name, **look)
+            gap = x + 6 * tile * inch
+            box(ax, gap, y, kib * inch, tall, **(numbers if extra else barriers))
+            box(ax, gap + kib * inch, y, tile * inch, tall, "q", "blue", share=0.3 if fits_in else 0.08)
+            box(ax, gap + (kib + tile) * inch, y, (kib + extra) * inch, tall, hatch=MASKED)
+        outline(ax, left, y, wide, tall)
+        zoom, gap = y + tall + 0.55, left + 6 * tile * inch
+        start, scale = left + 0.3, 3.6 / kib  # inches a byte, enlarged
+        for here, there in ((gap, start), (gap + kib * inch, start + kib * scale)):
+            ax.plot([here, there], [y + tall, zoom], color=GREY, linewidth=1, linestyle=":")
+        write(ax, start - 0.12, zoom + 0.2, "v", ha="right")
+        used, look = (512, numbers) if extra else (56, barriers)
+        box(ax, start, zoom, used * scale, 0.4, "512: keys' numbers" * bool(extra), **look)
+        box(ax, start + used * scale, zoom, (kib - used) * scale, 0.4, f"{kib - used} bytes empty")
+        after = start + kib * scale
+        box(ax, after, zoom, 1.3, 0.4, "q …", "blue")
         if extra:
-            box(ax, end, y, 0.2, tall, **barriers)
-            write(ax, end + 0.3, y + tall / 2, "56 bytes\nof barriers", ha="left")
-    under = y + tall + 0.2
-    for x, words in ((left + 3 * tile, "six tiles of 16 KiB"), (middle + small / 2, "1 KiB"), (end - tile / 2, "16 KiB")):
-        write(ax, x, under, words)
-    write(ax, left, under + 0.35, "(widths not to scale)", ha="left")
+            box(ax, after + 1.3, zoom, 56 * scale, 0.4, **barriers)
+        place = (after + 1.4 + 56 * scale, zoom + 0.2) if extra else (start, zoom + 0.58)
+        write(ax, *place, "56 bytes of barriers", ha="left")
     return figure

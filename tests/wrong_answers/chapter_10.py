@@ -102,6 +102,8 @@ WRONG_ANSWERS = (
     *(edit("10.3", words, change, told="a row's whole tiles stand at its places across − 1", gpu="whole") for words, change in (
         ("across, not across − 1", ("across + across - 1 - t", "across + across - t")),
         ("the whole ones' counts by columns", ("count_ptr + row_blocks + row", "count_ptr + across + row")))),
+    edit("10.3", "a row of index as long as there are blocks of queries", ("tl.cdiv(S_q, BLOCK_M), tl.cdiv(S_k, BLOCK_N)", "tl.cdiv(S_q, BLOCK_M), tl.cdiv(S_q, BLOCK_M)"),
+         told="a row of index has ceil(S_k / BLOCK_N) entries", gpu="whole"),
     edit("10.3", "begins anew", ("    for t in range(whole)", "    l = tl.zeros((BLOCK_M,), dtype=tl.float32)\n    for t in range(whole)"),
          told="attention over the tiles of the row's two lists"),
     edit("10.3", "m begins anew", ("    for t in range(whole)", "    m = tl.full((BLOCK_M,), -float('inf'), dtype=tl.float32)\n    for t in range(whole)"),
@@ -161,6 +163,8 @@ WRONG_ANSWERS = (
     edit("10.6", "rows of lse by h", ("batch_head * S + i", "h * S + i", 2), told="a head's rows of lse and delta start at batch_head · S"),
     edit("10.6", "no casts", ("p.to(do_tile.dtype)", "p"), ("ds.to(q_tile.dtype)", "ds"), told="both factors of a dot must have one dtype"),
     edit("10.6", "the step gets S", ("STEP(s, dp", "STEP(s * scale, dp"), told="with i, lse and delta along the tile's queries"),
+    edit("10.6", "scale on dv in place of dk", ("store_tile(dv, dv_acc", "store_tile(dv, scale * dv_acc"), ("scale * dk_acc", "dk_acc"),
+         told="dk = scale · dsᵀ q and dv = pᵀ do"),
     ("10.7", dropout_gradients_by_autograd, "autograd computes these gradients"),
     *(edit("10.7", f"the sink in delta: {words}", ("(do * o).sum(dim=1)", delta), told="the sink's share is in p already")
       for words, delta in (("divided", "(p * dp).sum(dim=1) / (1 - p_sink)"), ("o divided", "(do * (o / (1 - p_sink)[:, None])).sum(dim=1)"),

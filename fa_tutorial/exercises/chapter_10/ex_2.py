@@ -36,6 +36,10 @@ MISTAKES = {
     "a tile is skipped where its first key comes after its first query: a later query of the tile may still see it": (
         NEEDED, "(start <= top) & (nearest >= -left)"),
     "a tile is skipped where one corner is hidden: it is needed as soon as one of its pairs is seen": (NEEDED, WHOLE),
+    "the far edge is one key too near: the key `left` before a query is still seen, so a tile that reaches it is needed": (
+        NEEDED, "(farthest <= 0) & (nearest > -left)"),
+    "a tile is skipped because its first key is too far back for its last query: its last key may still be near enough for its first one": (
+        NEEDED, "(farthest <= 0) & (farthest >= -left)"),
     "the window is one key too narrow: a query sees its own key and `left` keys before it": ("-left", "1 - left"),
     "a tile's last key is its first + block_n − 1, and its last query is its first + block_m − 1": [
         ("block_n - 1 - top", "block_n - top"), ("top + block_m - 1", "top + block_m")],

@@ -69,6 +69,9 @@ MISTAKES = {
     "t is taken for the tile's number: it is the place in the list, and index_ptr holds the number": (NUMBER, "t"),
     "start_n counts keys, and index_ptr holds numbers of tiles: multiply by BLOCK_N": [
         (f"{NUMBER} * BLOCK_N", NUMBER), (f"{END} * BLOCK_N", END)],
+    "start_n is a key's number, but the loop over mixed tiles takes the tile's: multiply by BLOCK_N": (f"{NUMBER} * BLOCK_N", NUMBER),
+    "start_n is a key's number, but the loop over whole tiles takes the tile's: multiply by BLOCK_N": (
+        f"{END} * BLOCK_N", END),
     "the loop over mixed tiles runs to the end of the row: only as many entries as count says are mixed": (MIXED, "range(across)"),
     "every block of rows takes the first block's lists: its own are row start_m // BLOCK_M of index and of count": [
         ("count_ptr + row)", "count_ptr)"), ("count_ptr + row_blocks + row)", "count_ptr + row_blocks)"), (ENTRY, "t)"),
@@ -158,7 +161,10 @@ def inputs():
 
     loop = "each block of queries visits the tiles of its own row of index, of ceil(S_k / BLOCK_N) entries, and no other tile"
     yield rows(1, 1, 16, 16, 3, stray="t runs from 0 to the count − 1, and here one tile is mixed and none whole")
-    ends = "count is (2, blocks of queries), and a row's whole tiles stand at its places across − 1, across − 2, …"
+    ends = (
+        "count is (2, blocks of queries), a row of index has ceil(S_k / BLOCK_N) entries, across, and a row's whole tiles stand at its places "
+        "across − 1, across − 2, …"
+    )
     yield rows(1, 1, 16, 32, ALL, "each whole tile adds to the first loop's m, l and acc, without a mask", stray=ends)
     yield rows(1, 1, 32, 32, 5, loop)
     yield rows(1, 1, 48, 48, 10, "a list may begin after tile 0: k_tile, j and v_tile all start at index's number · BLOCK_N")

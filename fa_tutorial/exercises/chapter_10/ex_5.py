@@ -91,6 +91,7 @@ MISTAKES = {
     "exp"): (f"{P}    p = {MASK}\n", f"    masked = {MASKED}\n{P.replace('(s', '(masked')}"),
     ("the score is masked before SCORE_MOD, and a cap turns −inf into −c, so that hidden pairs have a p, though SCORE_GRAD is 0 there: put 0 "
     "in p, with tl.where, after exp"): (f"{P}    p = {MASK}\n", f"    s = {MASKED}\n{P}"),
+    "SCORE_GRAD multiplies dp alone: it is a factor of all of p (dp − delta)": (f"(dp - delta) * {GRAD}", f"({GRAD} * dp - delta)"),
     "p multiplies dp alone: the gradient of the modified score is p (dp − delta)": ("p * (dp - delta)", "(p * dp - delta)"),
     ("a row that sees nothing gets NaN: its lse is −inf, so neither inf · 0, a product with the mask, nor −inf − (−inf), a masked score, "
     "is 0; choose 0 with tl.where, after exp"): (MASK, "p * MASK_MOD(b, h, i, j, aux).to(tl.float32)"),

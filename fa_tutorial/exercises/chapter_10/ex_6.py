@@ -59,6 +59,7 @@ MISTAKES = {
     "i, lse and delta lie along the wrong axis: the tile's rows are keys, so i is [1, BLOCK_M], and j [BLOCK_N, 1]": [
         ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
     "dk lacks the scale: s = scale · q k, so dk = scale · dsᵀ q": ("scale * dk_acc", "dk_acc"),
+    "dv has a scale: only s has one, and v doesn't go into s, so dv = pᵀ do": ("store_tile(dv, dv_acc", "store_tile(dv, scale * dv_acc"),
     "dk and dv are exchanged: ds meets q, and p meets do": [("store_tile(dk, scale", "store_tile(dv, scale"), ("store_tile(dv, dv", "store_tile(dk, dv")],
     "p and ds are exchanged: STEP gives p first, which goes into dv, and ds into dk": ("p, ds = STEP", "ds, p = STEP"),
     "the tile has queries as rows, and dk and dv add up over queries: make its keys the rows, or transpose p and ds": [
