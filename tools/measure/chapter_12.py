@@ -21,7 +21,7 @@ from fa_tutorial.tiles import TileConfig, heads, padded_d
 hardware.require_triton("Measuring (tools/measure)")
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
-# An instruction -> the launch's options: Triton compiles for Ampere, and the GPU runs what its ptxas makes of that.
+# An instruction -> the launch's options: Triton writes Ampere's instructions, and ptxas compiles them for the GPU.
 INSTRUCTIONS = {"wgmma": {}, "mma.sync": {"arch": "sm80"}}
 TILES = [
     TileConfig(*sizes)
