@@ -2,7 +2,7 @@
 
 Names and line numbers alone, none of its code: `calls` lists what a function calls, `mark` marks the lines that a
 reader finds, `beside` links each line of ours to its like, and `both` reads it from a checkout on the reader's disk.
-`their_loop` does in PyTorch what its loop does.
+`their_loop` does in PyTorch what its loop does, and `fa3_loop` what FlashAttention-3's does.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ PLACES: dict[str, dict[str, tuple[Place, ...]]] = {
         "end_n = ": (Place(KERNEL, 86, 87, "n_block_max"),),
         "for start_n in range(0, full": (Place(KERNEL, 378, 378, "n_block"),),
         "for start_n in tl.range(full": (Place(KERNEL, 302, 302, "masking_step"),),
-        "l_or_one = ": (Place(SOFTMAX, 179, 179, "inv_sum"),),
+        "l_or_one = ": (Place(SOFTMAX, 172, 172, "quad_allreduce_"), Place(SOFTMAX, 179, 179, "inv_sum")),
         "store_tile(o": (Place(SOFTMAX, 183, 183, "acc_o_rowcol"), Place(KERNEL, 491, 493, "copy")),
         "lse = ": (Place(SOFTMAX, 180, 180, "lse"),),
         "tl.store(lse": (Place(KERNEL, 477, 477, "gLSE"),),
@@ -99,7 +99,7 @@ DIFFERS = {
         "m_new = ": "of unscaled scores; the first block reads no old maximum",
         "p = ": "the scale comes here, in base 2",
         "alpha = ": "in base 2, and not in the first block",
-        "return ": "the first block reads no old sum",
+        "return ": "of one thread's columns; the first block reads no old sum",
     },
     "flash_forward_kernel": {
         "m = tl.full": "no start value",
@@ -107,7 +107,7 @@ DIFFERS = {
         "full_n = ": "a number of blocks, fixed when it compiles",
         "for start_n in range(0, full": "the second loop, and it counts down",
         "for start_n in tl.range(full": "the first loop, and it counts down",
-        "l_or_one = ": "a sum that is NaN counts as 0, too",
+        "l_or_one = ": "first joins the sums of a row's four threads; a sum that is NaN counts as 0, too",
         "lse = ": "m times the scale, as m is unscaled; +∞ for a row that sees nothing",
     },
 }
@@ -145,6 +145,11 @@ CALLS: dict[str, tuple[str, dict[str, tuple[Call, ...]]]] = {
         Call(367, "gemm_rs", "tOrP tOsVt", "acc_o"),
     )}),
     "softmax_rescale_o": (SOFTMAX, {
+        "reduce_max, by reduce_": (
+            Call(49, "thread_reduce_", "tensor", "summary"),
+            Call(50, "quad_allreduce_", "summary", "summary"),
+        ),
+        "reduce_sum": (Call(62, "thread_reduce_", "tensor", "sum"),),
         "the first block: Is_first": (
             Call(142, "reduce_max", "scores", "row_max"),
             Call(143, "scale_apply_exp2", "scores row_max softmax_scale_log2", "scores"),
@@ -307,13 +312,19 @@ def copy(x, keys, clear):
     return tile
 
 
+def by_thread(x):
+    """[rows, columns] -> [rows, 4, columns / 4]: thread t of a row holds columns 2t and 2t + 1 of each eight."""
+    return x.unflatten(1, (-1, 4, 2)).transpose(1, 2).flatten(2)
+
+
 def their_loop(softmax, q, k, v,
                masked=3, clear_v=True, peel=True, rescale=True, acc=0.0, unset=math.nan,
-               waits=(305, 332)):  # fmt: skip
+               waits=(305, 332), join=True):  # fmt: skip
     """o of one block of rows, by FA2's loop; each argument after v stands for lines of theirs."""
     S_q, S_k = len(q), len(k)
     last_seen = torch.arange(S_q)[:, None] + S_k - S_q
-    row_max = row_sum = torch.full((S_q,), unset)  # registers that nobody has set
+    row_max = torch.full((S_q,), unset)  # registers that nobody has set
+    row_sum = torch.full((S_q, 4), unset)  # each of a row's four threads has its own
     acc = torch.full((S_q, v.shape[1]), acc)
     blocks = torch.arange(-(-S_k // BLOCK_N) * BLOCK_N).split(BLOCK_N)[::-1]
     shared = dict.fromkeys("kv", torch.full((BLOCK_N, k.shape[1]), math.nan))
@@ -334,4 +345,24 @@ def their_loop(softmax, q, k, v,
             s, row_max, row_sum, acc, SCALE * math.log2(math.e), is_first
         )  # fmt: skip
         acc = (scaled if rescale else acc) + p @ shared["v"]
-    return acc / torch.where(row_sum > 0, row_sum, 1.0)[:, None]  # line 179
+    of_column = torch.arange(acc.shape[1]) % 8 // 2  # the thread that divides it
+    l = row_sum.sum(dim=1, keepdim=True) if join else row_sum[:, of_column]  # line 172
+    return acc / torch.where(l > 0, l, 1.0)  # line 179
+
+
+def fa3_loop(softmax, q, k, v, wait=True):
+    """o by FA3's steps, no mask. Without the second wait the worst case: p v runs at its step's end."""
+    rows, scale = len(q), SCALE * math.log2(math.e)
+    unset, one = (torch.full((rows,), math.nan), torch.full((rows, 4), math.nan)), torch.ones(rows, 1)
+    (k_block, v_buffer), *blocks = list(zip(k.split(BLOCK_N), v.split(BLOCK_N), strict=True))[::-1]
+    p, row_max, row_sum, _ = softmax(q @ k_block.T, *unset, one, scale, True)
+    acc = torch.zeros(rows, v.shape[1])
+    for k_block, v_block in blocks:
+        s = q @ k_block.T  # and p v of the block before is issued
+        p_next, row_max, row_sum, alpha = softmax(s, row_max, row_sum, one, scale, False)
+        if wait:
+            acc = acc + p @ v_buffer  # warpgroup_wait<0>: p v has run
+        v_buffer, p, acc = v_block, p_next, alpha * acc  # the three orange calls
+        if not wait:
+            acc = acc + p @ v_buffer
+    return (acc + p @ v_buffer) / row_sum.sum(dim=1, keepdim=True)

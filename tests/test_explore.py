@@ -13,11 +13,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_tutorial import algorithm, barriers, figures, fp8, layout, ledger, matmul, reference, ring, softmax, warpgroups
-from fa_tutorial.bench import chapter_8, results
+from fa_tutorial import algorithm, barriers, figures, fp8, layout, ledger, matmul, reading, reference, ring, softmax, warpgroups
+from fa_tutorial.bench import chapter_8, chapter_12, results
 from fa_tutorial.exercises.chapter_8 import ex_1, ex_5
 from fa_tutorial.exercises.chapter_10.ex_9 import idle_times
 from fa_tutorial.exercises.chapter_11.ex_4 import choose_splits
+from fa_tutorial.exercises.chapter_12.ex_2 import fa2_softmax
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make browser-test` installs it")
@@ -502,6 +503,39 @@ def test_in_step_answers_its_question(page, by):
     x, y = middle(page.locator("#lanes"))
     drag(page, (x, y), (x + 150, y), by)
     assert state(page)["late"] > 1000 and state(page)["shares"][1] > 0.9
+
+
+# ---------------------------------------------------------------- fa2_lines
+
+# A line of the figure -> what their_loop does without it.
+WITHOUT = {"clear_acc": {"acc": math.nan}, "clear_v": {"clear_v": False}, "peel": {"peel": False}, "plus_one": {"masked": 2},
+           "rescale": {"rescale": False}, "wait_k": {"waits": [332]}, "wait_v": {"waits": [305]}, "join": {"join": False}}  # fmt: skip
+
+
+@pytest.mark.parametrize(("S_q", "S_k"), [(32, 100), (32, 95), (20, 46), (17, 112), (9, 5)])
+def test_fa2_lines_ruin_the_rows_of_chapter_12(page, S_q, S_k):
+    shown = open_figure(page, "fa2_lines")
+    q, k, v = (torch.tensor(shown[name], dtype=torch.float64)[:rows] for name, rows in (("q", S_q), ("k", S_k), ("v", S_k)))
+    truth = reference.attention(*(x[None, None] for x in (q, k, v)), scale=reading.SCALE, is_causal=True)[0][0, 0]
+    put(page, S_q=S_q, S_k=S_k)
+    for line, change in ({"": {}} | WITHOUT).items():
+        states = put(page, **{line: False} if line else {})["states"]
+        o = reading.their_loop(fa2_softmax, q.float(), k.float(), v.float(), **change)
+        assert (line, states) == (line, chapter_12.row_states(o, truth).tolist())
+        put(page, **{line: True} if line else {})
+
+
+def test_fa2_lines_answer_their_question(page):
+    """Zeros hide three lines. The + 1 isn't needed where the diagonal starts at a block's first or last key."""
+    open_figure(page, "fa2_lines")
+    hidden = []
+    for line in WITHOUT:
+        hidden += [line] * (not any(put(page, unset=0, **{line: False})["states"]))
+        put(page, **{line: True})
+    assert hidden == ["clear_acc", "clear_v", "peel"]
+    put(page, plus_one=False)
+    for S_k in range(33, 113):
+        assert any(put(page, S_k=S_k)["states"]) == (S_k % 16 not in (0, 15))
 
 
 # ---------------------------------------------------------------- splits

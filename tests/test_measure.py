@@ -19,7 +19,7 @@ from fa_tutorial.source import source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
 from measure import __main__ as command
-from measure import alone, chapter_8, chapter_9, chapter_10, chapter_11, chapters_0_to_7, clocks, tuned_steps
+from measure import alone, chapter_8, chapter_9, chapter_10, chapter_11, chapter_12, chapters_0_to_7, clocks, tuned_steps
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
@@ -214,3 +214,14 @@ def test_all_orders_of_programs_are_measured_and_give_the_same(monkeypatch):
 def test_every_step_is_measured(name):
     row = measure(Case(name, "fwd", "fp16", Shape(1, 4, 2, 256, 256, 64, True)), tuned_steps.ATTENTIONS[name])
     assert 0 < row["ms_20"] <= row["ms"] <= row["ms_80"] < 100
+
+
+@needs_gpu
+def test_chapter_12s_instructions_are_measured(monkeypatch):
+    """On Hopper, where there are both."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("wgmma is Hopper's")
+    monkeypatch.setattr(chapter_12, "TILES", [TileConfig(64, 64, 4, 2)])
+    rows = chapter_12.instructions_in_turns(Shape(1, 2, 2, 256, 256, 64, False))
+    assert list(rows) == ["sdpa_flash", *chapter_12.INSTRUCTIONS]
+    assert all(0 < row["ms_min"] <= row["ms"] <= row["ms_max"] < 100 for row in rows.values())

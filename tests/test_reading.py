@@ -8,6 +8,7 @@ import torch
 
 forward = pytest.importorskip("fa_tutorial.forward")
 reading = pytest.importorskip("fa_tutorial.reading")
+fa2_softmax = pytest.importorskip("fa_tutorial.exercises.chapter_12.ex_2").fa2_softmax
 KERNELS = forward.attend, forward.softmax_step, forward.flash_forward_kernel
 each_kernel = pytest.mark.parametrize("kernel", KERNELS, ids=lambda kernel: kernel.__name__)
 
@@ -73,10 +74,34 @@ def test_waits_are_struck_out():
 def test_a_tile_is_there_only_after_a_wait(waits, spoilt):
     def softmax(s, row_max, row_sum, acc, scale_log2, is_first):
         assert s.isnan().any() == ("k" in spoilt)
-        return torch.ones_like(s), row_max, torch.ones(4), acc
+        return torch.ones_like(s), row_max, torch.ones(4, 4), acc
 
     o = reading.their_loop(softmax, *torch.ones(3, 4, 4), waits=waits)
     assert o.isnan().any() == ("v" in spoilt)
+
+
+def test_a_rows_four_threads_hold_two_columns_of_each_eight():
+    columns = reading.by_thread(torch.arange(16)[None])[0].tolist()
+    assert columns == [[0, 1, 8, 9], [2, 3, 10, 11], [4, 5, 12, 13], [6, 7, 14, 15]]
+
+
+@pytest.mark.parametrize("join", [True, False])
+def test_the_sums_of_a_rows_threads_are_joined_after_the_loop(join):
+    """Else each divides its own columns of o by its own sum."""
+
+    def softmax(s, row_max, row_sum, acc, scale_log2, is_first):
+        return torch.ones_like(s), row_max, torch.tensor([[1.0, 2.0, 3.0, 4.0]]).repeat(len(s), 1), acc
+
+    q, k, v = torch.ones(2, 4), torch.ones(16, 4), torch.ones(16, 16)
+    o = reading.by_thread(reading.their_loop(softmax, q, k, v, join=join))
+    assert torch.equal(o, torch.full((2, 4, 4), 1.6) if join else 16 / torch.tensor([1.0, 2.0, 3.0, 4.0])[:, None].expand(2, 4, 4))
+
+
+@pytest.mark.parametrize(("wait", "counts"), [(True, (1, 1, 1)), (False, (2, 1, 0))])
+def test_without_its_second_wait_fa3_loses_a_block_and_counts_one_twice(wait, counts):
+    q, k, v = (torch.randn(n, 16, generator=torch.Generator().manual_seed(n)) for n in (5, 3 * reading.BLOCK_N, 48))
+    p = torch.softmax(reading.SCALE * q @ k.T, dim=1) * torch.tensor(counts).repeat_interleave(reading.BLOCK_N)
+    assert torch.allclose(reading.fa3_loop(fa2_softmax, q, k, v, wait), p @ v, atol=1e-5)
 
 
 @pytest.mark.parametrize("kernel", reading.DIFFERS)

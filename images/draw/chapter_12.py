@@ -82,7 +82,7 @@ ATTEND = (("load k", "orange"), ("q kᵀ", "yellow"), ("times scale", "yellow"),
 THEIRS = (("305", "wait: k is there", None, None), ("310", "begin to copy v", "green", 7), ("319", "q kᵀ", "yellow", 1),
           ("328", "mask", "black", 3), ("332", "wait: v is there", None, None), ("335", "begin to copy the next k", "orange", 0))  # fmt: skip
 INSIDE = (("148", "m", "sky", 4), ("157", "alpha", "sky", None), ("158", "l · alpha", "sky", None), ("160", "acc · alpha", "purple", 6),
-          ("162", "times scale, and p", "sky", 5), ("165", "l plus this block's sum", "sky", None))  # fmt: skip
+          ("162", "times scale, and p", "sky", 5), ("165", "l plus the thread's own sum", "sky", None))  # fmt: skip
 LAST = (("367", "acc + p v", "purple", 8),)
 ROW, BOX, YOURS_AT, MINE, THEIRS_AT = 0.42, 0.34, 0.2, 2.5, 4.9
 SHARES = {"black": 0.12, "sky": 0.45, "orange": 0.6}

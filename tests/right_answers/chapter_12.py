@@ -16,7 +16,8 @@ def fa2_softmax_with_a_state_that_is_set_first(s, row_max, row_sum, acc, scale_l
     shift = (new_max * scale_log2).masked_fill(new_max.isinf(), 0.0)
     alpha = torch.exp2(row_max * scale_log2 - shift)
     p = torch.exp2(torch.addcmul(-shift[:, None], s, torch.tensor(scale_log2, dtype=s.dtype)))
-    return p, new_max, alpha * row_sum + p.sum(1), acc if is_first else alpha[:, None] * acc
+    own = torch.stack([p[:, 2 * t :: 8].sum(1) + p[:, 2 * t + 1 :: 8].sum(1) for t in range(4)], dim=1)
+    return p, new_max, alpha[:, None] * row_sum + own, acc if is_first else alpha[:, None] * acc
 
 
 def fa2_softmax_in_base_e(s, row_max, row_sum, acc, scale_log2, is_first):
@@ -24,10 +25,11 @@ def fa2_softmax_in_base_e(s, row_max, row_sum, acc, scale_log2, is_first):
     block = s.amax(dim=1)
     new_max = block if is_first else torch.where(block > row_max, block, row_max)
     p = torch.exp(scale * (s - new_max[:, None])).masked_fill(s == -math.inf, 0.0)
+    own = p.view(len(p), -1, 4, 2).sum(dim=(1, 3))
     if is_first:
-        return p, new_max, p.sum(dim=1), acc.clone()
+        return p, new_max, own, acc.clone()
     alpha = torch.exp(scale * (row_max - new_max)).masked_fill(row_max == -math.inf, 0.0)
-    return p, new_max, torch.addcmul(p.sum(dim=1), alpha, row_sum), torch.einsum("r,rd->rd", alpha, acc)
+    return p, new_max, torch.addcmul(own, alpha[:, None], row_sum), torch.einsum("r,rd->rd", alpha, acc)
 
 
 def fa2_backward_step_in_base_e(q, k, v, do, lse, delta, seen, scale_log2):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fa_tutorial.bench.sweep import Measurement, opened, run
 from fa_tutorial.bench.timing import require_gpu
-from measure import chapter_8, chapter_9, chapter_10, chapter_11, chapter_13, chapter_14, chapters_0_to_7
+from measure import chapter_8, chapter_9, chapter_10, chapter_11, chapter_12, chapter_13, chapter_14, chapters_0_to_7
 
 Cases = Callable[[], Iterator[Measurement]]
 # Chapter -> its measurements: "rows" are cases of attention, "kernels" calls of a chapter's own kernels. Those of
@@ -38,6 +38,7 @@ MEASURED: dict[int, dict[str, Sequence[Cases]]] = {
     9: {"rows": [chapter_9.speed_cases], "kernels": [chapter_9.kernels_cases]},
     10: {"kernels": [chapter_10.kernels_cases]},
     11: {"kernels": [chapter_11.kernels_cases]},
+    12: {"kernels": [chapter_12.instruction_cases]},
     13: {"kernels": [chapter_13.kernels_cases]},
     14: {"kernels": [chapter_14.kernels_cases]},
 }

@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from fa_tutorial import reading
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import INF
@@ -17,10 +18,10 @@ def fa2_softmax(s, row_max, row_sum, acc, scale_log2, is_first):
         new_max = torch.maximum(row_max, s.amax(dim=1))
     safe = torch.where(new_max == -math.inf, 0.0, new_max)  # −inf − (−inf) would be NaN
     p = torch.exp2(s * scale_log2 - (safe * scale_log2)[:, None])
-    new_sum = p.sum(dim=1)
+    new_sum = reading.by_thread(p).sum(dim=2)  # each thread adds up its own columns
     if not is_first:
         alpha = torch.exp2((row_max - safe) * scale_log2)
-        new_sum = alpha * row_sum + new_sum
+        new_sum = alpha[:, None] * row_sum + new_sum
         acc = alpha[:, None] * acc
     return p, new_max, new_sum, acc
 
@@ -29,6 +30,7 @@ FIRST_MAX = "    if is_first:\n        new_max = s.amax(dim=1)\n    else:\n     
 P, ALPHA = "torch.exp2(s * scale_log2 - (safe * scale_log2)[:, None])", "torch.exp2((row_max - safe) * scale_log2)"
 SCALED = [("    if is_first:\n        new_max", "    s = s * scale_log2\n    if is_first:\n        new_max"),
           (P, "torch.exp2(s - safe[:, None])"), (ALPHA, "torch.exp2(row_max - safe)")]  # fmt: skip
+SUM = "reading.by_thread(p).sum(dim=2)"
 UNSET = [(FIRST_MAX, "    new_max = torch.maximum(row_max, s.amax(dim=1))\n"), ("if not is_first:", "if True:")]
 MISTAKES = {
     "row_max is scaled: theirs is the maximum of the scores as gemm left them, and the scale comes only inside exp2": SCALED,
@@ -47,7 +49,10 @@ MISTAKES = {
     "scores_scale is upside down: it is 2^((old row_max − new row_max) · scale_log2), at most 1": (
         ALPHA, "torch.exp2((safe - row_max) * scale_log2)"),
     "acc is divided by row_sum: the function leaves acc_o as it is summed up, and normalize_softmax_lse divides after the loop": (
-        "    return p,", "    acc = acc / new_sum[:, None]\n    return p,"),
+        "    return p,", "    acc = acc / new_sum.sum(dim=1, keepdim=True)\n    return p,"),
+    "each thread's row_sum is the whole row's: reduce_max joins a row's four threads, but reduce_sum adds up a thread's own columns": (
+        SUM, "p.sum(dim=1, keepdim=True).expand(-1, 4)"),
+    "a thread's columns are a quarter in one piece: it holds two of each eight, as by_thread gives them": (SUM, "p.unflatten(1, (4, -1)).sum(dim=2)"),
 }  # fmt: skip
 CONDITIONS = {"hidden": "a row may see none of the keys so far: its scores and its maximum are −∞, and nothing becomes NaN"}
 
@@ -60,7 +65,8 @@ def truth(s, row_max, row_sum, acc, scale_log2, is_first):
     weight = torch.where(seen, torch.exp2((old - new) * scale_log2), 0.0)
     p = torch.where(seen[:, None], torch.exp2((s - new[:, None]) * scale_log2), 0.0)
     before = torch.zeros_like(row_sum) if is_first else row_sum
-    return p, new, weight * before + p.sum(dim=1), acc if is_first else weight[:, None] * acc
+    sums = torch.stack([p[:, 2 * t :: 8].sum(1) + p[:, 2 * t + 1 :: 8].sum(1) for t in range(4)], dim=1)
+    return p, new, weight[:, None] * before + sums, acc if is_first else weight[:, None] * acc
 
 
 def inputs():
@@ -70,31 +76,42 @@ def inputs():
     later = {
         "p": "a later block: p is 2^((s − row_max) · scale_log2), where row_max is the row's largest score so far, unscaled",
         "row_max": "a later block: row_max is the largest score so far, unscaled",
-        "row_sum": "a later block: row_sum is rescaled by 2^((old − new row_max) · scale_log2), and then p's sum is added",
+        "row_sum": "a later block: each thread's row_sum is rescaled by 2^((old − new row_max) · scale_log2), and then the sum of its own columns of p is added",
         "acc": "a later block: acc is rescaled by 2^((old − new row_max) · scale_log2), and nothing else",
     }
-    yield step([[1.0, 3.0], [2.0, 0.0]], [2.0, 4.0], [1.5, 1.25], [[8.0, 4.0], [2.0, 6.0]], 0.5, False, otherwise=later)
-    unset, old = [math.nan, math.nan], [[8.0, 4.0], [2.0, 6.0]]
+    s, maxima, sums, old = (
+        [[1.0, 3.0, 0.0, 2.0, 1.0, 1.0, -2.0, 0.0], [2.0, 0.0, 1.0, 3.0, 0.0, 0.0, 2.0, 2.0]],
+        [2.0, 4.0],
+        [[1.5, 0.5, 1.0, 0.25], [1.25, 2.0, 0.5, 1.0]],
+        [[8.0, 4.0], [2.0, 6.0]],
+    )
+    yield step(s, maxima, sums, old, 0.5, False, otherwise=later)
+    unset, no_sums = [math.nan, math.nan], [[math.nan] * 4] * 2
     first = {
         "p": "the first block: p is 2^((s − row_max) · scale_log2), where row_max is the row's largest score in s, unscaled",
         "row_max": "the first block: row_max becomes the block's largest score, unscaled, whatever it held",
-        "row_sum": "the first block: row_sum becomes the sum of p, whatever it held",
+        "row_sum": "the first block: each thread's row_sum becomes the sum of its own columns of p, whatever it held",
         "acc": "the first block: acc stays as it was, and no row_max or row_sum of before is read",
     }
-    yield step([[1.0, 3.0], [-6.0, -2.0]], [2.0, 4.0], [1.5, 1.25], old, 0.5, True, otherwise=first)
-    yield step([[1.0, 3.0], [-6.0, -2.0]], unset, unset, old, 0.5, True, otherwise=first)
+    s = [s[0], [-6.0, -2.0, -4.0, -3.0, -8.0, -2.0, -5.0, -9.0]]
+    yield step(s, maxima, sums, old, 0.5, True, otherwise=first)
+    yield step(s, unset, no_sums, old, 0.5, True, otherwise=first)
     draw = generator()
     for is_first in (False, True):
-        s, row_max, row_sum = 6 * torch.randn(8, 16, generator=draw), 4 * torch.rand(8, generator=draw), 1 + torch.rand(8, generator=draw)
+        s, row_max, row_sum = (
+            6 * torch.randn(8, 16, generator=draw),
+            4 * torch.rand(8, generator=draw),
+            1 + torch.rand(8, 4, generator=draw),
+        )
         acc = torch.randn(8, 4, generator=draw)
         yield step(s, row_max, row_sum, acc, 0.18, is_first, f"8 rows, is_first={is_first}", fresh=True,
                    otherwise=first if is_first else later)  # fmt: skip
     hidden = "a row whose maximum is −inf has p = 0 and row_sum = 0, and its row_max stays −inf"
-    s = [[-INF, -INF], [-INF, 2.0]]
+    s = [[-INF] * 8, [-INF, 2.0, *[-INF] * 6]]
     zeros = [[0.0, 0.0], [0.0, 0.0]]
-    yield step(s, unset, unset, old, 0.5, True, edge="hidden", otherwise=hidden)
-    yield step(s, [-INF, -INF], [0.0, 0.0], zeros, 0.5, False, edge="hidden", otherwise=hidden)
-    yield step(s, [3.0, 1.0], [1.0, 1.5], [[8.0, 4.0], [2.0, 6.0]], 0.5, False, edge="hidden", otherwise=hidden)
+    yield step(s, unset, no_sums, old, 0.5, True, edge="hidden", otherwise=hidden)
+    yield step(s, [-INF, -INF], [[0.0] * 4] * 2, zeros, 0.5, False, edge="hidden", otherwise=hidden)
+    yield step(s, [3.0, 1.0], sums, old, 0.5, False, edge="hidden", otherwise=hidden)
 
 
 EXERCISE = Exercise(
@@ -102,15 +119,16 @@ EXERCISE = Exercise(
     conditions=CONDITIONS,
     hints=(
         "The function has two branches. Which old values does the first one read, and what does it never write? (In their lines, `zero_init` "
-        "says whether a reduction reads the old value.)",
+        "says whether a reduction reads the old value, and `quad_allreduce_` joins a row's four threads: which of reduce_max and reduce_sum calls it?)",
         "gemm left the scores without their scale, and only scale_apply_exp2 multiplies by it. So what is in row_max, and what must line 157 "
         "do with a difference of two maxima?",
         "scores_scale is 2^((old row_max − scores_max_cur) · scale_log2). p takes the same maximum as scores_scale, with 0 for −inf, and row_max "
         "keeps its −inf. The first block has no scores_scale.",
     ),
     solution=fa2_softmax,
-    reasoning="It is your softmax_step with three things moved. The scale waits for the exponential. The first block sets the state, so "
-    "nobody starts it at −∞ and 0, and nothing is rescaled. And acc is rescaled here, where each thread has its rows' alpha in a register.",
+    reasoning="It is your softmax_step with four things moved. The scale waits for the exponential. The first block sets the state, so "
+    "nobody starts it at −∞ and 0, and nothing is rescaled. acc is rescaled here, where each thread has its rows' alpha in a register. "
+    "And the four threads' sums are joined only after the loop: alpha is the whole row's, so each thread may rescale its own.",
     inputs=inputs,
     truth=truth,
     rule="p = 2^((s − row_max) · scale_log2), where row_max is the unscaled maximum so far; row_sum and acc are rescaled, but not in the "

@@ -34,6 +34,10 @@ MISTAKES = {
     "p is in base e: scale_log2 holds log₂ e already, so p is exp2, of lse · log₂ e": (P, "torch.exp(s * scale_log2 - lse[:, None])"),
     "the scores are without their scale: p is 2^(s · scale_log2 − lse · log₂ e)": (P, "torch.exp(s - lse[:, None])"),
     "the mask is left out: a hidden key's score is −∞, so its p is 0": (S, "q @ k.T"),
+    "the mask reaches p, but not ds: ds is p · (dp − delta) with the masked p, so a hidden key's ds is 0": (
+        DS, P.replace("s *", "q @ k.T *") + " * (do @ v.T - delta[:, None])"),
+    "p and ds are rounded to 16 bits: all stays in float32 here": (
+        RESULTS, "ds.half().float() @ k, ds.half().float().T @ q, p.half().float().T @ do"),
     "seen is used upside down: it is True where the row sees the key": (S, "torch.where(seen, -math.inf, q @ k.T)"),
     "delta isn't subtracted: pointwise_mult is p · (dp − delta)": (DS, "p * (do @ v.T)"),
     "delta is subtracted by columns: it belongs to a row, so it's delta[:, None]": (DS, "p * (do @ v.T - delta)"),
@@ -42,9 +46,9 @@ MISTAKES = {
 }  # fmt: skip
 CONDITIONS = {"hidden": "a row may see no key, in this block or at all; in the second case its lse is +∞"}
 RULES = {
-    "dq": "dq's share is ds k, as the loop leaves it, where ds = p · (dp − delta), with p of (6.7)",
-    "dk": "dk's share is dsᵀ q, as the loop leaves it, where ds = p · (dp − delta), with p of (6.7)",
-    "dv": "dv's share is pᵀ do, with p of (6.7)",
+    "dq": "dq's share is ds k, as the loop leaves it, where ds = p · (dp − delta), with p of (6.7), all in float32",
+    "dk": "dk's share is dsᵀ q, as the loop leaves it, where ds = p · (dp − delta), with p of (6.7), all in float32",
+    "dv": "dv's share is pᵀ do, with p of (6.7), all in float32",
 }
 
 

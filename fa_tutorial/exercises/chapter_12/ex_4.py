@@ -59,8 +59,8 @@ def valid(test, which):
             raise Wrong(f"{name} of the {which} test is {length!r}, want a whole number from {least} to {most:,}")
     if S_k % BLOCK_N == 0:
         raise Wrong(f"S_k of the {which} test is {S_k}, a multiple of {BLOCK_N}: want a last block that isn't full")
-    if (S_k - S_q) % BLOCK_N in (0, BLOCK_N - 1):
-        raise Wrong(f"row 0 of the {which} test sees keys 0 to {S_k - S_q}, the first or last key of a block: want one inside a block")
+    if (edge := (S_k - S_q) % BLOCK_N) in (0, BLOCK_N - 1):
+        raise Wrong(f"S_k − S_q of the {which} test is {S_k - S_q}, which is {edge} modulo {BLOCK_N}: want neither 0 nor {BLOCK_N - 1}")
     if isinstance(lower, bool) or not isinstance(lower, int | float) or not 0 <= lower <= LOWEST:
         raise Wrong(f"lower of the {which} test is {lower!r}, want a number from 0 to {LOWEST:,.0f}")
     return S_q, S_k, float(lower)
