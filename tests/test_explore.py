@@ -20,6 +20,7 @@ from fa_tutorial.exercises.chapter_10.ex_9 import idle_times
 from fa_tutorial.exercises.chapter_11.ex_4 import choose_splits
 from fa_tutorial.exercises.chapter_12.ex_2 import fa2_softmax
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
+from fa_tutorial.tuned import steps
 
 playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed: `make browser-test` installs it")
 
@@ -602,10 +603,58 @@ def test_cycles_takes_what_was_compiled_for_a_tile(page):
             assert shown["registers"] == row["registers"] and abs(shown["loop"] - row["loop"]) <= 1  # two or three stages
 
 
+CYCLES_OF = {  # the kernels of the figure -> chapter 8's step, whether with the larger tile, its row
+    "chapter 5": ("", False, "chapter 5"),
+    "step 1: base 2": ("base 2", False, "base 2"),
+    "step 2: descriptors": ("descriptors", False, "descriptors"),
+    "step 4: a larger tile": ("order", True, "order, larger tile"),
+    "chapter 5, larger tile": ("", True, "chapter 5, larger tile"),
+    "step 1, larger tile": ("base 2", True, "base 2, larger tile"),
+}
+
+
+@pytest.mark.parametrize("D", [64, 128])
+@pytest.mark.parametrize("name", CYCLES_OF)
+def test_cycles_shows_what_a_kernel_took(page, name, D):
+    open_figure(page, "cycles")
+    step, larger, stored = CYCLES_OF[name]
+    tile = steps.LARGER[D] if larger else steps.TILE
+    row = chapter_8.compiled_steps()[step, tile, D, False]
+    shown = put(page, D=D, kernel=name)
+    assert (shown["block_m"], shown["block_n"], shown["stages"]) == (tile.block_m, tile.block_n, tile.num_stages)
+    assert (shown["registers"], shown["loop"], shown["bytes"]) == (row["registers"], row["loop"], row["shared_bytes"])
+    assert shown["measured"] == round(chapter_8.tile_cycles(chapter_8.stored_steps()[D, False][stored], D, False))
+    assert f"{shown['measured']:,}" in page.locator("#cycles").text_content()
+    assert shown["exponentials"] == row["MUFU.EX2"] and put(page, loop=row["loop"] - 9)["measured"] == shown["measured"]
+
+
+def test_cycles_shows_what_a_tile_took(page):
+    open_figure(page, "cycles")
+    for row in (row for row in chapter_8.kernels_of_h200() if row["kernel"] == "tile" and not row["is_causal"]):
+        block_m, block_n, warps, stages = map(int, re.findall(r"\d+", row["provider"]))
+        if warps == 4 and block_m > 32 and stages > 1:
+            shown = put(page, D=row["D"], tile=f"{block_m} x {block_n}", stages=stages)
+            assert shown["measured"] == round(chapter_8.tile_cycles(row, row["D"], False)) and shown["kernel"] == "finished"
+
+
+def test_cycles_answers_its_question(page):
+    """Chapter 5 and step 1, where registers leave room for two programs only."""
+    open_figure(page, "cycles")
+    put(page, D=64)
+    for small, large, slower in (
+        ("chapter 5", "chapter 5, larger tile", True),
+        ("step 1: base 2", "step 1, larger tile", True),
+        ("step 2: descriptors", "step 4: a larger tile", False),
+    ):
+        before, after = (put(page, kernel=name) for name in (small, large))
+        assert after["cycles"] < before["cycles"]
+        assert (after["measured"] > before["measured"]) is (after["programs"] < before["programs"]) is slower
+
+
 @by_mouse_or_touch
 def test_cycles_is_dragged(page, by):
     before = open_on_phone(page, "cycles", "#cycles")
-    x, y = middle(page.locator("#cycles circle"))
+    x, y = middle(page.locator("#cycles circle").first)
     drag(page, (x, y), (x - 20, y), by)
     assert before["loop"] - 200 < state(page)["loop"] < before["loop"] - 50
 

@@ -1,5 +1,7 @@
 """tools/measure: what it measures is what is stored, its kernels attend, and an interruption keeps every finished row."""
 
+import ast
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -110,11 +112,32 @@ def test_a_variant_is_measured_beside_the_same_one(variant, monkeypatch):
 def test_chapter_8s_kernels_are_measured():
     shape, tile = Shape(1, 2, 2, 256, 256, 64, False), TileConfig(64, 64, 4, 2)
     assert pages.tile_row(tile, shape).keys() >= {"ms", "registers", "shared_bytes"}
+    assert chapter_8._tiles_in_turns(shape)[tile].keys() >= {"ms", "cycles", "registers"}
     assert pages.steps_in_turns(shape, chapter_8.counted_in_turns)["tuned"]["cycles"] > 0
     assert chapter_8._idea_row("none", tile, shape)["ms"] > 0 and chapter_8._transposed_row("transposed", shape)["ms"] > 0
     assert chapter_8._first_call_row().keys() >= {"forward_s", "backward_s", "next_bucket_s", "host_fwd_us", "configurations"}
     row = chapter_8._short_row("tuned", Shape(1, 2, 2, 64, 64, 64, True))
     assert 0 < row["graph_us"] < row["call_us"] < 1e5
+
+
+@pytest.mark.parametrize("D", [64, 128])
+def test_a_loop_with_wastes_still_computes_attention(monkeypatch, D):
+    """Each is compared with the tuned forward before it is counted."""
+    monkeypatch.setattr(chapter_8.steps, "STEPS", dict(chapter_8.steps.STEPS))
+    row = dict.fromkeys(("loop", "MUFU.EX2", "LDL", "registers", "shared_bytes"), D)
+    monkeypatch.setattr(chapter_8.sass, "counted", lambda step, tiles, attend: [dict.fromkeys(("D", *row), n) for n in tiles])
+    monkeypatch.setattr(chapter_8, "counted_in_turns", lambda calls, flops: {name: {"o": call()[0]} for name, call in calls.items()})
+    rows = chapter_8._wastes_in_turns(Shape(1, 2, 1, 70, 200, D, False))
+    assert list(rows) == list(chapter_8.WASTES) and len({chapter_8.wasteful(name) for name in rows}) == 4
+    assert all(found["o"].shape == (1, 2, 70, D) and row.items() <= found.items() for found in rows.values())
+
+
+def test_the_loop_as_given_is_the_one_that_exercise_8_6_gives():
+    page = json.loads((TOOLS.parent / "notebooks" / "08_tuning.ipynb").read_text(encoding="utf-8"))
+    [starter] = ("".join(cell["source"]) for cell in page["cells"] if "".join(cell["source"]).startswith("@triton.jit\ndef attend("))
+    [given], [measured] = (ast.parse(text).body for text in (starter, chapter_8.wasteful("as given")))
+    assert isinstance(given.body.pop(1), ast.Raise)
+    assert [ast.dump(line) for line in given.body[1:]] == [ast.dump(line) for line in measured.body[1:]]
 
 
 @pytest.mark.parametrize("mode", ["fwd", "bwd"])

@@ -75,19 +75,24 @@ def in_words(tile: TileConfig) -> str:
     )
 
 
-def tile_row(tile: TileConfig, shape: Shape) -> dict[str, Any]:
-    """Registers and spilled registers a thread, bytes of shared memory a block, and the time."""
+def compiled_tile(tile: TileConfig, shape: Shape) -> tuple[Callable[[], Any], dict[str, Any]]:
+    """tuned.flash_forward with this tile; registers and spilled registers a thread, bytes of shared memory a block."""
     q, k, v = inputs(shape)
     call = partial(tuned.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, tile=tile)
     launching._prepared.clear()
     call()
     [launch] = launching._prepared.values()
     compiled = launch.compiled
-    facts = {
+    return call, {
         "registers": compiled.n_regs,
         "spilled_registers": compiled.n_spills,
         "shared_bytes": compiled.metadata.shared,
     }
+
+
+def tile_row(tile: TileConfig, shape: Shape) -> dict[str, Any]:
+    """compiled_tile's numbers, and the time."""
+    call, facts = compiled_tile(tile, shape)
     return facts | timed(call, flops=flops_of(shape))
 
 
@@ -322,45 +327,41 @@ BY_PROGRAMS = {1: "vermilion", 2: "orange", 3: "sky", 4: "green"}  # programs on
 
 
 def draw_tiles(programs: Programs, predict: Predict, mine: dict[int, TileConfig]) -> Figure:
-    """The H200's rate with each of TILES, coloured by its programs, and the rates of the model's cycles at the
-    steps' slowest to fastest clock. `mine` of each D has a frame.
+    """With each of TILES the cycles that `predict` gives, coloured by the programs on an SM, and the H200's, with its
+    rate. The name of `mine` is marked.
     """
     figure = Figure(figsize=(10.5, 5))
-    figure.suptitle("H200, S = 4,096, full: TFLOP/s, and the programs on an SM")
-    stored = [row for row in kernels_of_h200() if row["kernel"] == "tile"]
+    figure.suptitle("Full, cycles for 64 x 64 scores: bars by your model, dots by the H200")
     compiled = tiles_with(programs, predict)
     for ax, D in zip(figure.subplots(1, 2), (64, 128), strict=True):
-        rates = {row["provider"]: row["tflops"] for row in stored if (row["D"], row["is_causal"]) == (D, False)}
-        before = stored_steps()[D, False]["order"]
-        clocks = [mhz(row) for name, row in stored_steps()[D, False].items() if "sdpa" not in name]
-        slowest, fastest = min(clocks), max(clocks)
-        for tile, rate in sorted(rates.items(), key=lambda pair: pair[1]):
-            row, colour = compiled[D, tile], COLOURS[BY_PROGRAMS[compiled[D, tile]["programs"]]]
-            frame = "black" if tile == in_words(mine[D]) else colour
-            ax.barh(tile, rate, color=colour, edgecolor=frame, linewidth=2)
-            spills = f"\n{row['LDL']} spills" if row["LDL"] else ""
-            ax.text(8, tile, f"{rate:.0f}{spills}", va="center")
-            by_model = before["tflops"] / mhz(before) * tile_cycles(before, D, False) / row["predicted"]  # for each MHz
-            ax.plot([by_model * slowest, by_model * fastest], [tile, tile], "|-", color="black", markersize=12)
-        ax.set(title=f"D = {D}, lines {slowest:,.0f} to {fastest:,.0f} MHz")
+        tiles = [row for row in kernels_of_h200() if row["kernel"] == "tile"]
+        stored = [row for row in tiles if (row["D"], row["is_causal"]) == (D, False)]
+        rows = {row["provider"]: (tile_cycles(row, D, False), row["tflops"]) for row in stored}
+        names = sorted(rows, key=rows.get)
+        for y, name in enumerate(names):
+            row, (cycles, rate) = compiled[D, name], rows[name]
+            ax.barh(y, row["predicted"], color=COLOURS[BY_PROGRAMS[row["programs"]]], height=0.6)
+            ax.plot(cycles, y, "o", color="black", markeredgecolor="white", markersize=8)
+            ax.text(1.02, y, f"{rate:.0f}", transform=ax.get_yaxis_transform(), va="center")
+        ax.text(1.02, -0.8, "TFLOP/s", transform=ax.get_yaxis_transform(), va="bottom", fontsize=9)
+        ax.set_yticks(range(len(names)), [f"yours: {name}" if name == in_words(mine[D]) else name for name in names])
+        ax.set(title=f"D = {D}", ylim=(len(names) - 0.4, -0.6))
         ax.grid(axis="y", visible=False)
+    labels = {colour: f"{n} program{'s' * (n > 1)}" for n, colour in BY_PROGRAMS.items()}
     figure.legend(handles=[
-        *(Patch(color=COLOURS[colour], label=f"{n} program{'s' * (n > 1)}") for n, colour in BY_PROGRAMS.items()),
-        Patch(facecolor="white", edgecolor="black", linewidth=2, label="yours"),
-        Line2D([], [], color="black", marker="|", markersize=12, label="by your model"),
-    ], loc="outside lower center", ncols=6, frameon=False)  # fmt: skip
+        *(Patch(color=COLOURS[colour], label=label) for colour, label in labels.items()),
+        Line2D([], [], color="black", marker="o", linestyle="", markersize=7, label="H200"),
+    ], loc="outside lower center", ncols=5, frameon=False)  # fmt: skip
     return figure
 
 
 def show_larger_tiles(programs: Programs, predict: Predict) -> None:
-    """Print what the compiler made of three kernels with steps.LARGER, full, the cycles that `predict` gives, and
-    their cycles, clocks and rates on the H200 beside those with steps.TILE.
-
-    cycles: for each 64 x 64 scores.
+    """Print what steps.LARGER in place of steps.TILE makes of three kernels, full: programs, spilled registers that the
+    loop loads, the cycles that `predict` gives, the H200's cycles and rate. cycles: for each 64 x 64 scores.
     """
     larger = ", ".join(f"{tile.block_m}x{tile.block_n} at D = {D}" for D, tile in steps.LARGER.items())
     print(f"H200, full; tile 64x64 -> {larger}")
-    print(f"{'':18} spilled (loop) programs by (8.5) {'cycles':>20} {'MHz':>12} {'TFLOP/s':>17}")
+    print(f"{'':18} programs  spills loaded {'cycles by (8.5)':>19} {'cycles':>20} {'TFLOP/s':>17}")
     for D, step in itertools.product((64, 128), ("", "base 2", "order")):
         name, (old, new) = (
             step or "chapter 5",
@@ -369,24 +370,10 @@ def show_larger_tiles(programs: Programs, predict: Predict) -> None:
         fit = change(*(programs(row["tile"][2], row["registers"], row["shared_bytes"]) for row in (old, new)))
         rows = [stored_steps()[D, False][key] for key in (name, f"{name}, larger tile")]
         print(
-            f"D = {D:3}, {name:9} {spilled(new):>14} {fit:>8} {predict(new):8,.0f}",
-            f"{cycles_changed(*rows, D, False):>20}",
-            f"{change(*map(mhz, rows)):>12} {rate_changed(*rows):>17}",
+            f"D = {D:3}, {name:9} {fit:>8} {change(old['LDL'], new['LDL']):>14}",
+            f"{changed(predict(old), predict(new)):>19}",
+            f"{cycles_changed(*rows, D, False):>20} {rate_changed(*rows):>17}",
         )
-
-
-def show_guard() -> None:
-    """Print what the guard costs step 4, full: instructions of the loop, and cycles for 64 x 64 scores on the H200."""
-    for D in (64, 128):
-        loops = (compiled_steps()[step, steps.LARGER[D], D, False]["loop"] for step in ("order", "guard"))
-        rows = {
-            row["provider"]: tile_cycles(row, D, False)
-            for row in kernels_of_h200()
-            if row["kernel"] == "guard_alone" and (row["D"], row["is_causal"]) == (D, False)
-        }
-        cycles = rows["before"], rows["no guard"]
-        print(f"H200, D = {D:3}, step 4 without its guard: loop {change(*loops)},", end=" ")
-        print(f"cycles {change(*cycles)} ({cycles[1] / cycles[0] - 1:+.1%})")
 
 
 # the rows of show_ladder -> their words
@@ -437,12 +424,7 @@ def show_ideas() -> None:
     print("two warp-specialised loops, as causal attention has:", two_loops)
 
 
-CHAIN = (
-    "chapter 5",
-    "base 2",
-    "descriptors",
-    "order, larger tile",
-)  # the steps of full attention that draw_chain shows
+CHAIN = ("chapter 5", "base 2", "descriptors", "order, larger tile")  # the steps of full attention
 # instructions of a loop, by what they are for -> their opcodes, a colour
 KINDS = {
     "exp2": (("MUFU.EX2",), "vermilion"),
@@ -453,61 +435,53 @@ KINDS = {
 }
 
 
-def draw_chain(names: Sequence[str], predict: Predict | None = None) -> Figure:
-    """After each step, full: the cycles of issuing each kind of the loop's instructions, for 64 x 64 scores.
-
-    predict: draws the matmuls before them, how long the exponentials' unit is busy, what `predict` gives, and what the
-    H200 took, with cuDNN.
-    """
-    rows = [*names, *(["cuDNN"] if predict else [])]
-    squares = {"matmuls": "lightgrey"} if predict else {}
-    squares |= {kind: COLOURS[colour] for kind, (_, colour) in KINDS.items()} | {"others": COLOURS["sky"]}
-    figure = Figure(figsize=(10.5, 1.9 + 0.6 * len(rows)))
-    of_cycles = "Full, cycles for 64 x 64 scores: the matmuls, and the loop's instructions by kind"
-    figure.suptitle(of_cycles if predict else "Full: the loop's instructions by kind")
+def draw_kinds(names: Sequence[str]) -> Figure:
+    """After each step with steps.TILE, full: the loop's instructions by kind."""
+    colours = {kind: COLOURS[colour] for kind, (_, colour) in KINDS.items()} | {"others": COLOURS["sky"]}
+    figure = Figure(figsize=(10.5, 2.2 + 0.6 * len(names)))
     for ax, D in zip(figure.subplots(1, 2, sharey=True), (64, 128), strict=True):
-        start = 4 * D if predict else 0
         for y, name in enumerate(names):
-            tile = steps.LARGER[D] if name in LARGER_STEP_OF else steps.TILE
-            row = compiled_steps()[(STEP_OF | LARGER_STEP_OF)[name], tile, D, False]
-            each = 64 * 64 / (tile.block_m * tile.block_n) * tile.num_warps / 4  # cycles of an instruction
-            cycles = {kind: each * sum(row[op] for op in ops) for kind, (ops, _) in KINDS.items()}
-            cycles["others"] = each * row["loop"] - sum(cycles.values())
+            row = compiled_steps()[STEP_OF[name], steps.TILE, D, False]
+            counts = {kind: sum(row[op] for op in ops) for kind, (ops, _) in KINDS.items()}
+            counts["others"] = row["loop"] - sum(counts.values())
             left = 0
-            for kind, width in [("matmuls", start), *cycles.items()]:
-                ax.barh(y, width, left=left, color=squares.get(kind), height=0.5)
-                if width > 0.045 * (start + 500) and not (
-                    predict and kind == "others"
-                ):  # there lie line, diamond and dot
-                    opaque = {"facecolor": squares.get(kind), "edgecolor": "none", "pad": 1}  # over the wall's line
-                    ax.text(left + width / 2, y, f"{width:.0f}", ha="center", va="center", fontsize=9, bbox=opaque)
+            for kind, width in counts.items():
+                ax.barh(y, width, left=left, color=colours[kind], height=0.5)
+                if width > 20:
+                    ax.text(left + width / 2, y, f"{width}", ha="center", va="center", fontsize=9)
                 left += width
-            if predict:
-                unit = 8 * each * row["MUFU.EX2"]
-                ax.barh(y + 0.34, unit, left=start, color="dimgrey", height=0.14)
-                ax.plot(predict(row), y, "D", color="black", markerfacecolor="white", markersize=11, zorder=4)
-            else:
-                ax.text(left + 5, y, f"{row['loop']}", va="center")
-        ax.set(title=f"D = {D}", ylim=(len(rows) - 0.4, -0.5))
+            ax.text(left + 5, y, f"{row['loop']}", va="center")
+        ax.set(title=f"D = {D}", ylim=(len(names) - 0.4, -0.5), xlabel="instructions of a warp's loop")
+        ax.grid(axis="y", visible=False)
+        ax.set_yticks(range(len(names)), [LADDER.get(name, name) for name in names])
+    handles = [Patch(color=colour, label=kind) for kind, colour in colours.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=6, frameon=False)
+    return figure
+
+
+def draw_wall(names: Sequence[str], predict: Predict) -> Figure:
+    """After each step, full: the cycles that `predict` gives, those of the H200, cuDNN's, and the wall."""
+    rows, steps_of = [*names, "cuDNN"], STEP_OF | LARGER_STEP_OF
+    figure = Figure(figsize=(10.5, 1.9 + 0.5 * len(rows)))
+    for ax, D in zip(figure.subplots(1, 2, sharey=True), (64, 128), strict=True):
+        for y, name in enumerate(rows):
+            measured = tile_cycles(stored_steps()[D, False]["sdpa_cudnn" if name == "cuDNN" else name], D, False)
+            if name != "cuDNN":
+                tile = steps.LARGER[D] if name in LARGER_STEP_OF else steps.TILE
+                ax.barh(y, predict(compiled_steps()[steps_of[name], tile, D, False]), color=COLOURS["sky"], height=0.5)
+            ax.plot(measured, y, "o", color="black", markeredgecolor="white", markersize=8)
+            ax.text(1.01, y, f"{measured:,.0f}", transform=ax.get_yaxis_transform(), va="center")
+        ax.axvline(4 * D + 256, color="black", linestyle=":")
+        ax.text(4 * D + 250, len(rows) - 0.55, f"the wall: {4 * D + 256} ", ha="right")
+        ax.text(1.01, -0.55, "H200", transform=ax.get_yaxis_transform(), va="bottom", fontsize=9)
+        ax.set(title=f"D = {D}", ylim=(len(rows) - 0.4, -0.5), xlabel="cycles for 64 x 64 scores")
         ax.grid(axis="y", visible=False)
         ax.set_yticks(range(len(rows)), [LADDER.get(name, name) for name in rows])
-        if predict:
-            ax.axvline(start + 256, color="black", linestyle=":")
-            ax.text(start + 264, len(rows) - 0.5, f"the wall: {start + 256}")
-            ax.text(1.01, -0.55, "measured", transform=ax.get_yaxis_transform(), va="bottom", fontsize=9)
-            for y, name in enumerate(rows):
-                measured = tile_cycles(stored_steps()[D, False]["sdpa_cudnn" if name == "cuDNN" else name], D, False)
-                ax.plot(measured, y, "o", color="black", markersize=5, zorder=5)
-                ax.text(1.01, y, f"{measured:,.0f}", transform=ax.get_yaxis_transform(), va="center")
-    handles = [Patch(color=colour, label=kind) for kind, colour in squares.items()]
-    if predict:
-        line = partial(Line2D, [], [], color="black", linestyle="", marker="o", markersize=5)
-        handles += [
-            Line2D([], [], color="dimgrey", linewidth=3, linestyle="-", label="exponentials' unit busy"),
-            line(label="by your model", marker="D", markerfacecolor="white", markersize=11),
-            line(label="measured on the H200"),
-        ]
-    figure.legend(handles=handles, loc="outside lower center", ncols=5 if predict else 6, frameon=False)
+    figure.legend(handles=[
+        Patch(color=COLOURS["sky"], label="your model"),
+        Line2D([], [], color="black", marker="o", linestyle="", markersize=7, label="H200"),
+        Line2D([], [], color="black", linestyle=":", label="the wall, 4 D + 256"),
+    ], loc="outside lower center", ncols=3, frameon=False)  # fmt: skip
     return figure
 
 

@@ -331,7 +331,7 @@ def draw_schedule(ax: Axes, left: float, order: list[tuple[int, int]]) -> None:
 # ---------------------------------------------------------------- softmax beside matmul
 
 BEAT, BEAT_TALL = 0.42, 0.34  # inches
-PROGRAM_LOOKS = {"a": {"colour": "blue", "share": 0.5}, "b": {"colour": "orange", "share": 0.5, "hatch": ".."}}
+PROGRAM_LOOKS = {"a": {"colour": "blue", "share": 0.55}, "b": {"colour": "orange", "share": 0.35, "line": 2.0}}
 
 
 @image("08_overlap.png")

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from fa_tutorial import hardware, tuned
+from fa_tutorial import hardware, sass, tuned
 from fa_tutorial.attention import flash_attention
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Case, Shape, about, literature
@@ -33,16 +33,17 @@ from fa_tutorial.bench.chapter_8 import (
     TILES,
     WHOLE,
     at_4096,
+    compiled_tile,
     flops_of,
     in_words,
     inputs,
     steps_in_turns,
-    tile_row,
 )
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import first_call_s, graph_of, randn, timed, timed_in_turns
-from fa_tutorial.source import edited
+from fa_tutorial.exercises.chapter_8 import ex_6
+from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import autotuning, ideas, steps
 from measure import tuned_steps
@@ -69,11 +70,21 @@ def ablation_cases() -> Iterator[Measurement]:
 
 
 def tile_cases(is_causal: bool = False) -> Iterator[Measurement]:
-    """forward_kernel with many tiles, S = 4,096: its time, and what the compiler made of it."""
+    """forward_kernel with many tiles, in turns, S = 4,096: its time and cycles, and what the compiler made of it."""
     for D, tiles in TILES.items():
         shape = at_4096(D, is_causal)
         for tile in itertools.starmap(TileConfig, tiles):
-            yield about(8, "tile", in_words(tile), **vars(shape)), partial(tile_row, tile, shape)
+            yield (
+                about(8, "tile", in_words(tile), **vars(shape)),
+                lambda tile=tile, shape=shape: _tiles_in_turns(shape)[tile],
+            )
+
+
+@functools.cache
+def _tiles_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
+    made = {tile: compiled_tile(tile, shape) for tile in itertools.starmap(TileConfig, TILES[shape.D])}
+    rows = counted_in_turns({tile: call for tile, (call, _) in made.items()}, flops=flops_of(shape))
+    return {tile: facts | rows[tile] for tile, (_, facts) in made.items()}
 
 
 # ---------------------------------------------------------------- steps
@@ -119,19 +130,66 @@ def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 # ---------------------------------------------------------------- one change at a time
 
-GUARD = {"before": "one division", "no guard": "guard"}  # what is stored -> the step
+LOAD_V = "    v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]\n"
+# Exercise 8.6's loop, from what it begins with to step 4's: a row -> the edits that bring its waste into the solution,
+# each row's those of the row after it, and one waste more.
+WASTES = {
+    "as given": [
+        ("    if MASK:\n        offs_n", "    offs_n"),
+        ("        s = tl.where(offs_n", "    s = tl.where(offs_n"),
+    ],
+    "mask": [
+        ("    shift = m_new\n    if MASK:  # only here may a row have seen no key\n", ""),
+        ('        shift = tl.where(m_new == -float("inf"), 0.0, m_new)\n', ""),
+        ("tl.exp2(s - shift[:, None])", 'tl.where(s == -float("inf"), 0.0, tl.exp2(s - m_new[:, None]))'),
+        ("tl.exp2(m - shift)", 'tl.where(m == -float("inf"), 0.0, tl.exp2(m - m_new))'),
+    ],
+    "mask, guard": [
+        ("tl.trans(k_tile))  #", "tl.trans(k_tile)) * scale_log2  #"),
+        ("tl.max(s, axis=1) * scale_log2)", "tl.max(s, axis=1))"),
+        ("s * scale_log2 - shift", "s - shift"),
+        ("l = alpha * l", "l = l * alpha"),
+        (LOAD_V, ""),
+        ("    s = dot(", LOAD_V + "    s = dot("),
+        ("    acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]\n", ""),
+        ("v_tile, acc)", "v_tile, acc * alpha[:, None])"),
+    ],
+    "mask, guard, scale": [],  # as short as step 4
+}  # fmt: skip
 
 
-def guard_cases() -> Iterator[Measurement]:
-    """The kernel without the guard beside the one before, in turns, with steps.LARGER, S = 4,096."""
-    for shape, name in itertools.product(literature((4096,)), GUARD):
-        yield about(8, "guard_alone", name, **vars(shape)), lambda shape=shape, name=name: _guards_in_turns(shape)[name]
+def wasteful(name: str) -> str:
+    """The source of `attend` with the wastes of one of WASTES."""
+    names = list(WASTES)
+    edits = [edit for row in reversed(names[names.index(name) :]) for edit in WASTES[row]]
+    return edited(source_of(ex_6.attend), *((*edit, 1) for edit in edits))
+
+
+def waste_cases() -> Iterator[Measurement]:
+    """Step 4 with each of WASTES, in turns, full, S = 4,096. Not in kernels_cases: no page shows these rows yet."""
+    for D, name in itertools.product((64, 128), WASTES):
+        shape = at_4096(D, False)
+        yield about(8, "waste", name, **vars(shape)), lambda shape=shape, name=name: _wastes_in_turns(shape)[name]
 
 
 @functools.cache
-def _guards_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    common = partial(steps.flash_forward, *inputs(shape), shape.is_causal, shape.D**-0.5, tile=steps.LARGER[shape.D])
-    return counted_in_turns({name: partial(common, step=step) for name, step in GUARD.items()}, flops=flops_of(shape))
+def _wastes_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    """Rows with what Triton makes of each here, too: sass.counted's numbers."""
+    tile, calls, made = steps.LARGER[shape.D], {}, {}
+    q, k, v = inputs(shape)
+    for name in WASTES:
+        attend = defined(wasteful(name), vars(ex_6))["attend"]
+        made[name] = next(row for row in sass.counted("order", steps.LARGER, attend=attend) if row["D"] == shape.D)
+        text = steps.file_of("order").read_text(encoding="utf-8")
+        steps.STEPS[name] = Path(tempfile.mkdtemp(), "waste.py")
+        steps.STEPS[name].write_text(f"{text}\n\n{wasteful(name)}\n", encoding="utf-8")
+        calls[name] = partial(steps.flash_forward, q, k, v, False, shape.D**-0.5, step=name, tile=tile)
+        error = (calls[name]()[0] - tuned.flash_forward(q, k, v, False, shape.D**-0.5)[0]).abs().max().item()
+        if not error < 2e-3:
+            raise RuntimeError(f"{name}: off by {error}")
+    kept = ("loop", "MUFU.EX2", "LDL", "registers", "shared_bytes")
+    rows = counted_in_turns(calls, flops=flops_of(shape))
+    return {name: row | {key: made[name][key] for key in kept} for name, row in rows.items()}
 
 
 # ---------------------------------------------------------------- ideas that do not help
@@ -397,7 +455,7 @@ def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the ablation, whose rows are attention's."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
     tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True))
-    of_steps = itertools.chain(step_cases(), order_cases(), guard_cases())
+    of_steps = itertools.chain(step_cases(), order_cases())
     return itertools.chain(
         of_steps, tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases(), memory_cases()
     )

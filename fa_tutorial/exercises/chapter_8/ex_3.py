@@ -1,5 +1,6 @@
 """Exercise 8.3, flash_forward_descriptor_kernel."""
 
+from dataclasses import replace
 from unittest import mock
 
 import torch
@@ -54,6 +55,10 @@ HIDDEN = '        s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))  # a key
 MISTAKES = {
     "keys past S_k are zeros, and a score of 0 still weighs exp(0 − m): the mask on the scores stays, with −inf": (HIDDEN, ""),
     "k's and v's row counts tiles: a tile's coordinate counts rows": (KV, "_desc.load([b, h, start_n // BLOCK_N, 0])"),
+    "k's row counts tiles: a tile's coordinate counts rows": (f"k{KV}", "k_desc.load([b, h, start_n // BLOCK_N, 0])"),
+    "v's row counts tiles: a tile's coordinate counts rows": (f"v{KV}", "v_desc.load([b, h, start_n // BLOCK_N, 0])"),
+    "every step loads the first tile of k: its row is start_n": (f"k{KV}", "k_desc.load([b, h, 0, 0])"),
+    "every step loads the first tile of v: its row is start_n": (f"v{KV}", "v_desc.load([b, h, 0, 0])"),
     "head and row are exchanged for k and v: a tile's coordinates are [b, h, row, 0]": (KV, "_desc.load([b, start_n, h, 0])"),
     "every step loads the first tile of k and v: their row is start_n": (KV, "_desc.load([b, h, 0, 0])"),
     "q's and o's row counts row blocks: a tile's coordinate counts rows": ("row_blocks * BLOCK_M\n", "row_blocks\n"),
@@ -91,7 +96,8 @@ def inputs():
         'one tile gives softmax(scale · q kᵀ) v over all keys, in float32\'s digits: multiply by dot, or with input_precision="ieee", '
         "and cast p to v's dtype and o to o_desc.dtype, never to tl.float16 by name"
     )
-    yield two_tiles_input()
+    two = two_tiles_input()
+    yield replace(two, otherwise=f"the second tile has the coordinates [b, h, BLOCK_N, 0], in k and in v; {two.otherwise}")
     yield attention_case(*draw_qkv(1, 1, 32, 16, 16), "S_q = 32, two programs", START)
     chosen = "scale is an argument, which the caller chooses: s = scale · q kᵀ"
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "scale = 0.5, D = 16", chosen, scale=0.5)

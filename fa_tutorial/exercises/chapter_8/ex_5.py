@@ -33,6 +33,10 @@ MISTAKES = {
         "max(issuing, exponentiating)", "issuing + exponentiating"),
     "that is the model of 64 x 64 tiles with four warps, whose exponentials are hidden: count all warps, and the tile's share": (
         TURNS, "matmuls + instructions"),
+    "the 16 exponentials a cycle are the SM's: its four schedulers share them": ("* 32 / 16", "* 32 / 16 / 4"),
+    "an exponential is one of the instructions, and takes an issue slot, too: in the cycles, and in what can leave": [
+        (ISSUING, "issuing = (instructions - exponentials) * to_issue"),
+        (REMOVABLE, "max(0, instructions - exponentials - exponentiating / to_issue)")],
     "removable is negative: where the exponentials decide, nothing that leaves the loop saves a cycle, so it is 0": (
         REMOVABLE, "instructions - exponentiating / to_issue"),
     "removable counts all that are no exponentials: once issuing takes no longer than the exponentials, one more saves nothing": (
@@ -56,7 +60,8 @@ def inputs():
     yield tile(
         64, 64, 64, 4, 468, 34,
         cycles="chapter 5's tile: 256 cycles of matmuls, then the longer of 468 of issuing and 4 · 34 · 32 / 16 = 272 of exponentials",
-        removable="468 cycles of issuing, 272 of exponentials, and each instruction of the 4 warps takes one cycle",
+        removable="468 cycles of issuing, one for each instruction of the 4 warps; and 34 instructions of 32 exponentials, in each of 4 warps, "
+        "at 16 a cycle, take 272",
     )  # fmt: skip
     yield tile(
         64, 64, 64, 2, 200, 160, cycles="160 instructions of 32 exponentials, in each of 2 warps, at 16 a cycle: 640 cycles", removable=hide
