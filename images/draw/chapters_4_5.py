@@ -457,38 +457,6 @@ def draw_loop() -> Figure:
     return figure
 
 
-@image("05_room.png")
-def draw_room() -> Figure:
-    """What one program with a tile of 128 × 64, D = 64, takes of an SM's registers and shared memory."""
-    figure, ax = canvas(2.4)
-    D, block_m, block_n, warps, stages, left, unit, tall = 64, 128, 64, 8, 3, 1.7, 7.1 / 256, 0.5
-    title = f"One program: tile {block_m} × {block_n}, D = {D}, {warps} warps, num_stages = {stages}, fp16"
-    write(ax, 0.1, 0.25, title, HEAD, ha="left", weight="bold")
-    for y, name, room in ((0.6, "registers", 256), (1.7, "shared memory", 227)):
-        write(ax, 0.1, y + tall / 2, f"{name}\n{room} KiB", ha="left")
-        box(ax, left, y, room * unit, tall)
-
-    def blocks(y: float, *sizes: tuple[str, int]) -> float:
-        x = left
-        for name, size in sizes:
-            colour = TENSOR_COLOUR["o" if name == "acc" else name]
-            box(ax, x, y, size * unit, tall, f"{name}\n{size}", colour, share=0.4)
-            x += size * unit
-        return x
-
-    numbers = block_m * (block_n + D)
-    end = blocks(0.6, ("s", 4 * block_m * block_n // 1024), ("acc", 4 * block_m * D // 1024))
-    each = f"{numbers:,} float32 numbers, {numbers // (32 * warps)} for each of {32 * warps} threads"
-    write(ax, end + 0.15, 0.6 + tall / 2, each, ha="left")
-    q, kv = 2 * block_m * D // 1024, 2 * block_n * D // 1024
-    blocks(1.7, ("q", q), *(("k", kv), ("v", kv)) * stages)
-    for stage in range(stages):
-        outline(ax, left + (q + 2 * stage * kv) * unit, 1.7, 2 * kv * unit, tall, line=1.6)
-    write(ax, left, 1.52, "stays", ha="left")
-    write(ax, left + (q + 2) * unit, 1.52, f"{stages} stages", ha="left")
-    return figure
-
-
 @image("05_kinds_of_work.png")
 def draw_kinds_of_work() -> Figure:
     """464 cycles of an SM with three kinds of work, D = 64 and 128: one after the other, and at once."""
