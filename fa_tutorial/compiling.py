@@ -239,6 +239,30 @@ print(json.dumps([row.shared for row in compiling.compile_calls(90, calls)]))
     return _of_a_kernel(kernel, forward.flash_forward_kernel, code)
 
 
+def forward_loops(kernel: Any, cases: Iterable[tuple[int, TileConfig]]) -> list[dict[str, int]]:
+    """How many instructions of each name the loop without a mask has, of a flash_forward_kernel in fp16 on an H200, for
+    each (D, tile): {"FMUL": 166, …}.
+
+    kernel: as shared_bytes takes it.
+    """
+    code = f"""
+import collections, torch
+from fa_tutorial import forward, sass
+from fa_tutorial.tiles import TileConfig
+
+forward.flash_forward_kernel = kernel
+found = []
+for D, tile in {[(D, astuple(tile)) for D, tile in cases]!r}:
+    q, k, v, *_ = compiling.inputs(torch.float16, D)
+    with compiling.compiling_for(90) as launched:
+        forward.flash_forward(q, k, v, False, 0.5, config=TileConfig(*tile))
+    loop = sass.inner_loop(sass.sass_of(launched[-1][1]))
+    found.append(collections.Counter(name.split(".")[0] for name in loop))
+print(json.dumps(found))
+"""
+    return _of_a_kernel(kernel, forward.flash_forward_kernel, code)
+
+
 def masked_shared_bytes(masks: dict[str, tuple[Any, tuple]], D: int) -> dict[str, int]:
     """Bytes of shared memory that a block of chapter 10's forward takes on an H200 in fp16, by a mask's name.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_tutorial import algorithm, barriers, figures, fp8, layout, ledger, matmul, reading, reference, ring, softmax, warpgroups
+from fa_tutorial import algorithm, barriers, figures, forward, fp8, layout, ledger, matmul, reading, reference, ring, softmax, warpgroups
 from fa_tutorial.bench import chapter_8, chapter_12, results
 from fa_tutorial.exercises.chapter_8 import ex_1, ex_5
 from fa_tutorial.exercises.chapter_10.ex_9 import idle_times
@@ -657,6 +657,19 @@ def test_cycles_is_dragged(page, by):
     x, y = middle(page.locator("#cycles circle").first)
     drag(page, (x, y), (x - 20, y), by)
     assert before["loop"] - 200 < state(page)["loop"] < before["loop"] - 50
+
+
+# ---------------------------------------------------------------- tile_room
+
+
+@pytest.mark.parametrize("D", [64, 128, 256])
+def test_tile_room_counts_by_5_3_and_fits_the_packages_tiles(page, D):
+    open_figure(page, "tile_room")
+    tile = forward.CONFIGS[232_448][D]
+    shown = put(page, D=D, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, warps=tile.num_warps, stages=tile.num_stages)
+    assert shown["shared"] == 2 * D * (tile.block_m + 2 * tile.num_stages * tile.block_n) and shown["fits"]
+    assert shown["numbers"] == tile.block_m * (tile.block_n + D) / (32 * tile.num_warps) <= 160
+    assert put(page, BLOCK_M=256, BLOCK_N=128, stages=4)["fits"] == (D == 64)
 
 
 # ---------------------------------------------------------------- program_order

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fa_tutorial import forward
 from fa_tutorial.bench import results
 
 LAYER = {"mode": "fwd", "dtype": "fp16", "B": 1}
@@ -34,13 +35,17 @@ def show_times(card: dict, names: dict[str, str]) -> None:
 
 
 def show_tiles(card: dict) -> None:
-    """Print the kernel's time and registers with six tiles, at S = 4,096."""
+    """Print the kernel's time and registers with six tiles, at S = 4,096; * marks those of forward.CONFIGS."""
     rows = results.select(card["kernels"], kernel="forward_tile", S_q=4_096, is_causal=False)
+    chosen = forward.CONFIGS[232_448]  # bytes of shared memory
     print(f"(stored, H200)              {'D = 64: time, registers':27} D = 128: time, registers")
     for tile in rows["provider"].unique():
         line = f"{tile:27}"
         for D in (64, 128):
-            row = results.select(rows, provider=tile, D=D).iloc[0]
+            row, mine = results.select(rows, provider=tile, D=D).iloc[0], chosen[D]
+            name = f"{mine.block_m}x{mine.block_n}, {mine.num_warps} warps, {mine.num_stages} stages"
             spilled = f", {row['spilled_registers']:.0f} spilled" if row["spilled_registers"] else ""
-            line += f" {row['ms']:.2f} ms, {row['registers']:.0f}{spilled}".ljust(28)
+            mark = "*" if tile == name else " "
+            line += f"{mark}{row['ms']:.2f} ms, {row['registers']:.0f}{spilled}".ljust(28)
         print(line.rstrip())
+    print("* the package's tile for this D")

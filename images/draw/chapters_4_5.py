@@ -305,18 +305,18 @@ def draw_over_the_end() -> Figure:
     """Two heads stored one after another: the last tile of the first runs into the second, unless the mask stops it."""
     figure, ax = canvas(5.6)
     block, unit, left = 64, 0.0365, 1.5
-    colours = ("sky", "orange")
+    shades = (0.25, 0.6)  # of q's colour: both heads are q's
 
     def heads(y: float, S: int) -> None:
-        for head, colour in enumerate(colours):
+        for head, share in enumerate(shades):
             text = f"head {head}: rows {head * S} to {head * S + S - 1}"
-            box(ax, left + head * S * unit, y, S * unit, 0.42, text, colour, share=0.5)
+            box(ax, left + head * S * unit, y, S * unit, 0.42, text, TENSOR_COLOUR["q"], share=share)
 
     def tiles(y: float, S: int, *, masked: bool) -> None:
         for start in range(0, S, block):
             stop, x = start + block, left + start * unit
             inside = min(stop, S)
-            box(ax, x, y, (inside - start) * unit, 0.42, f"rows {start} to {inside - 1}", "sky", share=0.25)
+            box(ax, x, y, (inside - start) * unit, 0.42, f"rows {start} to {inside - 1}", TENSOR_COLOUR["q"], share=shades[0])
             if stop > S:
                 look = {"hatch": MASKED, "dashed": True} if masked else {"colour": "vermilion", "share": 0.5, "hatch": "xx"}
                 box(ax, left + S * unit, y, (stop - S) * unit, 0.42, f"{S} to {stop - 1}", **look)
@@ -346,30 +346,32 @@ def draw_over_the_end() -> Figure:
 
 @image("05_gqa.png")
 def draw_gqa() -> Figure:
-    """Six query heads on two key heads: which key head each reads, and what one program reads."""
+    """Six query heads on two key heads: a bracket joins each group to its key head, and one program is marked."""
     figure, ax = canvas(4.3)
     H_q, H_k, blocks, tiles, mine, row_block = 6, 2, 3, 5, 4, 1
     serves = reference.repeat_heads(torch.arange(H_k).view(1, H_k, 1, 1), H_q).flatten().tolist()
-    colours = ("sky", "orange")
-    left, step, wide, tall, group, y_k = 1.4, 1.24, 1.06, 0.34, H_q // H_k, 2.6
-    write(ax, 0.1, 1.05, f"q: H_q = {H_q}", BODY, ha="left", weight="bold")
+    left, step, wide, tall, group, y, y_k = 1.6, 1.24, 1.06, 0.34, H_q // H_k, 0.55, 2.6
+    write(ax, 0.1, y + blocks * tall / 2, f"q: H_q = {H_q}", BODY, ha="left", weight="bold")
     write(ax, 0.1, y_k + 0.3, f"k, v: H_k = {H_k}", BODY, ha="left", weight="bold")
-    for h, h_k in enumerate(serves):
-        x, y = left + 0.2 + h * step, 0.55
+    for h in range(H_q):
+        x = left + h * step
         write(ax, x + wide / 2, y - 0.2, f"h = {h}", BODY, weight="bold")
         for block in range(blocks):
             is_mine = (h, block) == (mine, row_block)
-            text = "program" if is_mine else ""
-            box(ax, x, y + block * tall, wide, tall, text, colours[h_k], share=0.9 if is_mine else 0.35, line=2.4 if is_mine else 1)
-        middle = left + 0.2 + (h_k * group + (group - 1) / 2) * step + wide / 2
-        arrow(ax, (middle + (h % group - 1) * 0.35, y_k), (x + wide / 2, y + blocks * tall), width=2.4 if h == mine else 1)
+            look = {"share": 0.6, "line": 2.4, "text": "program"} if is_mine else {"share": 0.25}
+            box(ax, x, y + block * tall, wide, tall, colour=TENSOR_COLOUR["q"], **look)
     for h_k in range(H_k):
-        long = (group - 1) * step + wide - 0.6
-        x = left + 0.2 + h_k * group * step + 0.3
+        x, long, is_mine = left + h_k * group * step, (group - 1) * step + wide, h_k == serves[mine]
+        below, line = y + blocks * tall + 0.08, {"color": "black", "linewidth": 1.4}
+        ax.plot([x, x, x + long, x + long], [below, below + 0.12, below + 0.12, below], **line)
+        ax.plot([x + long / 2] * 2, [below + 0.12, y_k - 0.06], **line)
+        write(ax, x + long / 2 + 0.12, (below + 0.12 + y_k) / 2, f"a group of {group}", ha="left")
+        inset = 0.4
         for tile in range(tiles):
-            box(ax, x + tile * long / tiles, y_k, long / tiles, 0.6, colour=colours[h_k], share=0.9 if h_k == serves[mine] else 0.35)
-        if h_k == serves[mine]:
-            outline(ax, x, y_k, long, 0.6)
+            side = (long - 2 * inset) / tiles
+            box(ax, x + inset + tile * side, y_k, side, 0.6, colour=TENSOR_COLOUR["k"], share=0.6 if is_mine else 0.25)
+        if is_mine:
+            outline(ax, x + inset, y_k, long - 2 * inset, 0.6)
         write(ax, x + long / 2, y_k + 0.82, f"h_k = {h_k}", BODY, weight="bold")
     note = f"thick: row block {row_block} of query head {mine} reads all tiles of key head {serves[mine]}; k and v are not copied"
     write(ax, 0.1, 3.95, note, BODY, ha="left")

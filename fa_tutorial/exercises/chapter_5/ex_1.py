@@ -51,6 +51,8 @@ MISTAKES = {
     "batch and head are exchanged: pid // row_blocks is b · H + h, so // H gives b and % H gives h": ("b, h = batch", "h, b = batch"),
     f"x is read as if it were contiguous: {RULE}, and a view's heads and rows may be anywhere": [
         ("x.strides[0]", "H * S * D"), ("x.strides[1]", "S * D"), ("x.strides[2]", "D"), ("x.strides[3]", "1")],
+    f"a tile of out has BLOCK_M · BLOCK_D elements, not BLOCK_M · D: {PLACE}": (STORE.split(" + offs_d")[0], (
+        "tl.store(out_ptr + pid * BLOCK_M * D + tl.arange(0, BLOCK_M)[:, None] * BLOCK_D")),
     "only the elements of x are stored: store the whole tile, zeros too, for only the load needs a mask": (STORE, STORE + ", mask=mask"),
 }  # fmt: skip
 
@@ -98,6 +100,7 @@ def inputs():
         f"a tile has BLOCK_D columns, x has D: {OVER}, and store the whole tile",
         stray=OVER,
     )
+    yield tile((1, 1, 32, 12), "one head, S = 32, D = 12, BLOCK_D = 16", f"a tile of out has BLOCK_D columns: {PLACE}", stray=OVER)
     draw = generator()
     half, brain = ((2, 2, 17, 20), torch.float16, "bshd", (16, 32)), ((1, 2, 15, 7), torch.bfloat16, "bhds", (16, 16))
     for shape, dtype, layout, blocks in (((1, 1, 1, 1), torch.float32, "bshd", (16, 16)), half, brain):

@@ -65,6 +65,12 @@ MISTAKES = {
         ACC, "dot(p.to(v_tile.dtype), v_tile, acc) * alpha[:, None]"),
     "acc is divided by l in every iteration, so earlier tiles lose weight with each that follows: divide once, after the loop": [
         (LAST, LAST + "        acc = acc / l[:, None]\n"), ("acc / l[:, None], b", "acc, b")],
+    "acc is divided by l in every iteration, and again after the loop: divide once, after the loop": (
+        LAST, LAST + "        acc = acc / l[:, None]\n"),
+    "p is divided by l in the loop, where l still grows with each later tile: divide once, after the loop": [
+        (ACC, ACC.replace("p.to(", "(p / l[:, None]).to(")), ("acc / l[:, None], b", "acc, b")],
+    "the third argument of range is the step, and an iteration takes BLOCK_N keys: range(0, S_k, BLOCK_N)": (
+        "range(0, S_k, BLOCK_N)", "range(0, S_k, S_k // BLOCK_N)"),
     "each tile's p v replaces the one before: acc = alpha · acc + p v": (ACC, "dot(p.to(v_tile.dtype), v_tile)"),
     "only the last tile counts: m must carry over to the next iteration, and l and acc with it": (LAST, ""),
     "acc is added twice: dot(…, acc) has added it already, so acc = dot(…, acc), not +=": (f"acc = {ACC}", f"acc += {ACC}"),

@@ -63,7 +63,10 @@ MISTAKES = {
     "the scale comes from BLOCK_D: it is an argument, made from the true D": ("scale * dot", "BLOCK_D ** -0.5 * dot"),
 }  # fmt: skip
 RAGGED = "the last tile of keys may be ragged: keys past S_k have the score −inf, and their rows of v are 0, because 0 · NaN is NaN"
-CONDITIONS = {"low": "the scores may be as low as −2³⁰, and no finite number stands for −∞, neither in m nor in a score", "half": HALF}
+CONDITIONS = {
+    "low": "the scores may be as low as −2³⁰, and −∞ is written as −∞, in m and in a score: from 5.5 on, m = −∞ tells a row that has seen no key",
+    "half": HALF,
+}
 
 
 @with_fresh(
