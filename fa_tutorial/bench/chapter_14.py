@@ -227,6 +227,20 @@ def print_sums(card: dict[str, Any]) -> None:
         print(f"{kind:14} K = {K:6,}        " + "".join(f"{mean:9.2f}" for mean in means) + expected)
 
 
+def print_off_header(keys: int = LENGTHS[-1], D: int = 64, means: tuple[int, ...] = (0, 1, 3)) -> None:
+    """The head of print_off's table: v and its means, and how large o is with each."""
+    q, k, v = data("N(0, 1)", 1, keys, D)
+    o = reference.attention(q[:, :, :32], k, v)[0]
+    columns = (f"v + {mean}" if mean else "v" for mean in means)
+    print(f"{f'{keys:,} keys':34}" + "".join(f"{name:>8}" for name in columns))
+    print(f"{'the rms of o':34}" + "".join(f"{rms(o + mean):8.3f}" for mean in means))
+    print("o is off by, in % of it")
+
+
+def print_off(words: str, errors: list[float]) -> None:
+    print(f"{words:34}" + "".join(f"{error:8.2f}" for error in errors))
+
+
 def print_choices(card: dict[str, Any], D: int = 128, S: int = LENGTHS[-1]) -> None:
     """How many times as fast as chapter 9's fp16, full and causal, and its error on two kinds of data."""
     ways = {"hopper": ("fp16, chapter 9", "fp16"), **{name: (words, "fp8") for name, words in CHOICES.items()}}
