@@ -877,6 +877,33 @@ def test_ring_attention_plays_and_stops(page):
     assert f"Step {step}: rank 2 meets the keys of rank {owner(2, step, 4)}" in page.locator("#verdict").inner_text()
 
 
+# ---------------------------------------------------------------- chain
+
+
+@pytest.mark.parametrize("mean", [0, 1, 3])
+def test_chain_adds_up_as_the_package_does(page, mean):
+    open_figure(page, "chain")
+    for length, chain in ((7, 5), (10, 7), (14, 7), (14, 14), (9, 14)):
+        shown = put(page, length=length, chain=chain, mean=mean)
+        p, v = (torch.tensor(shown[name], dtype=torch.float64) for name in ("p", "v"))
+        assert len(p) == len(v) == shown["length"] == 2**length
+        for x in (p, v):
+            assert fp8.to_e4m3(x).equal(x)
+        zero, parts = torch.zeros(1, 1, dtype=torch.float64), (x[None].split(shown["chain"], dim=1) for x in (p, v))
+        total = sum(fp8.tensor_core_sum(a, b, zero).item() for a, b in zip(*parts, strict=True))
+        assert shown["chain"] == min(2**chain, 2**length)
+        assert shown["sum"] == total
+        assert shown["exact"] == pytest.approx((p @ v).item())
+        assert shown["lost"] == pytest.approx(100 * abs((p @ v).item() - total) / (p * v).abs().sum().item(), abs=1e-9)
+        assert shown["lost"] <= shown["all"] + 1e-9
+
+
+def test_chain_answers_its_question(page):
+    """With v's mean at 1, 16,384 products lose less than 1 % in chains of 1,024, and more in longer ones."""
+    assert open_figure(page, "chain")["mean"] == 1
+    assert put(page, chain=10)["lost"] < 1 < put(page, chain=11)["lost"]
+
+
 # ---------------------------------------------------------------- e4m3
 
 

@@ -160,6 +160,12 @@ def test_the_stand_in_by_blocks_is_as_accurate_as_an_h200_and_one_chain_is_not()
     assert means[3] > 0.01, "l loses more than acc"
 
 
+def test_every_stored_model_is_worse_in_fp8_and_each_head_by_one_chain():
+    models = chapter_14.stored_models()
+    assert (models["fp8"] > models["float32"]).all()
+    assert all(head["chain"] > head["rounding"] for head in models["heads"].sum())
+
+
 # ---------------------------------------------------------------- attention
 
 LENGTHS = [(1, 1), (1, 239), (128, 128), (113, 203), (203, 113), (130, 300), (300, 3)]

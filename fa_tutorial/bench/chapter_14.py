@@ -5,14 +5,19 @@ tools/measure measures what is stored.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from fa_tutorial.bench import results
+from fa_tutorial import fp8, hardware, reference
+from fa_tutorial.bench import results, training
 from fa_tutorial.bench.tables import mask
 from fa_tutorial.figures import COLOURS
 from fa_tutorial.fp8.model import tensor_core_sum, to_e4m3
@@ -122,6 +127,75 @@ def sum_of_ones(K: int, fast: bool) -> float:
     return sums[0, 0].item()
 
 
+# ---------------------------------------------------------------- a trained model: chapter 11's, on random texts
+
+COPIER = dataclasses.replace(training.SMALL, batch=32)
+COPIED = 200  # texts of 20 tokens to repeat
+SEEDS = range(10)  # of the stored models
+TRAINED = Path(__file__).with_name("trained_fp8.json")
+
+
+def trained(seed: int) -> training.TinyTransformer:
+    """A model that has nearly learned to repeat 20 tokens."""
+    return training.train_copier(training.ATTENTIONS["sdpa_math"], COPIER, steps=250, seed=seed)
+
+
+def texts() -> torch.Tensor:
+    """410 texts of 40 tokens, the same at every call: 16,400 tokens."""
+    draw = torch.Generator().manual_seed(14)
+    return training.copy_batch(dataclasses.replace(COPIER, batch=410), draw).to(hardware.device())
+
+
+def wrong_tokens(model: training.TinyTransformer, attention: training.Attention, texts: torch.Tensor) -> int:
+    """How many of the repeated tokens the model gets wrong with this attention."""
+    for block in model.blocks:
+        block.attention = attention
+    with torch.no_grad():
+        guesses = model(texts)[:, COPIER.half - 1 : -1].argmax(dim=2)
+    return int((guesses != texts[:, COPIER.half :]).sum())
+
+
+def in_fp8(q, k, v) -> torch.Tensor:
+    return fp8.flash_attention_fp8(q.half(), k.half(), v.half(), is_causal=True).float()
+
+
+def one_row(model: training.TinyTransformer, texts: torch.Tensor) -> list[dict[str, float]]:
+    """For each head: v's mean, of v's rms, and o's error in % by rounding, and with acc in one chain. All texts are
+    joined to one row of keys, and its last 64 tokens ask."""
+    rows, attention = [], training.ATTENTIONS["sdpa_math"]
+
+    def noted(q, k, v):
+        whole = [x.transpose(0, 1).flatten(1, 2)[None].half() for x in (q, k, v)]  # (1, heads, keys, D)
+        whole[0] = whole[0][:, :, -64:]
+        truth = reference.attention(*whole)[0].cpu()
+        found = fp8.emulated(*whole, fp8.sums_in_float32, fp8.sums_in_one_chain)
+        for h in range(COPIER.heads):
+            v_h = whole[2][0, h].double()
+            off = (100 * rms(o[0, h].double() - truth[0, h]) / rms(truth[0, h]) for o in found)
+            rows.append(
+                {"v_mean": rms(v_h.mean(dim=0)) / rms(v_h)} | dict(zip(("rounding", "chain"), off, strict=True))
+            )
+        return attention(q, k, v)
+
+    wrong_tokens(model, noted, texts)
+    return rows
+
+
+def print_heads(heads: list[dict[str, float]]) -> None:
+    """Of one_row's: each if there are few, else the least, the middle and the largest of them."""
+    found = pd.DataFrame(heads)
+    if len(found) > 4:
+        found = found.quantile([0, 0.5, 1]).set_axis(["least", "middle", "most"])
+    print(f"{'':10}{'v’s mean, of v':>16}{'o off, by rounding':>22}{'with acc in one chain':>24}")
+    for name, head in found.iterrows():
+        print(f"{name!s:10}{head.v_mean:16.2f}{head.rounding:20.1f} %{head.chain:22.1f} %")
+
+
+def stored_models() -> pd.DataFrame:
+    """Of each stored model: seed, wrong tokens in float32 and in FP8, of `tokens`, and `heads`, one_row's."""
+    return pd.DataFrame(json.loads(TRAINED.read_text(encoding="utf-8"))["rows"])
+
+
 # ---------------------------------------------------------------- what the notebook shows; card: results.load's
 
 
@@ -147,16 +221,32 @@ def print_sums(card: dict[str, Any]) -> None:
     chains = [("uniform", K) for K in LENGTHS] + [("p v, mean 0", LENGTHS[-1]), ("p v, mean 1", LENGTHS[-1])]
     for kind, K in chains:
         stored = row(card, kernel="sums", data=kind, K=K, provider="chain")
-        means = (round(100 * found["mean"], 2) + 0.0 for found in (modelled(kind, K, "chain"), stored))  # no −0
+        sums = modelled(kind, K, "chain", rows=64), stored  # of the same numbers
+        means = (round(100 * found["mean"], 2) + 0.0 for found in sums)  # no −0
         expected = f"{-100 * K / (3 * 2**14):9.2f}" if kind == "uniform" else ""
         print(f"{kind:14} K = {K:6,}        " + "".join(f"{mean:9.2f}" for mean in means) + expected)
+
+
+def print_off_header(keys: int = LENGTHS[-1], D: int = 64, means: tuple[int, ...] = (0, 1, 3)) -> None:
+    """The head of print_off's table: v and its means, and how large o is with each."""
+    q, k, v = data("N(0, 1)", 1, keys, D)
+    o = reference.attention(q[:, :, :32], k, v)[0]
+    columns = (f"v + {mean}" if mean else "v" for mean in means)
+    print(f"{f'{keys:,} keys':34}" + "".join(f"{name:>8}" for name in columns))
+    print(f"{'the rms of o':34}" + "".join(f"{rms(o + mean):8.3f}" for mean in means))
+    print("o is off by, in % of it")
+
+
+def print_off(words: str, errors: list[float]) -> None:
+    print(f"{words:34}" + "".join(f"{error:8.2f}" for error in errors))
 
 
 def print_choices(card: dict[str, Any], D: int = 128, S: int = LENGTHS[-1]) -> None:
     """How many times as fast as chapter 9's fp16, full and causal, and its error on two kinds of data."""
     ways = {"hopper": ("fp16, chapter 9", "fp16"), **{name: (words, "fp8") for name, words in CHOICES.items()}}
     ways["fp8, rotation and quantiser"] = (CHOICES["fp8, rotation and quantiser"], "fp8, rotated")
-    print(f"{f'D = {D}':26}{f'times as fast, S = {S:,}':>28}{'o is off by, in %':>24}")
+    keys = KINDS["N(0, 1)"].S
+    print(f"{f'D = {D}':26}{f'times as fast, S = {S:,}':>28}{f'o off in %, S = {keys:,}':>24}")
     print(f"{'full':>42}{'causal':>12}{'N(0, 1)':>12}{'outliers':>12}")
     for name, (words, way) in ways.items():
         rates = [[tflops(card, who, D, S, c) for who in (name, "hopper")] for c in (False, True)]

@@ -1,5 +1,5 @@
 """A small transformer on a task that only attention can solve, to train with one attention or another from the same
-seeds (chapters 7, 10 and 11)."""
+seeds (chapters 7, 10, 11 and 14)."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ def train(attention: Attention, setup: Setup, seed: int = 0) -> list[float]:
     return losses
 
 
-def train_copier(attention: Attention, setup: Setup, steps: int = 500) -> TinyTransformer:
-    """A model that has learned to copy, on some seconds of one CPU core: chapter 11 lets it generate."""
+def train_copier(attention: Attention, setup: Setup, steps: int = 500, seed: int = 0) -> TinyTransformer:
+    """A model that has learned to copy, on some seconds of one CPU core: chapters 11 and 14 use it."""
     device = hardware.device()
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     model = TinyTransformer(setup, attention).to(device)
     optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
     slower = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, steps)
-    batches = torch.Generator().manual_seed(0)
+    batches = torch.Generator().manual_seed(seed)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for such small matrices, threads only wait for one another
     try:

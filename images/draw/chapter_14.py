@@ -6,8 +6,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.drawing import BODY, DPI, HEAD, MASKED, WIDTH, arrow, box, canvas, image, legend, outline, write
-from fa_tutorial.figures import COLOURS
+from draw.drawing import BODY, HEAD, MASKED, arrow, box, canvas, image, legend, outline, write
 from fa_tutorial.fp8 import key_order, tensor_core_sum
 from fa_tutorial.fp8.model import KEPT_BITS
 
@@ -140,36 +139,4 @@ def draw_cut() -> Figure:
             look = {"colour": "sky", "share": 0.5} if power >= last else {"colour": "vermilion", "share": 0.35, "hatch": MASKED}
             box(ax, x, y, side, side, "" if blank else str(bit), **({} if blank else look))
     outline(ax, left, 0.72, KEPT_BITS * side, 2.1)
-    return figure
-
-
-@image("14_chain.png")
-def draw_chain() -> Figure:
-    """Half a unit against the products added so far: a staircase for one chain, small teeth for blocks of 128."""
-    products, mean = torch.arange(1024), 0.25
-
-    def lost(added: torch.Tensor) -> torch.Tensor:
-        """Half a unit, in % of a product."""
-        return 100 * 2.0 ** (torch.floor(torch.log2((added + 0.5) * mean)) - KEPT_BITS) / mean
-
-    chain, blocks = lost(products), lost(products % 128)
-    figure = Figure(figsize=(WIDTH, 3.4), dpi=DPI, layout="constrained")
-    ax = figure.subplots()
-    ax.fill_between(products, chain, step="post", color=COLOURS["vermilion"], alpha=0.2, lw=0)
-    ax.step(products, chain, where="post", color=COLOURS["vermilion"])
-    ax.fill_between(products, blocks, step="post", color=COLOURS["blue"], alpha=0.4, lw=0)
-    ax.step(products, blocks, where="post", color=COLOURS["blue"])
-    ax.text(
-        500,
-        3.3,
-        f"one chain: the unit grows with the sum,\nin all {chain.mean():.1f} % is lost",
-        color=COLOURS["vermilion"],
-        ha="right",
-        fontsize=BODY,
-    )
-    ax.text(
-        1010, 0.75, f"blocks of 128, each from zero: {blocks.mean():.2f} %", color=COLOURS["blue"], ha="right", va="bottom", fontsize=BODY
-    )
-    ax.set(xlabel="products added so far", ylabel="half a unit, in % of a product", xlim=(0, 1024), ylim=(0, 4))
-    ax.set_xticks(range(0, 1025, 128))
     return figure
