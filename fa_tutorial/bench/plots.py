@@ -174,7 +174,11 @@ def one_loop_parts(parts: pd.DataFrame) -> Figure:
         spread = [1e3 * (low - ms), 1e3 * (high - ms)]
         ax.fill_between([x - 0.45, x + 0.45], *spread, color=GREY, alpha=0.6, label="" if x else "spread of two loops")
         ax.plot([x - 0.45, x + 0.45], [0, 0], "k--")
-    ax.set_xticks(range(len(cases)), [f"D = {D}, {mask(is_causal)}" for D, is_causal in cases.groups])
+    names = [
+        f"D = {D}, {mask(is_causal)}\n(two loops: {1e3 * ms:.0f})"
+        for (D, is_causal), ms in zip(cases.groups, two["ms"], strict=True)
+    ]
+    ax.set_xticks(range(len(cases)), names)
     ax.set(ylabel="µs longer than two loops", ylim=(-80, 260))
     ax.legend(loc="upper left")
     return figure
