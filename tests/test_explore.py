@@ -554,6 +554,20 @@ def test_splits_is_the_chapter_s_rule(page):
         assert put(page, splits=choose_splits(8, 1024, slots))["busiest"] <= 1.05 * best
 
 
+def test_splits_accepts_what_11_4_chooses(page):
+    """Also where more splits would be better, but tiles / splits is under 4."""
+    open_figure(page, "splits")
+    for tiles, n, slots in itertools.product((16, 64, 144, 512, 544, 1024), (1, 7, 8, 16, 64), (132, 264)):
+        chosen = choose_splits(n, tiles, slots)
+        if chosen > 128:
+            continue  # the figure ends there
+        shown = put(page, tiles=tiles, n=n, splits=chosen, slots=slots)
+        assert "right" in page.locator("#verdict").get_attribute("class"), (tiles, n, slots)
+        assert shown["fewest"] <= tiles // 4
+    put(page, tiles=64, n=8, splits=17, slots=264)
+    assert "under 4" in page.locator("#verdict").text_content()
+
+
 def test_splits_answers_its_question(page):
     """32 parts of 17 tiles are 256 programs, two in a slot; of 512 tiles two of 34 splits get none; with 264 slots 32 splits are the best."""
     rows = open_figure(page, "splits")["rows"]
