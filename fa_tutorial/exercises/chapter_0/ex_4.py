@@ -43,7 +43,6 @@ MISTAKES = {
         (EACH, EACH.replace("max", "min")), (AFTER, AFTER.replace("max", "min")), ("after == arithmetic", RIGHT)],
     "that is what limits the kernels before: the question is what limits the fused one": (
         "after == arithmetic", f"arithmetic >= {MOVED} / bandwidth"),
-    "gain and limit are swapped: return (gain, limit)": (f"return {GAIN}, limit", f"return limit, {GAIN}"),
     "the limits are exchanged: left of the ridge the bytes take longer, right of it the FLOPs": (
         LIMIT, '"memory" if after == arithmetic else "arithmetic"'),
 }  # fmt: skip

@@ -41,8 +41,6 @@ MISTAKES = {
     "a tile is skipped because its first key is too far back for its last query: its last key may still be near enough for its first one": (
         NEEDED, "(farthest <= 0) & (farthest >= -left)"),
     "the window is one key too narrow: a query sees its own key and `left` keys before it": ("-left", "1 - left"),
-    "a tile's last key is its first + block_n − 1, and its last query is its first + block_m − 1": [
-        ("block_n - 1 - top", "block_n - top"), ("top + block_m - 1", "top + block_m")],
 }  # fmt: skip
 
 
@@ -129,7 +127,8 @@ EXERCISE = Exercise(
     more="The package decides tiles of a padding mask this way, in ask_keys; for any other mask it asks about every pair.",
     inputs=inputs,
     truth=truth,
-    rule="a tile's kind is 0 where none of its pairs is seen, 2 where all are, and 1 otherwise",
+    rule="a tile's kind is 0 where none of its pairs is seen, 2 where all are, and 1 otherwise, from its first key to its first + block_n − 1, and "
+    "from its first query to its first + block_m − 1",
     mistakes=MISTAKES,
     watch=NoPairs,
 )

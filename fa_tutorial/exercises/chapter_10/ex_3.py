@@ -57,7 +57,6 @@ MASKED = f"""        j = start_n + tl.arange(0, BLOCK_N)[None, :]
 MISTAKES = {
     "the whole tiles are missing: a second loop takes them from the end of the row of index": (WHOLE, "range(0)"),
     "the whole tiles are taken from the start of the row, where the mixed ones stand: they stand at its end": (END, ENTRY),
-    "the whole tiles are taken to follow the mixed ones: they stand at the end of the row": (END, "row * across + mixed + t)"),
     "the whole tiles ask MASK_MOD: every pair of theirs is seen, so only the mixed ones ask": (PLAIN, MASKED),
     "no tile asks MASK_MOD: a mixed tile holds hidden pairs": (SEEN, "(j < S_k)"),
     "the counts are exchanged: count's first row is of the mixed tiles": [
@@ -73,9 +72,6 @@ MISTAKES = {
     "start_n is a key's number, but the loop over whole tiles takes the tile's: multiply by BLOCK_N": (
         f"{END} * BLOCK_N", END),
     "the loop over mixed tiles runs to the end of the row: only as many entries as count says are mixed": (MIXED, "range(across)"),
-    "every block of rows takes the first block's lists: its own are row start_m // BLOCK_M of index and of count": [
-        ("count_ptr + row)", "count_ptr)"), ("count_ptr + row_blocks + row)", "count_ptr + row_blocks)"), (ENTRY, "t)"),
-        (END, "across - 1 - t)")],
 }  # fmt: skip
 CONDITIONS = {"empty": "both lists may be empty: the rows of such a block see no key, and get o = 0"}
 

@@ -92,7 +92,6 @@ MISTAKES = {
     ("the score is masked before SCORE_MOD, and a cap turns −inf into −c, so that hidden pairs have a p, though SCORE_GRAD is 0 there: put 0 "
     "in p, with tl.where, after exp"): (f"{P}    p = {MASK}\n", f"    s = {MASKED}\n{P}"),
     "SCORE_GRAD multiplies dp alone: it is a factor of all of p (dp − delta)": (f"(dp - delta) * {GRAD}", f"({GRAD} * dp - delta)"),
-    "p multiplies dp alone: the gradient of the modified score is p (dp − delta)": ("p * (dp - delta)", "(p * dp - delta)"),
     ("a row that sees nothing gets NaN: its lse is −inf, so neither inf · 0, a product with the mask, nor −inf − (−inf), a masked score, "
     "is 0; choose 0 with tl.where, after exp"): (MASK, "p * MASK_MOD(b, h, i, j, aux).to(tl.float32)"),
 }  # fmt: skip
@@ -152,7 +151,7 @@ EXERCISE = Exercise(
     more="The package's score_gradient is this step in base 2, with dropout.",
     inputs=inputs,
     truth=truth,
-    rule="p is the softmax of the modified scores, and 0, after exp, where MASK_MOD hides a pair; ds is the gradient of s, so SCORE_GRAD takes s as it came in",
+    rule="p is the softmax of the modified scores, and 0, after exp, where MASK_MOD hides a pair; ds, the gradient of s, is p (dp − delta) times SCORE_GRAD, which takes s as it came in",
     mistakes=MISTAKES,
     parts=("p", "ds"),
     adapt=adapt,

@@ -61,7 +61,6 @@ MISTAKES = {
     "dk lacks the scale: s = scale · q k, so dk = scale · dsᵀ q": ("scale * dk_acc", "dk_acc"),
     "dv has a scale: only s has one, and v doesn't go into s, so dv = pᵀ do": ("store_tile(dv, dv_acc", "store_tile(dv, scale * dv_acc"),
     "dk and dv are exchanged: ds meets q, and p meets do": [("store_tile(dk, scale", "store_tile(dv, scale"), ("store_tile(dv, dv", "store_tile(dk, dv")],
-    "p and ds are exchanged: STEP gives p first, which goes into dv, and ds into dk": ("p, ds = STEP", "ds, p = STEP"),
     "the tile has queries as rows, and dk and dv add up over queries: make its keys the rows, or transpose p and ds": [
         ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"), ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"),
         ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
@@ -110,7 +109,7 @@ def inputs():
         lse = weights(q, k, left)[2].float()
         return case(q, k, v, do, lse, delta, left, blocks, on=on, otherwise=otherwise, **{"stray": column} | options)
 
-    along = "dk = scale · dsᵀ q and dv = pᵀ do, with i, lse and delta along the tile's queries, and j along its keys"
+    along = "dk = scale · dsᵀ q and dv = pᵀ do, where STEP gives p first, then ds, with i, lse and delta along the tile's queries, and j along its keys"
     yield rows(1, 1, 16, 20, along)
     yield rows(1, 1, 48, 20, "dk and dv add up over the listed tiles, each with the i, q, do, lse and delta of its own queries")
     yield rows(1, 1, 64, 10, "BLOCK_M and BLOCK_N may differ", blocks=(32, 16))

@@ -42,7 +42,6 @@ MISTAKES = {
     "a visitor's pair has its part's own lse, whose weights add up to 1 over this shard alone: take the whole row's": (
         PART, PART.replace("lse", OWN_LSE)),
     "dq has its own pair's part alone: add each visitor's": ("dq + dq_part, ", "dq, "),
-    "o and do are exchanged: attention_backward takes o first": (TILE, "attention_backward(q, k, v, do, o, lse)", 2),
     "its own pair is left out": (f"dq, dk, dv = {TILE}\n", "dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))\n"),
     "its own pair is counted twice, and the last pair never: pass on first, then take the gradients of what came": (
         f"        {YIELD}\n        dq_part, dk_part, dv_part = {TILE}\n        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part\n",
@@ -112,7 +111,7 @@ def refused(answer):
 
 
 RULES = {
-    "dq": "dq stays, and adds up the parts of all keys, unrounded, each from the whole row's o and lse",
+    "dq": "dq stays, and adds up the parts of all keys, unrounded, each from the whole row's o and lse, by attention_backward(q, k, v, o, do, lse)",
     "dk": "dk travels with its keys, adds up the parts of all ranks, unrounded, and comes home as dk after `ranks` steps",
     "dv": "dv travels with its keys, adds up the parts of all ranks, unrounded, and comes home as dv after `ranks` steps",
     "tensors sent": "k and v travel ranks − 1 times, dk and dv ranks times at most",

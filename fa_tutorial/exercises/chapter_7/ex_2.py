@@ -41,7 +41,6 @@ MISTAKES = {
     "the scores are without the scale: s = scale · q kᵀ": ("scale * dot(k_tile", "dot(k_tile"),
     "q is not transposed: sᵀ = scale · k qᵀ (where S = D the kernel runs all the same)": ("tl.trans(q_tile)", "q_tile"),
     "do is not transposed: dpᵀ = v doᵀ (where S = D the kernel runs all the same)": ("tl.trans(do_tile)", "do_tile"),
-    "lse belongs to the queries, but here it runs along the keys": ("lse[None, :]", "lse[:, None]"),
     "lse and delta belong to the queries, but here they run along the keys": [
         ("lse[None, :]", "lse[:, None]"), ("delta[None, :]", "delta[:, None]")],
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("dp_t - delta[None, :]", "dp_t"),
@@ -98,6 +97,6 @@ EXERCISE = shared.exercise(
     "tiles are transposed. In fp16 p_t and ds_t are rounded once, right before their products, and everything else stays in float32.",
     more="Exercise 7.3 puts the middle of this kernel into a loop.",
     inputs=inputs,
-    rule="dv = pᵀ do and dk = scale · dsᵀ q, where p = exp(s − lse) and ds = p ∘ (dp − delta)",
+    rule="dv = pᵀ do and dk = scale · dsᵀ q, where p = exp(s − lse) and ds = p ∘ (dp − delta), with lse and delta along the queries",
     mistakes=MISTAKES,
 )

@@ -52,7 +52,6 @@ MISTAKES = {
     "only the last block of queries counts: every block adds to what the earlier ones gave": [(SUM_DV, "do_tile)"), (SUM_DK, "q_tile)")],
     "dv holds only what the last block of queries gave: dot(a, b, acc) adds to acc": (SUM_DV, "do_tile)"),
     "dk holds only what the last block of queries gave: dot(a, b, acc) adds to acc": (SUM_DK, "q_tile)"),
-    shared.ADDED_TWICE: [("dv_acc = dot(", "dv_acc += dot("), ("dk_acc = dot(", "dk_acc += dot(")],
     "scale is applied to dk in every step, so the earlier blocks get it again and again: apply it once, after the loop": [
         (SUM_DK, f"{SUM_DK} * scale"), ("dk_acc * scale", "dk_acc")],
     "every step reads the first rows of q and do: they start at start_m": [(Q, Q.replace("start_m", "0")), (DO, DO.replace("start_m", "0"))],
@@ -62,8 +61,6 @@ MISTAKES = {
     "the ragged last block of queries is left out: the loop goes on while start_m < S_q": (
         "range(0, S_q, BLOCK_M)", "range(0, S_q // BLOCK_M * BLOCK_M, BLOCK_M)"),
     "the blocks of keys are counted by S_q: each head has tl.cdiv(S_k, BLOCK_N) of them": ("tl.cdiv(S_k, BLOCK_N)", "tl.cdiv(S_q, BLOCK_N)"),
-    "batch and head are exchanged: // H gives b, % H gives h": (
-        "batch_head // H, batch_head % H", "batch_head % H, batch_head // H"),
 }  # fmt: skip
 
 
@@ -71,8 +68,8 @@ MISTAKES = {
 def inputs():
     yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", "one tile gives dv = pᵀ do and dk = scale · dsᵀ q, as in 7.2")
     sums = (
-        "dk and dv are sums over the blocks of queries: each step reads q, do, lse and delta from start_m on, and q and do have S_q rows, "
-        "for the loop and for load_tile"
+        "dk and dv are sums over the blocks of queries, each added once, by acc = dot(a, b, acc): each step reads q, do, lse and delta from "
+        "start_m on, and q and do have S_q rows, for the loop and for load_tile"
     )
     stray = "a step's rows are start_m to start_m + BLOCK_M − 1"
     yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two blocks of queries", sums, stray=stray)

@@ -55,16 +55,13 @@ HEAD = "k and v have H_k heads, and query head h reads head h // (H_q // H_k)"
 PLACE = "row i of query head h of batch b is (b · H_q + h) · S_q + i of lse and delta"
 MISTAKES = {
     "dq is without the scale: dq = scale · ds k": ("acc * scale", "acc"),
-    shared.ADDED_TWICE: (SUM, SUM.replace("acc =", "acc +=")),
     "scale is applied in every step, so the earlier tiles get it again and again: apply it once, after the loop": [
         (SUM, f"{SUM} * scale"), ("acc * scale, b", "acc, b")],
     "lse and delta belong to the queries, but here they run along the keys": [
         ("lse[:, None]", "lse[None, :]"), ("delta[:, None]", "delta[None, :]")],
-    "k is not transposed: s = scale · q kᵀ (where S = D the kernel runs all the same)": ("tl.trans(k_tile)", "k_tile"),
     shared.SIGN: ("dp - delta[:, None]", "delta[:, None] - dp"),
     shared.DELTA_OF_A_TILE: ("delta[:, None]", "tl.sum(p * dp, axis=1)[:, None]"),
     shared.FP16: ("ds.to(k_tile.dtype), k_tile", "ds.to(tl.float16), k_tile.to(tl.float16)"),
-    f"the key heads are dealt out in turns: {HEAD}": ("h // (H_q // H_k)", "h % H_k"),
     f"lse and delta are the key head's: {PLACE}": ("batch_head * S_q", "(b * H_k + h_k) * S_q"),
     f"lse is the key head's: {PLACE}": ("lse_ptr + batch_head * S_q", "lse_ptr + (b * H_k + h_k) * S_q"),
     f"delta is the key head's: {PLACE}": ("delta_ptr + batch_head * S_q", "delta_ptr + (b * H_k + h_k) * S_q"),
@@ -80,7 +77,7 @@ def inputs():
     fits = "an offset is wrong, not a mask, because whole tiles fit here"
     one = "one tile gives dq = scale · ds k over all keys, in float32's digits, from ds = p ∘ (dp − delta), p = exp(s − lse), s = scale · q kᵀ and dp = do vᵀ"
     yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one, stray=fits)
-    sums = "dq is a sum over the tiles of keys, each from start_n on, and scaled once"
+    sums = "dq is a sum over the tiles of keys, each from start_n on, added once, by acc = dot(a, b, acc), and scaled once"
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", sums, stray=fits)
     rows = "a program's rows begin at start_m, for q, do, lse, delta and dq"
     yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two programs", rows)

@@ -69,7 +69,6 @@ MISTAKES = {
         ("offs_m[:, None] * dq.strides[2]", "offs_m[:, None] * dq.strides[3]"), ("offs_d[None, :] * dq.strides[3]", "offs_d[None, :] * dq.strides[2]")],
     "every step adds to the first rows of dq: its queries are start_m to start_m + BLOCK_M − 1": (
         "offs_m[:, None] * dq", "tl.arange(0, BLOCK_M)[:, None] * dq"),
-    "every batch adds to batch 0 of dq: a head's rows start at b · strides[0] + h · strides[1]": ("b * dq.strides[0] + ", ""),
     "every head adds to head 0 of dq: a head's rows start at b · strides[0] + h · strides[1]": (" + h * dq.strides[1]", ""),
     "each part of dq is rounded to the inputs' dtype before it is added: keep it in float32": ("places, dq_part,", "places, dq_part.to(k_tile.dtype),"),
 }  # fmt: skip
@@ -88,7 +87,7 @@ def inputs():
     yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one)
     yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two blocks of queries", "a step's part belongs to the rows of dq from start_m on")
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", "dq is the sum of what the programs add")
-    yield shared.several_heads("dq, dk and dv")
+    yield shared.several_heads("dq, dk and dv", "batch_head · S_q, those of dq at b · dq.strides[0] + h · dq.strides[1]")
     yield shared.narrow()
     strides = "dq has four strides of its own, in dq.strides"
     view = "dq a (B, D, H, S) tensor seen as (B, H, S, D), q not"

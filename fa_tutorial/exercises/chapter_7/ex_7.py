@@ -70,7 +70,6 @@ MISTAKES = dict([*ex_4.MISTAKES.items()][:2]) | {
         LOOP, f"{LOOP}{ZEROS}{ZEROS.replace('dk_acc', 'dv_acc')}"),
     f"lse and delta are read as if a batch had H_k heads: {PLACE}": (ROW, "row = (b * H_k + h) * S_q"),
     f"lse and delta are the key head's: {PLACE}": (ROW, "row = batch_head * S_q"),
-    "dk and dv are means over the group: they are sums": [("dk_acc * scale", "dk_acc * scale / GROUP"), ("store_tile(dv, dv_acc", "store_tile(dv, dv_acc / GROUP")],
 }  # fmt: skip
 
 
