@@ -26,8 +26,6 @@ RESULTS, SCALE = "ds @ k, ds.T @ q, p.T @ do", "scale_log2 * math.log(2)"
 AFTER = "line 731 scales dk after the loop, and convert_dQ scales dq"
 MISTAKES = {
     f"dq and dk are scaled: {AFTER}": (RESULTS, f"{SCALE} * (ds @ k), {SCALE} * (ds.T @ q), p.T @ do"),
-    f"dq and dk are multiplied by scale_log2: the loop doesn't scale them, and the scale has no log₂ e; {AFTER}": (
-        RESULTS, "scale_log2 * (ds @ k), scale_log2 * (ds.T @ q), p.T @ do"),
     "lse is multiplied by scale_log2: it is a logarithm of scaled scores, so it needs only log₂ e": (
         P, "torch.exp2((s - lse[:, None]) * scale_log2)"),
     "lse is in base e: p is a power of two, so lse is multiplied by log₂ e": (P, "torch.exp2(s * scale_log2 - lse[:, None])"),

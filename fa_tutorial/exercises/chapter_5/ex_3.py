@@ -71,10 +71,7 @@ MISTAKES = {
         (ACC, ACC.replace("p.to(", "(p / l[:, None]).to(")), ("acc / l[:, None], b", "acc, b")],
     "the third argument of range is the step, and an iteration takes BLOCK_N keys: range(0, S_k, BLOCK_N)": (
         "range(0, S_k, BLOCK_N)", "range(0, S_k, S_k // BLOCK_N)"),
-    "each tile's p v replaces the one before: acc = alpha · acc + p v": (ACC, "dot(p.to(v_tile.dtype), v_tile)"),
     "only the last tile counts: m must carry over to the next iteration, and l and acc with it": (LAST, ""),
-    "acc is added twice: dot(…, acc) has added it already, so acc = dot(…, acc), not +=": (f"acc = {ACC}", f"acc += {ACC}"),
-    "these are powers of 2, and a softmax takes powers of e: tl.exp": [(P, P.replace("exp", "exp2")), (ALPHA, ALPHA.replace("exp", "exp2"))],
 }  # fmt: skip
 STATE = (
     "for each tile m_new = max(m, the tile's maximum), alpha = exp(m − m_new), l = alpha · l + Σ p and acc = alpha · acc + p v, by "

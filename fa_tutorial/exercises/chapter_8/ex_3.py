@@ -61,7 +61,6 @@ MISTAKES = {
     "every step loads the first tile of v: its row is start_n": (f"v{KV}", "v_desc.load([b, h, 0, 0])"),
     "head and row are exchanged for k and v: a tile's coordinates are [b, h, row, 0]": (KV, "_desc.load([b, start_n, h, 0])"),
     "every step loads the first tile of k and v: their row is start_n": (KV, "_desc.load([b, h, 0, 0])"),
-    "q's and o's row counts row blocks: a tile's coordinate counts rows": ("row_blocks * BLOCK_M\n", "row_blocks\n"),
     "o's row is counted over all heads: it starts anew in each, at row_block · BLOCK_M, as q's": (
         "o_desc.store([b, h, start_m,", "o_desc.store([b, h, tl.program_id(0) * BLOCK_M,"),
     "batch and head are exchanged: pid // row_blocks is b · H + h, so // H gives b and % H gives h": ("b, h = batch", "h, b = batch"),

@@ -26,8 +26,6 @@ MISTAKES = {
         ISSUING, "issuing = 4 * instructions * to_issue"),
     "an instruction computes 32 exponentials, one for each thread of the warp: 32 / 16 cycles of the SM": ("* 32 / 16", "/ 16"),
     "an exponential is one of the instructions: it takes an issue slot, too": (ISSUING, "issuing = (instructions - exponentials) * to_issue"),
-    "fewer than four warps leave schedulers to other programs: two warps issue in 2 / 4 of the cycles": (
-        TO_ISSUE, "tiles * -(-num_warps // 4)"),
     "exponentials are one warp's: all num_warps warps have theirs": ("exponentials * num_warps * 32", "exponentials * 32"),
     "issuing goes on while the exponentials' unit works: the longer of the two counts, not their sum": (
         "max(issuing, exponentiating)", "issuing + exponentiating"),

@@ -69,7 +69,6 @@ MISTAKES = {
         "acc = dot(p.to(v_tile.dtype), v_tile, acc)", "acc = dot(p.to(v_tile.dtype), v_tile, acc) * alpha[:, None]"),
     "acc is not rescaled when the maximum grows": ("acc * alpha[:, None]", "acc"),
     "the scores have the 11 bits of TF32: dot multiplies fp32 as it is, tl.dot doesn't": ("s = dot(", "s = tl.dot("),
-    "p v has the 11 bits of TF32: dot multiplies fp32 as it is, tl.dot doesn't": ("acc = dot(", "acc = tl.dot("),
 }  # fmt: skip
 STRAY = "load_tile must know S_k where a tile may run past the last key: None loads all BLOCK_N rows"
 FLOAT32 = "only p v takes p in v's dtype: q is multiplied as it is, and the scores, l's sum of p, and alpha are float32"
