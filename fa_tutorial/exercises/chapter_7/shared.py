@@ -17,7 +17,6 @@ from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import INF
 
 HALF = "with fp16 and bf16, only the operands of a product have 16 bits: the rest is float32, including the scaling and the p in ds"
-ADDED_TWICE = "what was summed before is added twice in each step: dot(a, b, acc) has added it already, so acc = dot(a, b, acc), not +="
 SIGN = "the sign of ds is turned: ds = p ∘ (dp − delta)"
 DELTA_OF_A_TILE = "delta is summed over one tile of keys, and a row's delta takes all of its keys: it was computed before, so load it"
 NO_SCALE = "dk is without the scale: dk = scale · dsᵀ q"
