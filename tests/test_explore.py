@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fa_tutorial import algorithm, barriers, figures, forward, fp8, layout, ledger, matmul, reading, reference, ring, softmax, warpgroups
-from fa_tutorial.bench import chapter_8, chapter_12, results
+from fa_tutorial.bench import chapter_8, chapter_12, chapter_13, results
 from fa_tutorial.exercises.chapter_8 import ex_1, ex_5
 from fa_tutorial.exercises.chapter_10.ex_9 import idle_times
 from fa_tutorial.exercises.chapter_11.ex_4 import choose_splits
@@ -889,6 +889,37 @@ def test_ring_attention_plays_and_stops(page):
     page.wait_for_timeout(1_200)
     assert state(page)["step"] == step
     assert f"Step {step}: rank 2 meets the keys of rank {owner(2, step, 4)}" in page.locator("#verdict").inner_text()
+
+
+# ---------------------------------------------------------------- ring_clock
+
+
+def test_ring_clock_is_the_pages_clock(page):
+    """Every setting takes as long as chapter 13's tables say, and ✓ stands where none adds less."""
+    assert open_figure(page, "ring_clock")["total"] == 18
+    assert put(page, own="last")["total"] == 17
+    for ranks, (T_c, T_s) in itertools.product((2, 3, 4, 8), ((4, 1), (5, 3.25), (2, 6))):
+        for own, messages, is_held in itertools.product(("first", "last"), (1, 2), (False, True)):
+            shown = put(page, way="backward", ranks=ranks, T_c=T_c, T_s=T_s, own=own, messages=messages, is_held=is_held)
+            shown = put(page, T_c=T_c, T_s=T_s)  # another way begins with the case's times
+            how = {"own": own, "messages": messages, "is_held": is_held}
+            assert shown["total"] == pytest.approx(chapter_13.on_clock("backward", T_c, T_s, ranks, **how))
+            assert page.locator("#verdict b.right").count() == (shown["sends"] <= shown["least"] + 1e-9)
+        for work in ("equal shares", "counter"):
+            put(page, is_held=True)
+            put(page, way="forward")
+            shown = put(page, work=work, T_c=T_c, T_s=T_s)
+            want = chapter_13.on_clock("forward", T_c, T_s, ranks, is_held=True, is_shared=work == "equal shares")
+            assert (shown["ranks"], shown["total"]) == (ranks, pytest.approx(want))
+
+
+@pytest.mark.parametrize("way", ["forward", "backward"])
+def test_ring_clock_has_the_stored_times(page, way):
+    open_figure(page, "ring_clock")
+    put(page, way=way)
+    for name, T_c, T_s in chapter_13.cases(chapter_13.load()["rows"], way):
+        shown = put(page, case=" ".join(name.split()))
+        assert (shown["T_c"], shown["T_s"]) == pytest.approx((T_c, T_s), abs=1e-4)
 
 
 # ---------------------------------------------------------------- chain

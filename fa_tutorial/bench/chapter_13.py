@@ -148,81 +148,79 @@ def print_orders(rows: pd.DataFrame) -> None:
         print(f"{case['S']:9,} tokens {plain:8,.1f} {zigzag:9,.1f} {plain / zigzag:7.2f}")
 
 
-def parts(rows: pd.DataFrame, way: str, provider: str) -> pd.DataFrame:
-    """Where the ms of four GPUs go, a row for each case."""
-    ms = of_cases(rows, way)
-    alone = ms["equal shares alone" if provider == "equal shares" else "computing alone"]
-    sums = {"4 T_c": 4 * ms["T_c"], "+ tiles, joins": alone - 4 * ms["T_c"], "+ sends": ms[provider] - alone}
-    return pd.DataFrame(sums | {"= measured": ms[provider]})
+def on_clock(
+    way: str, T_c: float, T_s: float, ranks: int = 4, *, own: str = "first", messages: int = 2,
+    is_held: bool = False, is_shared: bool = False,
+) -> float:  # fmt: skip
+    """How long a rank takes, in the units of T_c and T_s. images/explore/ring_clock.html draws it.
 
-
-def print_parts(rows: pd.DataFrame, way: str, provider: str) -> None:
-    """The table of parts(rows, way, provider)."""
-    found = parts(rows, way, provider)
-    print(f"{way + ', ms':21}", *(f"{name:>14}" for name in found))
-    for (link, S), case in found.iterrows():
-        print(f"{S:9,} {link:11}", *(f"{ms:14,.1f}".replace("-", "−") for ms in case))
-
-
-def print_backward(rows: pd.DataFrame, messages: str) -> None:
-    """What sends add to the backward of each case, with the own tile first and last. messages: "one message" or "two
-    messages" of what leaves at one time, dk and dv with k and v."""
-    print(f"{messages}: sends add, ms   own tile first   own tile last")
-    for (link, S), case in of_cases(rows, "backward").iterrows():
-        times = (case[f"own tile {place}, {messages}"] - case["computing alone"] for place in ("first", "last"))
-        sends = (f"{ms:.1f}" if ms == ms else "–" for ms in times)
-        print(f"   {S:9,} {link:18} {next(sends):>12} {next(sends):>15}")
-
-
-def plot_parts(rows: pd.DataFrame, way: str, providers: dict[str, str]) -> Figure:
-    """The parts of each case, over 4 T_c, a bar for each of `providers`, {name: provider}."""
-    figure = Figure(figsize=(8.4, 3.6))
-    ax = figure.subplots()
-    found = {name: parts(rows, way, provider) for name, provider in providers.items()}
-    colours = {"4 T_c": "sky", "tiles, joins": "orange", "sends": "vermilion"}
-    places, labels = [], []
-    for link, S in CASES:
-        here = {name: parts.loc[link, S] for name, parts in found.items() if not parts.loc[link, S].isna().any()}
-        for name, case in here.items():
-            is_first = name == next(iter(here))
-            place, left = (places[-1] + (1.6 if is_first else 1)) if places else 0.0, 0.0
-            sends = max(case["+ sends"], 0)  # less than none is scatter
-            widths = {"4 T_c": case["4 T_c"], "sends": sends}
-            widths["tiles, joins"] = case["= measured"] - sum(widths.values())
-            for part, colour in colours.items():
-                width, label = widths[part] / case["4 T_c"], None if places else part
-                ax.barh(place, width, 0.8, left, color=figures.COLOURS[colour], label=label)
-                left += width
-            ax.text(left + 0.02, place, f"{case['= measured']:,.1f} ms", va="center")
-            places.append(place)
-            labels.append(f"{S:,} tokens, {link}: {name}" if is_first else name)
-    ax.set_yticks(places, labels)
-    ax.invert_yaxis()
-    ax.grid(visible=False, axis="y")
-    ax.set_xlim(0, 2.7)
-    ax.set_xlabel(f"{way} / 4 T_c")
-    figure.legend(loc="outside upper center", ncols=3)
-    return figure
-
-
-def print_tiles(kernels: pd.DataFrame) -> None:
-    """Rank 1's tiles of a million tokens, each repeated by itself on one GPU; its four tiles and three joins in all.
-
-    kernels: those of results.load().
+    way: "forward", or "backward", where dk and dv take 2 T_s. own: when the backward computes its own tile, "first" or
+    "last". messages: how many dk and dv and k and v are, where they leave at one time. is_held: a message holds SMs,
+    so that the second of two waits for the tile's end, unless the first outlasts it. is_shared: then a forward's
+    program whose SM is held starts late with its whole share, in each tile but the own, which has a counter.
     """
-    found = kernels[kernels["kernel"].isin(["ring_tile", "ring_join"]) & kernels["S"].eq(1_048_576)]
-    found = found.set_index(["kernel", "provider", "counter"]).sort_index()
-    meets = {"own": 1, "earlier": 1, "later": 2}  # ranks 1, 0, and 3 and 2
-    joins = sum(meets[owner] * found.loc[("ring_join", owner)]["ms"].item() for owner in ("earlier", "later"))
-    print("1,048,576 tokens         own tile     earlier keys       later keys     4 tiles  3 joins")
-    print("rank 1 of 4           TFLOP/s    MHz   TFLOP/s    MHz   TFLOP/s    MHz       ms       ms")
-    for counter in (False, True):
-        tiles = {owner: found.loc[("ring_tile", owner, counter)] for owner in meets}
-        speeds = "".join(f"{tile['tflops']:10.0f} {tile['mhz']:6,}" for tile in tiles.values())
-        ms = sum(meets[owner] * tile["ms"] for owner, tile in tiles.items())
-        print(f"{'counter' if counter else 'equal shares':18} {speeds} {ms:10,.1f} {joins:8.1f}")
-    watts = found.loc["ring_tile"]["watts"]
-    print(f"each tile draws {watts.min()} to {watts.max()} W")
+    total = 0.0
+    for tile, leaves in steps_of(way, own, T_c, T_s, ranks):
+        sending = sum(leaves)
+        is_late = is_held and messages == len(leaves) == 2 and leaves[0] < tile
+        is_whole = is_held and is_shared and way == "forward" and total > 0
+        total += tile + leaves[1] if is_late else tile + sending if is_whole else max(tile, sending)
+    return total
+
+
+def steps_of(way: str, own: str, T_c: float, T_s: float, ranks: int) -> list[tuple[float, list[float]]]:
+    """A rank's steps: (its tile, 0 for none, and the messages that leave beside it, in this order)."""
+    last = ranks - 1
+    if way == "forward":
+        return [(T_c, [T_s] * (step < last)) for step in range(ranks)]
+    if own == "first":
+        tiles = [(T_c, [2 * T_s] * (step > 0) + [T_s] * (step < last)) for step in range(ranks)]
+        return [*tiles, (0.0, [2 * T_s])]
+    visitors = [(T_c, [2 * T_s] * (step > 0) + [T_s] * (step < last - 1)) for step in range(last)]
+    return [(0.0, [T_s]), *visitors, (T_c, [2 * T_s])]
+
+
+def forward_sends(rows: pd.DataFrame) -> pd.DataFrame:
+    """T_c and T_s of each case, and what sends add to the ms of its forward: by the clock, measured with equal shares
+    and with the counter, and what programs that start late would add to equal shares."""
+    found = of_cases(rows, "forward")
+    sends = {"clock": {}, "late programs": {"is_held": True, "is_shared": True}}
+    sends = {name: added(found, "forward", **how) for name, how in sends.items()}
+    measured = {
+        "equal shares": found["equal shares"] - found["equal shares alone"],
+        "counter": found["ring"] - found["computing alone"],
+    }
+    return found[["T_c", "T_s"]].assign(**sends, **measured)
+
+
+def backward_sends(rows: pd.DataFrame) -> pd.DataFrame:
+    """What sends add to the ms of each case's backward, with the own tile first and last: by the clock, with a second
+    message that waits for its tile's end, and measured with two messages and with one."""
+    found, orders = of_cases(rows, "backward"), []
+    for own in ("first", "last"):
+        sends = {
+            "clock": added(found, "backward", own=own),
+            "late second": added(found, "backward", own=own, is_held=True),
+        }
+        for name in ("two messages", "one message"):
+            sends[name] = found[f"own tile {own}, {name}"] - found["computing alone"]
+        orders.append(pd.DataFrame(sends).dropna(how="all", subset=["two messages", "one message"]))
+    return pd.concat(orders, keys=["own tile first", "own tile last"], names=["own"])
+
+
+def added(found: pd.DataFrame, way: str, **how) -> list[float]:
+    """What sends add to four tiles of each case, on the clock."""
+    return [on_clock(way, T_c, T_s, **how) - 4 * T_c for T_c, T_s in zip(found["T_c"], found["T_s"], strict=True)]
+
+
+def print_ms(table: pd.DataFrame, *columns: str) -> None:
+    """These columns of forward_sends or backward_sends, or all."""
+    table = table[list(columns or table)]
+    wide = max(len(" ".join(own)) for *own, _, _ in table.index)
+    print(f"{'ms':{22 + wide}}", *(f"{name:>13}" for name in table))
+    for (*own, link, S), case in table.iterrows():
+        cells = (f"{ms:13.1f}".replace("-", "−") if ms == ms else f"{'–':>13}" for ms in case)
+        print(f"{S:9,} {link:11} {''.join(own):{wide}}", *cells)
 
 
 LAUNCHES = 32_768  # in sequences up to so long they decide, not x
@@ -242,18 +240,19 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
         for i, (way, (colour, line, marker)) in enumerate(WAYS.items()):
             look = {"color": figures.COLOURS[colour]}
             speeds = [16 * share / ways(share, 1.0, 4, 16 // H_k)[i] for share in shares]
-            ax.plot(shares, speeds, linestyle=line, label=f"{way}: clock", **look)
+            ax.plot(shares, speeds, linestyle=line, **look)
+            ax.plot([], [], marker, linestyle=line, label=way, **look)
             for link, fill in (("host memory", "full"), ("NVLink", "none")):
                 here = times[times["link"].eq(link) & times["H_k"].eq(H_k)]
                 ax.plot(here["x"], here["one GPU"] / here[way], marker, fillstyle=fill, **look)
         ax.set_title(f"g = {16 // H_k}")
         ax.set_xscale("log", base=2)
-        ticks = [1 / 8, 1, 8, 64]
-        ax.set_xticks(ticks, ["1/8", "1", "8", "64"])
+        ax.set_xticks([1 / 8, 1, 8, 64], ["1/8", "1", "8", "64"])
         ax.minorticks_off()
         ax.set_xlabel("x = T_c / T_s")
-        ax.plot([], [], "o", color="grey", label="measured, host memory")
-        ax.plot([], [], "o", color="grey", fillstyle="none", label="measured, NVLink")
+        ax.plot([], [], color="grey", label="line: the clock")
+        ax.plot([], [], "o", color="grey", label="full: host memory")
+        ax.plot([], [], "o", color="grey", fillstyle="none", label="open: NVLink")
     figure.axes[0].set_ylabel("4 GPUs: times as fast as one")
     figure.axes[0].text(80, 3.35, "a million\ntokens", ha="center", va="top")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
@@ -268,41 +267,39 @@ def in_order(times: pd.DataFrame) -> pd.DataFrame:
 
 def print_ways(ways: Callable, rows: pd.DataFrame) -> None:
     """Forward ms of each way on four GPUs, by exercise 13.8's `ways` and measured, where launches don't decide."""
-    print("                                        ring          all-gather         Ulysses")
-    print("forward, ms               g     x    clock measured   clock measured   clock measured")
+    print("                                         clock                measured")
+    print("forward, ms               g     x    ring  Ulysses    ring  Ulysses  all-gather")
     for _, case in in_order(times_of(rows)).iterrows():
         g = 16 // case["H_k"]
-        print(f"{case['S']:9,} {case['link']:13} {g:3} {case['x']:5.2f}", end=" ")
-        for name, clock in zip(WAYS, ways(case["T_c"], case["T_s"], 4, g), strict=True):
-            print(f"{clock:8.1f} {case[name]:8.1f}", end="")
-        print()
+        ring_ms, _, exchange_ms = ways(case["T_c"], case["T_s"], 4, g)
+        clock = f"{ring_ms:7.1f} {exchange_ms:8.1f}"
+        measured = f"{case['ring']:7.1f} {case['Ulysses']:8.1f} {case['all-gather']:11.1f}"
+        print(f"{case['S']:9,} {case['link']:13} {g:3} {case['x']:5.2f} {clock} {measured}")
 
 
-def print_sends(ways: Callable, rows: pd.DataFrame) -> None:
-    """Ms of each way's sends over the host's memory with nothing beside them, and on the clock: exercise 13.8's `ways`,
+def print_exchanges(ways: Callable, rows: pd.DataFrame) -> None:
+    """Ms of Ulysses' sends over the host's memory with nothing beside them, and on the clock: exercise 13.8's `ways`,
     where a tile takes no time."""
     times = in_order(times_of(rows))
-    print("                                     all-gather         Ulysses")
-    print("sends alone, ms           g     x   clock    alone   clock    alone")
+    print("all-to-all alone, ms      g     x   clock  measured")
     for _, case in times[times["link"].eq("host memory")].iterrows():
         g = 16 // case["H_k"]
-        print(f"{case['S']:9,} {case['link']:13} {g:3} {case['x']:5.2f}", end=" ")
-        _, gather, exchange = ways(0.0, case["T_s"], 4, g)
-        print(f"{gather:7.1f} {case['gathering alone']:8.1f} {exchange:7.1f} {case['exchanging alone']:8.1f}")
+        clock, measured = ways(0.0, case["T_s"], 4, g)[2], case["exchanging alone"]
+        print(f"{case['S']:9,} {case['link']:13} {g:3} {case['x']:5.2f} {clock:7.1f} {measured:9.1f}")
 
 
 def print_training(rows: pd.DataFrame) -> None:
-    """Ms and GB of forward and backward together, by the ring and by Ulysses."""
+    """Ms of the forward, and ms and GB of forward and backward together, by the ring and by Ulysses."""
     forward, backward = (times_of(rows, way).set_index(INDEX) for way in ("forward", "backward"))
     peaks = rows[rows["ranks"].eq(4)].pivot(index=INDEX, columns="provider", values="peak_bytes").astype(float) / 1e9
-    print("                                        ms              GB on each")
-    print("forward and backward      g     x     ring  Ulysses    ring  Ulysses")
+    print("                                    forward, ms    with backward, ms     GB on each")
+    print("                          g     x    ring  Ulysses     ring  Ulysses    ring  Ulysses")
     for _, case in in_order(forward.reset_index()).iterrows():
-        here = case["link"], case["S"], case["H_k"]
+        here, names = (case["link"], case["S"], case["H_k"]), ["ring", "Ulysses"]
         if (back := backward.loc[here]).notna()["Ulysses"]:
             print(f"{case['S']:9,} {case['link']:13} {16 // case['H_k']:3} {case['x']:5.2f}", end="")
-            print("".join(f"{case[name] + back[name]:9.1f}" for name in ("ring", "Ulysses")), end="")
-            print("".join(f"{peaks.loc[here][name]:8.1f}" for name in ("ring", "Ulysses")))
+            print("{:8.1f}{:9.1f}".format(*case[names]), end="")
+            print("{:9.1f}{:9.1f}{:8.1f}{:9.1f}".format(*(case + back)[names], *peaks.loc[here][names]))
 
 
 def print_short(rows: pd.DataFrame) -> None:

@@ -43,7 +43,11 @@ def draw_ring() -> Figure:
 # ---------------------------------------------------------------- plain and zigzag order
 
 CHUNKS, SIDE = 2 * RANKS, 0.36
-STEP_LOOK = tuple({"colour": "black", "share": 0.06 + 0.11 * step} for step in range(RANKS))  # the ranks have the colours
+
+
+def look_of(rank: int) -> dict:
+    """Of what began on a rank: its keys."""
+    return {"colour": RANK_COLOUR[rank], "share": 0.4}
 
 
 def plain_rank(chunk: int) -> int:
@@ -60,13 +64,13 @@ def draw_zigzag() -> Figure:
     figure, ax = canvas(5.75)
     for x, name, rank_of in ((1.15, "plain order", plain_rank), (5.5, "zigzag order", zigzag_rank)):
         draw_order(ax, x, 0.85, name, rank_of)
-    legend(ax, 5.5, tuple((0.3 + 1.5 * step, look, f"step {step}") for step, look in enumerate(STEP_LOOK)))
-    write(ax, 6.4, 5.5, "the numbers: the step", ha="left")
+    legend(ax, 5.5, tuple((0.15 + 1.65 * rank, look_of(rank), f"keys of rank {rank}") for rank in range(RANKS)))
+    write(ax, 6.95, 5.5, "the numbers: the step", ha="left")
     return figure
 
 
 def draw_order(ax: Axes, x: float, top: float, name: str, rank_of) -> None:
-    """The chunks of queries by the chunks of keys, shaded by step, the rank and chunk beside each row; below, each rank's work in each step."""
+    """The chunks of queries by the chunks of keys, in their rank's colour, with the step; the rank and chunk beside each row; below, each rank's work in each step."""
     write(ax, x, 0.2, name, HEAD, ha="left", weight="bold")
     write(ax, x, 0.47, "chunks of queries ↓, of keys →", ha="left")
     work = [[0.0] * RANKS for _ in range(RANKS)]
@@ -76,7 +80,7 @@ def draw_order(ax: Axes, x: float, top: float, name: str, rank_of) -> None:
         write(ax, x + (row + 0.5) * SIDE, top - 0.16, str(row))
         for col in range(CHUNKS):
             step = (rank - rank_of(col)) % RANKS
-            look = STEP_LOOK[step] | {"text": str(step)} if col <= row else {}
+            look = look_of(rank_of(col)) | {"text": str(step)} if col <= row else {}
             box(ax, x + col * SIDE, top + row * SIDE, SIDE, SIDE, **look)
             work[step][rank] += (col < row) + 0.5 * (col == row)
     outline(ax, x, top, CHUNKS * SIDE, CHUNKS * SIDE, line=1.5)
@@ -91,7 +95,7 @@ def draw_order(ax: Axes, x: float, top: float, name: str, rank_of) -> None:
             left = x + step * 0.72
             box(ax, left, y, 0.66, 0.2)
             if work[step][rank]:
-                box(ax, left, y, 0.66 * work[step][rank] / 4, 0.2, **STEP_LOOK[step])
+                box(ax, left, y, 0.66 * work[step][rank] / 4, 0.2, **look_of(owner(rank, step, RANKS)))
 
 
 @image("13_tiles.png")
@@ -107,7 +111,7 @@ def draw_tiles() -> Figure:
         for col, key in enumerate(chunks_of(visitor, RANKS)):
             write(ax, x + 0.25 + col * 0.5, 0.5, str(key))
             for row, query in enumerate(chunks_of(2, RANKS)):
-                look = STEP_LOOK[step] if key <= query else {}
+                look = look_of(visitor) if key <= query else {}
                 box(ax, x + col * 0.5, 0.65 + row * 0.5, 0.5, 0.5, "causal" if key == query else "", size=9, **look)
         write(ax, x + 0.5, 1.82, f"keys of rank {visitor}")
     return figure
@@ -150,12 +154,12 @@ SMS, HELD, TILES = 6, 4, 6  # the last SM is a message's at first; a step's work
 SM_HIGH, SM_GAP = 0.2, 0.22
 
 
-def begins_of(held: int, is_counted: bool, tiles: int = TILES) -> list[list[int]]:
-    """When each SM begins a work tile of a step: `tiles` for each program, or the next one for whoever is free first. A message has the
+def begins_of(held: int, is_counted: bool) -> list[list[int]]:
+    """When each SM begins a work tile of a step: TILES for each program, or the next one for whoever is free first. A message has the
     last SM for `held` units of time."""
     free = [0] * (SMS - 1) + [held]
     begins: list[list[int]] = [[] for _ in free]
-    for i in range(SMS * tiles):
+    for i in range(SMS * TILES):
         sm = min(range(SMS), key=lambda sm: (free[sm], sm)) if is_counted else i % SMS
         begins[sm].append(free[sm])
         free[sm] += 1
@@ -201,65 +205,6 @@ def draw_late_program() -> Figure:
         (5.4, WAITS, "nothing to compute"),
     ))  # fmt: skip
     return figure
-
-
-@image("13_two_messages.png")
-def draw_two_messages() -> Figure:
-    """A middle step of the backward: a second message finds its SM taken until the tile ends, and one message keeps it."""
-    figure, ax = canvas(2.6)
-    first, second, unit, top, left = 6, 3, 0.27, 0.45, 0.75  # units of time of dk and dv, and of k and v
-    gradients, keys = {"colour": "green", "share": 0.4, "size": BODY}, {"colour": "orange", "share": 0.6, "size": BODY}
-    for x, name, held in ((left, "two messages", first), (left + 4.45, "one message", first + second)):
-        begins = begins_of(held, True, 9)
-        tile, y = max(begin[-1] for begin in begins) + 1, top + (SMS - 1) * SM_GAP
-        end, later = (tile, first) if held > first else (tile + second, tile)
-        draw_step(ax, x, top, unit, begins, end)
-        box(ax, x, y, first * unit, SM_HIGH, "dk, dv", **gradients)
-        box(ax, x + later * unit, y, second * unit, SM_HIGH, "k, v", **keys)
-        write(ax, x, 0.2, f"{name}: {end} units of time", HEAD, ha="left", weight="bold")
-        name_sms(ax, x, top)
-    legend(ax, 2.3, (
-        (left, {"colour": "sky", "share": 0.5}, "a work tile"),
-        (left + 2.0, {"colour": "green", "share": 0.4}, "send dk, dv"),
-        (left + 4.0, {"colour": "orange", "share": 0.6}, "send k, v"),
-        (left + 5.8, WAITS, "nothing to compute"),
-    ))  # fmt: skip
-    return figure
-
-
-@image("13_overlap_backward.png")
-def draw_overlap_backward() -> Figure:
-    """Rank 1's backward with its own tile first, where the last dk and dv hide behind nothing, and with it last, where the first k and v do."""
-    figure, ax = canvas(3.3)
-    draw_backward(ax, 0.1, "its own tile first: 18 s", begin=0, order=(1, 0, 3, 2), kv=(0, 6, 10), gradients=(4, 8, 12, 16))
-    draw_backward(ax, 1.65, "its own tile last: 17 s", begin=1, order=(0, 3, 2, 1), kv=(0, 1, 7), gradients=(5, 9, 13))
-    legend(ax, 3.1, (
-        (0.15, {"colour": "sky", "share": 0.5}, "compute with keys of …"),
-        (2.7, {"colour": "orange", "share": 0.6}, "send k, v of …"),
-        (4.5, {"colour": "green", "share": 0.4}, "send dk, dv of …"),
-        (6.55, WAITS, "nothing to compute"),
-    ))  # fmt: skip
-    return figure
-
-
-def draw_backward(
-    ax: Axes, top: float, name: str, begin: int, order: tuple[int, ...], kv: tuple[int, ...], gradients: tuple[int, ...]
-) -> None:
-    """Rank 1's lanes. order: whose keys it computes with, from second `begin` on. kv, gradients: when these leave, in seconds."""
-    second, left = 0.41, 1.4  # a tile takes 4 s, k and v 1 s, dk and dv 2 s
-    end = begin + 4 * len(order)
-    write(ax, 0.15, top + 0.12, name, HEAD, ha="left", weight="bold")
-    for lane, y in (("computing", top + 0.38), ("sending", top + 0.78)):
-        write(ax, 0.15, y + 0.16, lane, BODY, ha="left")
-    for place, here in enumerate(order):
-        box(ax, left + (begin + 4 * place) * second, top + 0.36, 4 * second, 0.34, str(here), "sky", share=0.5, size=BODY)
-    for start, here in zip(kv, (1, 0, 3), strict=True):
-        box(ax, left + start * second, top + 0.76, second, 0.34, str(here), "orange", share=0.6, size=BODY)
-    for start, here in zip(gradients, order, strict=False):
-        box(ax, left + start * second, top + 0.76, 2 * second, 0.34, str(here), "green", share=0.4, size=BODY)
-    for start, stop in ((0, begin), (end, gradients[-1] + 2)):
-        if start < stop:
-            box(ax, left + start * second, top + 0.36, (stop - start) * second, 0.34, **WAITS)
 
 
 # ---------------------------------------------------------------- gradients that come home

@@ -103,7 +103,22 @@ def overlapped_where_all_keys_come_before_any_tile(kv, ranks, start, tile):
     return start(dkv).wait()
 
 
-PART = "dq_part, dk_part, dv_part = attention_backward(q, k, v, o, do, lse)"
+def overlapped_where_all_keys_come_before_any_tile_and_the_own_is_last(kv, ranks, start, tile):
+    kvs = [kv]
+    for _ in range(1, ranks):
+        kvs.append(start(kvs[-1]).wait())
+    dkv, home = 0, None
+    for visiting in kvs[1:]:
+        home = start(dkv) if torch.is_tensor(dkv) else None
+        part = tile(visiting)
+        dkv = part + (home.wait() if home else 0)
+    home = start(dkv)
+    return tile(kv) + home.wait()
+
+
+PAIR = "attention_backward(q, k, v, o, do, lse)"
+PART = f"dq_part, dk_part, dv_part = {PAIR}"
+OWN_O, OWN_LSE = "played.attend(q, k, v)[0]", "played.attend(q, k, v)[1]"
 ADD = "dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part"
 YIELD, LOOP = "k, v = yield k, v", "for _ in range(1, ranks):"
 JOIN = "o, lse = join(o, lse, *attend(q, k, v))"
@@ -150,6 +165,9 @@ WRONG_ANSWERS = (
     edit("13.4", "two numbers", (", True", ""), (", False", "", 2), told="want a tuple (first, end, is_causal)"),
     edit("13.4", "floats", ("rows // 2", "rows / 2", 2), told="first is 0 and end is 2.0: they must be whole numbers"),
     edit("13.4", "a row less", ("return rows // 2, rows, False", "return rows // 2 + 1, rows, False"), told="first = 3, want 2"),
+    edit("13.5", "k alone", ("return H_k", "return 0.5 * H_k"), told="that is half of it: either k is sent without v"),
+    edit("13.5", "a whole tile", ("H_q *", "2 * H_q *"), told="or all pairs are computed, and the mask leaves half"),
+    edit("13.5", "both ways", ("* bandwidth", "* (2 * bandwidth)"), told="or the link's rate counts twice, and it is one way's"),
     edit("13.5", "in and out", ("return H_k", "return 2 * H_k"), told="that is twice as much: a pair takes part in two matmuls"),
     edit("13.5", "W / F", ("flops / (H_q * bandwidth)", "bandwidth / (H_q * flops)"), told="flops and bandwidth are exchanged"),
     edit("13.5", "for o as well", ("H_k * itemsize", "(H_k + H_q) * itemsize"), told="pairs of 4 FLOPs take as long"),
@@ -171,7 +189,12 @@ WRONG_ANSWERS = (
     edit("13.6", "q, do and dq leave", (YIELD_ALL, "q, do, dq, k, v, dk, dv = yield q, do, dq, k, v, dk, dv"), told="a rank sends its q"),
     edit("13.6", "too far", (HOME, "for _ in range(1, ranks):\n        dk, dv = yield dk, dv\n"), told="comes home as dk after `ranks` steps"),
     edit("13.6", "home in the wrong order", (HOME, "if ranks > 1:\n        dv, dk = yield dk, dv\n"), told="comes home as dk"),
-    edit("13.6", "a visitor's own o", (PART, PART.replace(" o,", " played.attend(q, k, v)[0],")), told="each from the whole row's o and lse"),
+    edit("13.6", "own o and lse", (PAIR, PAIR.replace("o, do, lse", f"{OWN_O}, do, {OWN_LSE}"), 2), told="each part has its own o and lse"),
+    edit("13.6", "own lse", (PAIR, PAIR.replace(" lse", f" {OWN_LSE}"), 2), told="each part has its own lse, so its weights add up to 1 over this shard alone"),
+    edit("13.6", "own o", (PAIR, PAIR.replace(" o,", f" {OWN_O},"), 2), told="each part has its own o, so its delta is not the row's"),
+    edit("13.6", "a visitor's own o and lse", (PART, PART.replace("o, do, lse", f"{OWN_O}, do, {OWN_LSE}")), told="each visitor's part has its own o and lse"),
+    edit("13.6", "a visitor's own lse", (PART, PART.replace(" lse", f" {OWN_LSE}")), told="each visitor's part has its own lse, so its weights add up to 1"),
+    edit("13.6", "a visitor's own o", (PART, PART.replace(" o,", f" {OWN_O},")), told="each visitor's part has its own o, so its delta is not the row's"),
     ("13.6", backward_where_gradients_are_late, "leave only after the next pair has joined"),
     edit("13.6", "own pair twice", (f"{YIELD_ALL}\n        {PART}\n        {ADD}", f"{PART}\n        {ADD}\n        {YIELD_ALL}"), told="its own pair is counted twice, and the last pair never"),
     edit("13.6", "in bf16", (YIELD_ALL, f"{YIELD_ALL}\n        dk, dv = dk.bfloat16().double(), dv.bfloat16().double()"), told="unrounded"),
@@ -182,6 +205,7 @@ WRONG_ANSWERS = (
     edit("13.6", "home by ranks - 1 steps", ("if ranks > 1:\n        dk", "for _ in range(ranks - 1):\n        dk"), told="and comes home as dk"),
     edit("13.7", "no keys", ("kv = passing.wait()", "passing.wait()"), told="the parts of all ranks"),
     ("13.7", overlapped_where_all_keys_come_before_any_tile, "start them before a tile, and wait for them after it"),
+    ("13.7", overlapped_where_all_keys_come_before_any_tile_and_the_own_is_last, "wait only where what comes is needed"),
     edit("13.7", "dk and dv late", ("        home = start(dkv)\n", ""), ("dkv = tile(kv) + home.wait()", "part = tile(kv)\n        dkv = start(dkv).wait() + part"),
          told="start them before the next tile, and wait for them after it"),
     edit("13.7", "a visitor's tile twice", ("        dkv = tile(kv) + home", "        tile(kv)\n        dkv = tile(kv) + home"), told="a rank computes `ranks` tiles"),
@@ -189,8 +213,12 @@ WRONG_ANSWERS = (
     edit("13.7", "a tuple", ("home = start(dkv)", "home = start((kv, dkv))"), told="start takes one tensor, got a tuple"),
     edit("13.7", "twice home", ("return start(dkv).wait()", "return start(start(dkv).wait()).wait()"), told="come home to the keys that began here"),
     edit("13.8", "heads the other way round", ("ulysses = (ranks - 1) / ranks * (1 + group)", "ulysses = (ranks - 1) / ranks * (1 + 1 / group)"), told="group is upside down"),
-    edit("13.8", "o stays", ("(1 + group)", "(1 + group / 2)"), told="q and o group · T_s, but 1 / ranks of each stays"),
-    edit("13.8", "ring and all-gather exchanged", ("return ring, all_gather", "return all_gather, ring"), told="the ring and the all-gather are exchanged"),
+    edit("13.8", "o stays", ("(1 + group)", "(1 + group / 2)"), told="and q and o group · T_s; a rank keeps 1 / ranks of each"),
+    edit("13.8", "ring and all-gather exchanged", ("return ring, all_gather", "return all_gather, ring"), told="each tile but the last has a message beside it"),
+    edit("13.8", "each tensor twice", ("(1 + group)", "(2 + 2 * group)"), told="k and v take T_s together, and q and o group · T_s together"),
+    edit("13.8", "the part that stays", ("ulysses = (ranks - 1) / ranks", "ulysses = 1 / ranks"), told="1 / ranks of each tensor stays, and the rest is sent"),
+    edit("13.8", "no k, v", ("(1 + group)", "group"), told="k and v are exchanged, too"),
+    edit("13.8", "all is sent", ("(ranks - 1) / ranks * (1 + group)", "(1 + group)"), told="a rank keeps 1 / ranks of each"),
     edit("13.8", "T_s for k alone", ("    ring =", "    T_s *= 2\n    ring ="), told="no send takes twice as long"),
 )  # fmt: skip
 assert torch  # the edits' names

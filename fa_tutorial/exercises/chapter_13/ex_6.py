@@ -1,5 +1,7 @@
 """Exercise 13.6, backward_rank."""
 
+import itertools
+
 import torch
 
 from fa_tutorial.algorithm import attention_backward
@@ -30,17 +32,10 @@ YIELD, HOME, TILE = (
     "attention_backward(q, k, v, o, do, lse)",
 )
 PART = f"dq_part, dk_part, dv_part = {TILE}"
-OWN_LSE, OWN_O = "played.attend(q, k, v)[1]", "played.attend(q, k, v)[0]"
 MISTAKES = {
     "the gradients stop one rank before home: after ranks − 1 steps a rank holds those of the rank after it, so they need one step more": (HOME, ""),
     "dk and dv stay here while the keys travel, so that gradients of different keys are added up: they travel with their keys": [
         (YIELD, "k, v = yield k, v"), (HOME, "")],
-    "the part's own o and lse give weights that add up to 1 over this shard alone: take the whole row's": (
-        TILE, f"attention_backward(q, k, v, {OWN_O}, do, {OWN_LSE})", 2),
-    "the part's own lse gives weights that add up to 1 over this shard alone: take the whole row's": (
-        TILE, f"attention_backward(q, k, v, o, do, {OWN_LSE})", 2),
-    "a visitor's pair has its part's own lse, whose weights add up to 1 over this shard alone: take the whole row's": (
-        PART, PART.replace("lse", OWN_LSE)),
     "dq has its own pair's part alone: add each visitor's": ("dq + dq_part, ", "dq, "),
     "its own pair is left out": (f"dq, dk, dv = {TILE}\n", "dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))\n"),
     "its own pair is counted twice, and the last pair never: pass on first, then take the gradients of what came": (
@@ -71,8 +66,42 @@ def adapt(answer, *args):
     """As `played_on`. Right gradients may be sent by fewer tensors than most_sent: the own dk and dv may stay at home."""
     *gradients, sent = played_on(answer, *args)
     *want, most = truth(*args)
-    is_right = all(x.shape == y.shape and torch.allclose(x.double(), y, atol=1e-5) for x, y in zip(gradients, want, strict=True))
+    is_right = are_close(gradients, want)
+    if not is_right and (whose := own_results(*args, gradients)):
+        raise Wrong(whose)
     return *gradients, torch.as_tensor(max(sent, most) if is_right else sent)
+
+
+def are_close(gradients, want):
+    return all(x.shape == y.shape and torch.allclose(x.double(), y, atol=1e-5) for x, y in zip(gradients, want, strict=True))
+
+
+WHY = {
+    "o and lse": "so its weights add up to 1 over this shard alone: take the whole row's, those that came in",
+    "lse": "so its weights add up to 1 over this shard alone: take the whole row's, that which came in",
+    "o": "so its delta is not the row's: take the whole row's o, that which came in",
+}
+
+
+def own_results(q, k, v, do, ranks, gradients):
+    """Which of a part's own results, in place of the whole row's, gives these gradients; "" for none."""
+    if not 1 < ranks < played.MANY:
+        return ""
+    whole, shards = played.attend(q, k, v), range(ranks)
+    for whose, (what, why) in itertools.product(("part", "visitor's part"), WHY.items()):
+        sums = [torch.zeros_like(x) for x in (q, k, v)]
+        for rank, owner in itertools.product(shards, shards):
+            of_rank, of_owner = ([x.chunk(ranks, 2)[i] for x in same] for i, same in ((rank, (q, *whole, do)), (owner, (k, v))))
+            rows, o, lse, do_rows = of_rank
+            if whose == "part" or rank != owner:
+                own_o, own_lse = played.attend(rows, *of_owner)
+                o, lse = own_o if "o" in what.split() else o, own_lse if "lse" in what else lse
+            parts = attention_backward(rows, *of_owner, o, do_rows, lse)
+            for x, i, part in zip(sums, (rank, owner, owner), parts, strict=True):
+                x.chunk(ranks, 2)[i].add_(part)
+        if are_close(gradients, sums):
+            return f"each {whose} has its own {what}, {why}"
+    return ""
 
 
 def note(answer):
