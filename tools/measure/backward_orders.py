@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -54,9 +53,6 @@ LSE_LATER = [
     ("        if flags.UNDER_DQ:\n            x = gl.exp2(x * scale_log2)",
      "        if flags.UNDER_DQ:\n            x = gl.exp2(x * scale_log2 + row_values(shared.lse, block.n, x))", 1),
     ('tl.where(lse == -float("inf"), lse, -lse / scale)', 'tl.where(lse == -float("inf"), lse, -lse * LOG2_E)', 1),
-    ('        consumer_release(shared.q, block.n)  # this block of q and do is read\n', "", 1),
-    ("        consumer_wait(shared.do, after.n)\n        dv =",
-     "        consumer_release(shared.q, block.n)\n        consumer_wait(shared.do, after.n)\n        dv =", 1),
 ]  # fmt: skip
 DELTA_LATER = [
     ("MINUS_DELTA=UNDER_DQ", "MINUS_DELTA=False", 1),
@@ -68,27 +64,23 @@ ORDERS: dict[str, list[tuple]] = {
     "s′ under ds": UNDER_DS,
     "lse by arithmetic": LSE_LATER,
     "delta by arithmetic": DELTA_LATER,
-    "s′ under ds, lse by arithmetic": UNDER_DS + LSE_LATER,
 }
 
 
 @functools.cache
 def backward(order: str) -> Callable:
-    """hopper.flash_backward with one of ORDERS, or "p under dp": the order that D = 64 has."""
+    """hopper.flash_backward with one of ORDERS."""
     module = hopper.backward
     edits = list(ORDERS.get(order, []))
     edits += [('("hopper backward", ', f'("{order}", ', 1), ('("prepare dq", ', f'("{order} 1", ', 1)]
     text = edited(source_of(module), *edits)
-    names = defined(text, {"__name__": module.__name__})
-    if order == "p under dp":
-        names["CONFIGS"][128] = dataclasses.replace(names["CONFIGS"][128], under_dq=False)
-    return names["flash_backward"]
+    return defined(text, {"__name__": module.__name__})["flash_backward"]
 
 
 def order_cases() -> Iterator[Measurement]:
     """The backward in each order, in turns, full, S = 4,096: the three launches of a call, as chapter 9 counts them."""
     shape = at_4096(128, False)
-    for order in (*ORDERS, "p under dp"):
+    for order in ORDERS:
         yield about(9, "order", order, **vars(shape)), lambda order=order: _in_turns(shape)[order]
 
 
@@ -98,7 +90,7 @@ def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     do = torch.randn_like(q)
     o, lse = hopper.flash_forward(q, k, v, False, shape.D**-0.5)
     arguments = q, k, v, o, do, lse, None, False, shape.D**-0.5
-    calls = {order: partial(backward(order), *arguments) for order in (*ORDERS, "p under dp")}
+    calls = {order: partial(backward(order), *arguments) for order in ORDERS}
     truth = hopper.flash_backward(*arguments)
     errors = {
         order: max((x - true).abs().max().item() for x, true in zip(call(), truth, strict=True))
