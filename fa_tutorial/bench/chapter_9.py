@@ -134,8 +134,8 @@ IDLE = {"facecolor": "white", "hatch": "////"}
 
 
 def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
-    """Both consumers of one program over a few blocks, a panel for each of `loops`, by their stamps. Numbers are mean
-    cycles.
+    """Both consumers of one program over a few blocks, a panel for each of `loops`, by their stamps; of chapter 8's
+    two programs of one SM. Numbers are mean cycles. "by chance": if neither's softmaxes depended on the other's.
 
     The third lane shows when a matmul of either is issued and not finished: without one, the tensor cores are idle.
     """
@@ -144,11 +144,11 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
     for ax, loop in zip(panels, loops, strict=True):
         row = clocked(card, loop, D)
         _draw_lanes(ax, row)
-        shares = ", ".join(
-            f"{who} {share:.0%}" for who, share in zip(("neither", "one", "both"), row["softmax_at_once"], strict=True)
-        )
-        cycles = sum(row["cycles"].values()) / 2
-        ax.set_title(f"{loop}: {cycles:,.0f} cycles a block; at a softmax: {shares}", loc="left")
+        cycles, alone = sum(row["cycles"].values()), row["cycles"]["stop"]
+        one, chance = row["softmax_at_once"][1], 2 * alone * (cycles - alone) / cycles**2
+        shares = f"exactly one at a softmax: {one:.0%} of the time, by chance {chance:.0%}"
+        ax.set_title(f"{loop}: {cycles / 2:,.0f} cycles a block; {shares}", loc="left")
+    panels[-1].set_xlim(0, 13_000)
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = {D}, full, S = 4,096")
     handles: list[Any] = [Patch(edgecolor="black", **look) for look in (*(part[3] for part in PARTS_OF_A_BLOCK), IDLE)]
@@ -174,7 +174,8 @@ def _draw_lanes(ax: Axes, row: pd.Series) -> None:
     ax.barh(lane, last - first, left=first, **edge, **IDLE)
     for start, end in under_way:
         ax.barh(lane, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
-    ax.set_yticks(range(lane + 1), (*(f"consumer {c}" for c in range(lane)), "a matmul issued,\nnot finished"))
+    who = "program" if row["provider"] == LOOPS["chapter 8's"] else "consumer"
+    ax.set_yticks(range(lane + 1), (*(f"{who} {c}" for c in range(lane)), "a matmul issued,\nnot finished"))
     ax.invert_yaxis()
     ax.grid(False)
 
@@ -428,6 +429,23 @@ def draw_block(order: Sequence[str], name: str) -> Figure:
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.grid(False)
     return figure
+
+
+ORDERS = {
+    "the kernel's": "the kernel's",
+    "s′ under ds": "s′ right behind dp",
+    "in turn": "no block ahead: dv under ds, dk under the meeting",
+    "delta by arithmetic": "the kernel's, but delta is subtracted after dp",
+}
+
+
+def print_orders(card: dict[str, Any]) -> None:
+    """The backward with other orders of a block: the cycles of a call over those of the kernel's, and its time."""
+    found = results.select(card["kernels"], chapter=9, kernel="order").set_index("provider")
+    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096':52}cycles      ms")
+    for name, words in ORDERS.items():
+        cycles = found.loc[name, "cycles"] / found.loc["the kernel's", "cycles"]
+        print(f"{words:52}{cycles:6.2f}{found.loc[name, 'ms']:8.2f}")
 
 
 def print_backward_profiled(card: dict[str, Any]) -> None:

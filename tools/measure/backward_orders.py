@@ -1,4 +1,4 @@
-"""Chapter 9: its backward with another order of a block's lines, and with lse subtracted by arithmetic: D = 128."""
+"""Chapter 9: its backward with another order of a block's lines, and with delta subtracted by arithmetic: D = 128."""
 
 from __future__ import annotations
 
@@ -44,16 +44,7 @@ IN_TURN = [
     ("        x = warpgroup_mma_wait(0, [issue_s(block, shared, start_n, sizes, C, flags)])\n"
      "        if flags.UNDER_DQ:\n", "        x = scale_log2\n        if False:\n", 1),
 ]  # fmt: skip
-# The accumulator of s starts at 0, and exp2(s · scale_log2 + row) has FFMAs. The row's value is −lse · log₂ e.
-LSE_LATER = [
-    ("    s = row_values(shared.lse, block.n, zeros_of(shared))\n    if flags.MASK", "    s = zeros_of(shared)\n"
-     "    if flags.MASK", 1),
-    ("        ahead = gl.exp2(ahead * scale_log2)  # p",
-     "        ahead = gl.exp2(ahead * scale_log2 + row_values(shared.lse, after.n, ahead))  # p", 1),
-    ("        if flags.UNDER_DQ:\n            x = gl.exp2(x * scale_log2)",
-     "        if flags.UNDER_DQ:\n            x = gl.exp2(x * scale_log2 + row_values(shared.lse, block.n, x))", 1),
-    ('tl.where(lse == -float("inf"), lse, -lse / scale)', 'tl.where(lse == -float("inf"), lse, -lse * LOG2_E)', 1),
-]  # fmt: skip
+# dp's accumulator starts at 0, and delta is subtracted by arithmetic.
 DELTA_LATER = [
     ("MINUS_DELTA=UNDER_DQ", "MINUS_DELTA=False", 1),
     ("p_t * dp_t if UNDER_DQ else", "p_t * dp_t if False else", 1),
@@ -62,7 +53,6 @@ ORDERS: dict[str, list[tuple]] = {
     "in turn": IN_TURN,
     "the kernel's": [],
     "s′ under ds": UNDER_DS,
-    "lse by arithmetic": LSE_LATER,
     "delta by arithmetic": DELTA_LATER,
 }
 

@@ -24,7 +24,6 @@ from fa_tutorial.tiles import padded_d
 from fa_tutorial.tuned import steps
 from fa_tutorial.tuned.descriptors import descriptor_template
 from measure.alone import mean_parts, softmax_at_once
-from measure.clocks import cycles_in_turns
 
 triton = hardware.require_triton("Chapter 9's measurements")
 
@@ -41,18 +40,7 @@ def stamp(stamps_ptr, block, n: tl.constexpr, after):
 
 
 @triton.jit
-def now():
-    return tl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=tl.int64, is_pure=False, pack=1)
-
-
-@triton.jit
 def attend('''
-WAITS = """    if LATE > 0:
-        if (tl.program_id(0) >= 132) & (tl.program_id(0) < 264):
-            begin = now()
-            while now() - begin < LATE:
-                pass
-    for start_n in range(0, full_n"""
 SM = """    sm = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
     tl.store(sm_ptr + tl.program_id(0), sm)
     l_or_one = tl"""
@@ -65,10 +53,9 @@ EDITS = (
     ("    acc = dot(p", STAMP.format(" + 1", 1, "l") + "    acc = dot(p", 1),
     ("lse_ptr, H_q", "lse_ptr, stamps_ptr, sm_ptr, H_q", 1),
     ("BLOCK_D: tl.constexpr):\n    row_blocks",
-     "BLOCK_D: tl.constexpr, STAMPED: tl.constexpr, LATE: tl.constexpr):\n"
+     "BLOCK_D: tl.constexpr, STAMPED: tl.constexpr):\n"
      "    stamps_ptr += tl.program_id(0).to(tl.int64) * (S_k // BLOCK_N + 1) * 5\n    row_blocks", 1),
     ("S_k, D, scale_log2,\n                           ", "S_k, D, scale_log2, stamps_ptr, STAMPED,\n    ", 2),
-    ("    for start_n in range(0, full_n", WAITS, 1),
     ("    l_or_one = tl", SM, 1),
 )  # fmt: skip
 
@@ -82,11 +69,9 @@ def kernel():
 
 
 def flash_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, stamps: torch.Tensor, sm: torch.Tensor, stamped: bool = True,
-    late: int = 0,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, stamps: torch.Tensor, sm: torch.Tensor,
 ) -> torch.Tensor:  # fmt: skip
-    """o. stamps: (programs, blocks + 1, 5) int64; sm: (programs,) int32, gets each one's SM. late: cycles by which the
-    second program of each SM starts later."""
+    """o. stamps: (programs, blocks + 1, 5) int64; sm: (programs,) int32, gets each one's SM."""
     B, H, S, D = q.shape
     tile = steps.LARGER[D]
     o = torch.empty_like(q)
@@ -94,8 +79,8 @@ def flash_forward(
     rows = tile.block_m, tile.block_n, tile.block_n, tile.block_m
     tensors = [descriptor_template(x, n)(x) for x, n in zip((q, k, v, o), rows, strict=True)]
     kernel()[(triton.cdiv(S, tile.block_m) * B * H,)](
-        *tensors, lse, stamps, sm, H, H, 1, S, S, D, D**-0.5, IS_CAUSAL=False, BLOCK_D=padded_d(D), STAMPED=stamped,
-        LATE=late, **tile.launch(),
+        *tensors, lse, stamps, sm, H, H, 1, S, S, D, D**-0.5, IS_CAUSAL=False, BLOCK_D=padded_d(D), STAMPED=True,
+        **tile.launch(),
     )  # fmt: skip
     return o
 
@@ -115,13 +100,13 @@ def room(shape: Shape) -> dict[str, torch.Tensor]:
     return {"stamps": stamps, "sm": torch.zeros(programs, dtype=torch.int32, device="cuda")}
 
 
-def _clocked_row(shape: Shape, late: int = 0) -> dict[str, Any]:
+def _clocked_row(shape: Shape) -> dict[str, Any]:
     """As chapter_9's of two consumers: "cycles", "stamps" of four blocks of the programs of one SM, "softmax_at_once".
     A block has BLOCK_M x BLOCK_N scores, as many as 64 x 128."""
     q, k, v = inputs(shape)
     into = room(shape)
     for _ in range(3):
-        flash_forward(q, k, v, late=late, **into)
+        flash_forward(q, k, v, **into)
     clock, sm = into["stamps"].cpu(), into["sm"].cpu()
     clock[:, :, 0], clock[:, :, 4] = clock[:, :, 1], clock[:, :, 3]
     clock = clock[:, 4:-5]
@@ -137,8 +122,6 @@ def _clocked_row(shape: Shape, late: int = 0) -> dict[str, Any]:
         "cycles": mean_parts(clock[:, None]),
         "stamps": (shown - shown.min()).tolist(),
         "softmax_at_once": torch.tensor(at_once, dtype=torch.float64).mean(0).round(decimals=3).tolist(),
-        "on_an_sm": [len(group) for group in together][:10],
-        "behind": (shown[1] - shown[0])[:, 2].tolist(),
     }
 
 
@@ -149,30 +132,3 @@ def _together(clock: torch.Tensor, sm: torch.Tensor, one: int) -> list[int] | No
     many = (sm == sm[one]) & (2 * shared > ended[one] - begun[one])
     found = many.nonzero()[:, 0].tolist()
     return found if len(found) > 1 else None
-
-
-LATE = (0, 600, 1200, 1800, 2400)
-
-
-def late_cases() -> Iterator[Measurement]:
-    """Chapter 8's forward, D = 128, full, S = 4,096, when the second program of each SM starts later: the SM cycles
-    without stamps, in turns, and with them softmax_at_once of the first two programs."""
-    shape = at_4096(128, False)
-    for late in LATE:
-        yield about(9, "late", "tuned", late=late, **vars(shape)), lambda late=late: _late_in_turns(shape)[late]
-
-
-@functools.cache
-def _late_in_turns(shape: Shape) -> dict[int, dict[str, Any]]:
-    q, k, v = inputs(shape)
-    into = room(shape)
-    cycles = cycles_in_turns({late: partial(flash_forward, q, k, v, stamped=False, late=late, **into) for late in LATE})
-    rows = {}
-    for late in LATE:
-        for _ in range(3):
-            flash_forward(q, k, v, late=late, **into)
-        clock, sm = into["stamps"].cpu()[:264, 4:-5], into["sm"].cpu()[:264]
-        pairs = [pair for one in range(0, 132, 11) if (pair := _together(clock, sm, one)) is not None]
-        at_once = torch.tensor([softmax_at_once(clock[pair]) for pair in pairs if len(pair) == 2])
-        rows[late] = {"cycles": cycles[late], "softmax_at_once": at_once.mean(0).tolist()}
-    return rows

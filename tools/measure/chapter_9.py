@@ -293,6 +293,6 @@ def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
         step_cases(), ladder_cases(), alone.alone_cases(), clocked_cases(), late_cases(),
-        chapter_8_clock.clocked_cases(), chapter_8_clock.late_cases(), backward_orders.order_cases(),
+        chapter_8_clock.clocked_cases(), backward_orders.order_cases(),
         error_cases(), clock_cases(), auto_rule_cases(), busy_cases(),
     )  # fmt: skip
