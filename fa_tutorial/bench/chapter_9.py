@@ -444,12 +444,13 @@ ORDERS = {
 
 
 def print_orders(card: dict[str, Any]) -> None:
-    """The backward with other orders of a block: the cycles of a call over those of the kernel's, and its time."""
-    found = results.select(card["kernels"], chapter=9, kernel="order").set_index("provider")
-    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096':52}cycles      ms")
+    """The backward with other orders of a block: the cycles of a call over those of the kernel's, the clock at
+    which it then ran, and its time."""
+    found, first = results.select(card["kernels"], chapter=9, kernel="order").set_index("provider"), next(iter(ORDERS))
+    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096':52}cycles    MHz     ms")
     for name, words in ORDERS.items():
-        cycles = found.loc[name, "cycles"] / found.loc["the kernel's", "cycles"]
-        print(f"{words:52}{cycles:6.2f}{found.loc[name, 'ms']:8.2f}")
+        cycles, ms = found.loc[name, ["cycles", "ms"]]
+        print(f"{words:52}{cycles / found.loc[first, 'cycles']:6.2f}{cycles / ms / 1e3:7,.0f}{ms:7.2f}")
 
 
 def print_backward_profiled(card: dict[str, Any]) -> None:
