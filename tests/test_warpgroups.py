@@ -5,7 +5,8 @@ import itertools
 import pytest
 
 from fa_tutorial import warpgroups
-from fa_tutorial.bench import results
+from fa_tutorial.bench import chapter_9, results
+from fa_tutorial.exercises import catalogue
 from fa_tutorial.warpgroups import cycles_per_block, timeline
 
 
@@ -48,3 +49,27 @@ def test_two_consumers_fall_into_step_where_an_h200_s_do():
 def test_any_gap_keeps_two_stops_in_step():
     cycles = {gap: warpgroups.two_consumers(warpgroups.TWO_STOPS, gap)[0] for gap in (0, 1, 100, 500)}
     assert cycles[0] < 1200 and all(cycles[gap] == pytest.approx(1418, abs=1) for gap in (1, 100, 500))
+
+
+def test_a_block_of_the_backward_idles_where_the_text_says_so():
+    """Line by line at p, ds, the meeting and the store of dq; in the kernel's order at ds; nowhere with s′ behind dp."""
+    kernels = catalogue.find("9.7").solution()
+    without = [line for line in kernels if line != "issue s′"]
+    idle = {}
+    for name, order in (("line", chapter_9.LINE_BY_LINE), ("kernel", kernels), ("s′", [without[0], "issue s′", *without[1:]])):
+        lanes = chapter_9.lanes_of(order)
+        spans = sorted(lanes.matmuls.values())
+        assert len(spans) == 5 and all(end <= start for (_, end), (start, _) in itertools.pairwise(spans))
+        idle[name] = lanes.end - 5 * chapter_9.BLOCK_MATMUL
+    work = chapter_9.WORK
+    assert idle == {"line": work["p"] + work["hand over ds"] + chapter_9.MEETING + work["add dq"], "kernel": work["hand over ds"], "s′": 0}
+
+
+def test_chapter_8s_programs_meet_by_chance_and_one_stop_alternates():
+    shares = {}
+    for loop in ("chapter 8's", "one stop"):
+        row = chapter_9.clocked(results.load("h200"), loop, 128)
+        softmax = row["cycles"]["stop"] / sum(row["cycles"].values())
+        shares[loop] = row["softmax_at_once"][1], 2 * softmax * (1 - softmax)
+    (met, chance), (alternating, other) = shares.values()
+    assert met - chance < 0.06 and alternating - other > 0.2

@@ -6,7 +6,8 @@ tools/measure measures what is stored.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -67,7 +68,7 @@ def block_of(loop: str) -> str:
 
 def draw_ladder(card: dict[str, Any], *names: str) -> Figure:
     """A block of 64 x 128 scores, full, S = 4,096, in some of LOOPS and in "hopper": an SM's cycles, of them those that
-    its matmuls need, and the rate. Dashed: the wall (9.2)."""
+    its matmuls need, and the rate. Dashed: (9.2)."""
     figure = Figure(figsize=(10, 1.2 + 0.36 * len(names)))
     panels = figure.subplots(1, 2, sharey=True)
     for ax, D in zip(panels, (64, 128), strict=True):
@@ -80,7 +81,7 @@ def draw_ladder(card: dict[str, Any], *names: str) -> Figure:
             ax.text(1.03 * max(cycles, wall), n, f"{cycles:,.0f}; {rate:.0f} TFLOP/s", va="center")
         ax.axvline(wall, color="black", linestyle="--", linewidth=1)
         ax.set_xlim(0, 2.05 * wall)
-        ax.set_title(f"D = {D}: matmuls {need:,}, wall {wall:,.0f}", loc="left")
+        ax.set_title(f"D = {D}: matmuls {need:,}; dashed: {wall:,.0f}", loc="left")
         ax.xaxis.set_major_formatter("{x:,.0f}")
         ax.grid(False)
     panels[0].set_yticks(range(len(names)), names)
@@ -94,6 +95,11 @@ def _ladder(card: dict[str, Any], name: str, D: int) -> tuple[float, float]:
     wanted = {"provider": LOOPS.get(name, name), "D": D, "S_q": 4096, "is_causal": False}
     row = results.select(card["kernels"], kernel="ladder", **wanted).iloc[0]
     return _cycles_a_block(card, row), row["tflops"]
+
+
+def print_cycles(card: dict[str, Any], name: str) -> None:
+    """draw_ladder's cycles of one of its names, for D = 64 and 128, as a line of a table."""
+    print(f"{f'{name}, measured, {gpu(card)}':42}" + "".join(f"{_ladder(card, name, D)[0]:9,.0f}" for D in (64, 128)))
 
 
 def print_over_one_stop(card: dict[str, Any], *loops: str) -> None:
@@ -128,8 +134,8 @@ IDLE = {"facecolor": "white", "hatch": "////"}
 
 
 def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
-    """Both consumers of one program over a few blocks, a panel for each of `loops`, by their stamps. Numbers are mean
-    cycles.
+    """Both consumers of one program over a few blocks, a panel for each of `loops`, by their stamps; of chapter 8's
+    two programs of one SM. Numbers are mean cycles. "by chance": if neither's softmaxes depended on the other's.
 
     The third lane shows when a matmul of either is issued and not finished: without one, the tensor cores are idle.
     """
@@ -138,11 +144,11 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
     for ax, loop in zip(panels, loops, strict=True):
         row = clocked(card, loop, D)
         _draw_lanes(ax, row)
-        shares = ", ".join(
-            f"{who} {share:.0%}" for who, share in zip(("neither", "one", "both"), row["softmax_at_once"], strict=True)
-        )
-        cycles = sum(row["cycles"].values()) / 2
-        ax.set_title(f"{loop}: {cycles:,.0f} cycles a block; at a softmax: {shares}", loc="left")
+        cycles, alone = sum(row["cycles"].values()), row["cycles"]["stop"]
+        one, chance = row["softmax_at_once"][1], 2 * alone * (cycles - alone) / cycles**2
+        shares = f"exactly one at a softmax: {one:.0%} of the time, by chance {chance:.0%}"
+        ax.set_title(f"{loop}: {cycles / 2:,.0f} cycles a block; {shares}", loc="left")
+    panels[-1].set_xlim(0, 13_000)
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = {D}, full, S = 4,096")
     handles: list[Any] = [Patch(edgecolor="black", **look) for look in (*(part[3] for part in PARTS_OF_A_BLOCK), IDLE)]
@@ -168,7 +174,8 @@ def _draw_lanes(ax: Axes, row: pd.Series) -> None:
     ax.barh(lane, last - first, left=first, **edge, **IDLE)
     for start, end in under_way:
         ax.barh(lane, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
-    ax.set_yticks(range(lane + 1), (*(f"consumer {c}" for c in range(lane)), "a matmul issued,\nnot finished"))
+    who = "program" if row["provider"] == LOOPS["chapter 8's"] else "consumer"
+    ax.set_yticks(range(lane + 1), (*(f"{who} {c}" for c in range(lane)), "a matmul issued,\nnot finished"))
     ax.invert_yaxis()
     ax.grid(False)
 
@@ -201,12 +208,12 @@ def print_programs(card: dict[str, Any], *names: str) -> None:
     """Consumers that share a program, or have one each, D = 128: SM cycles of 64 x 128 scores, MHz, and the rate."""
     found = results.select(card["kernels"], kernel="alone", D=128).set_index("provider")
     watts = found.loc[list(names), "watts"]
-    print(f"{gpu(card)}, D = 128, full, S = {found['S_q'].iloc[0]:,}, tiles of 64 keys;", end=" ")
+    print(f"{gpu(card)}, D = 128, full, S = {found['S_q'].iloc[0]:,}, 64 keys at a time;", end=" ")
     print(f"{watts.min():.0f} to {watts.max():.0f} W")
-    print(" " * 50 + "cycles a block    MHz  TFLOP/s")
+    print(" " * 50 + "cycles for 64 x 128    MHz  TFLOP/s")
     for name in names:
         row = found.loc[name]
-        print(f"{name:50}{_cycles_a_block(card, row):14,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}")
+        print(f"{name:50}{_cycles_a_block(card, row):19,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}")
 
 
 def print_softmax(card: dict[str, Any], counts: list[int]) -> None:
@@ -220,7 +227,7 @@ def print_softmax(card: dict[str, Any], counts: list[int]) -> None:
     one = "1 program of 1 consumer"
     exponentials, others = 4 * 2 * counts[0], sum(counts[1:])
     cycles = {
-        "by (8.5)": max(exponentials, sum(counts)),
+        "by chapter 8's model": max(exponentials, sum(counts)),
         f"in turns, {exponentials} + {others}": exponentials + others,
         "measured, alone on an SM": of[one]["stop"],
         "measured, beside a second consumer": of["2 consumers in 1 program"]["stop"],
@@ -293,7 +300,7 @@ def gains(card: dict[str, Any]) -> pd.DataFrame:
     # Without a mask "order" is the same kernel.
     with_counter = of["counter"].where(of.index.get_level_values("is_causal"), of["order"])
     return pd.DataFrame({
-        "second consumer": of["one stop"] / of["tuned"],
+        "two consumers": of["one stop"] / of["tuned"],
         "k's ring, any S": two / of["one stop"] * of["overlap"] / of["roles"],
         "third consumer": of["roles"] / two,
         "persistent": with_counter / of["overlap"],
@@ -303,7 +310,8 @@ def gains(card: dict[str, Any]) -> pd.DataFrame:
 
 
 def draw_steps(card: dict[str, Any]) -> Figure:
-    """`gains`, one after another, as speed over chapter 8's kernel, for three lengths; mean of full and causal."""
+    """`gains`, one after another, as speed over chapter 8's kernel, for three lengths; mean of full and causal. Hollow:
+    not a kernel that was measured, but the product of two gains."""
     found = np.log(gains(card)).groupby(level=["D", "S_q"]).mean()
     figure = Figure(figsize=(10, 4.2))
     panels = figure.subplots(1, 2, sharey=True)
@@ -315,6 +323,9 @@ def draw_steps(card: dict[str, Any]) -> Figure:
         for (S, row), look in zip(of.loc[[1024, 4096, 16_384], steps].iterrows(), looks, strict=True):
             speed = np.exp(np.cumsum([0, *row]))
             ax.plot(range(len(speed)), speed, look, label=f"S = {S:,}")
+            if "third consumer" in steps:  # k's ring with two consumers isn't measured
+                place = steps.index("k's ring, any S") + 1
+                ax.plot(place, speed[place], look[:3], markerfacecolor="white")
             ends.append((speed[-1], look[:2]))
             for n, gain in enumerate(np.exp(row)):
                 if gain < 0.97:  # a step that costs
@@ -338,6 +349,11 @@ def draw_steps(card: dict[str, Any]) -> Figure:
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     last = gains(card).prod(axis=1)
     print(f"{gpu(card)}, all steps together: {last.min():.2f} to {last.max():.2f} times as fast as chapter 8's kernel")
+    for D in (64, 128):
+        cycles, _ = _ladder(card, "hopper", D)
+        need = 2 * matmul_cycles(D)
+        busy = f"{need:,.0f} of them the tensor cores are busy: {need / cycles:.0%}"
+        print(f"D = {D:3}, full, S = 4,096: {cycles:,.0f} cycles a block; for {busy}")
     return figure
 
 
@@ -349,6 +365,92 @@ def print_persistent(card: dict[str, Any]) -> None:
     for D in (64, 128):
         of = results.select(found, D=D).set_index("provider")["tflops"]
         print(f"{f'D = {D}':34}" + "".join(f"{of[step]:15.0f}" for step in ("overlap", "persistent", "counter")))
+
+
+# A block of the backward at one consumer: 64 keys meet 64 queries, D = 128. Cycles of a matmul and of p by (9.1); those
+# of the others are guesses. The other consumer hands its rows of ds over a little later than this one.
+BLOCK_MATMUL, MEETING = 256, 230
+WORK = {"p": 256, "p′": 256, "hand over ds": 200, "add dq": 150}
+LINE_BY_LINE = (
+    "issue s", "wait for s", "p", "issue dv", "wait for dv", "issue dp", "wait for dp", "hand over ds", "meet",
+    "issue dq", "wait for dq", "add dq", "issue dk", "wait for dk", "release q, do",
+)  # fmt: skip
+
+
+class Lanes(NamedTuple):
+    """What the lines of a block keep busy, {name: (start, end)}; when each line is done; and the block."""
+
+    matmuls: dict[str, tuple[int, int]]
+    work: dict[str, tuple[int, int]]
+    done: dict[str, int]
+
+    @property
+    def end(self) -> int:
+        return max(end for _, end in (*self.matmuls.values(), *self.work.values()))
+
+
+def lanes_of(order: Sequence[str]) -> Lanes:
+    """Plays a block's lines, in exercise 9.7's words, at a consumer that has the tensor cores to itself."""
+    found, now = Lanes({}, {}, {}), 0
+    for line in order:
+        if line.startswith("issue "):
+            start = max([now, *(end for _, end in found.matmuls.values())])
+            found.matmuls[line.removeprefix("issue ")] = start, start + BLOCK_MATMUL
+        elif line.startswith("wait for "):
+            now = max(now, *(found.matmuls[name][1] for name in line.removeprefix("wait for ").split(", ")))
+        elif line == "meet":
+            now = max(now, found.done["hand over ds"] + MEETING)
+        elif line in WORK:
+            found.work[line] = now, now + WORK[line]
+            now += WORK[line]
+        found.done[line] = now
+    return found
+
+
+def draw_block(order: Sequence[str], name: str) -> Figure:
+    """lanes_of an order: its matmuls, what its warps compute, and when they hand over ds and have met."""
+    lanes = lanes_of(order)
+    figure = Figure(figsize=(10, 2.1))
+    ax = figure.subplots()
+    ax.barh((0, 1), lanes.end, height=0.7, edgecolor="black", linewidth=0.5, **IDLE)
+    looks = dict.fromkeys(("s", "dp"), "C0") | dict.fromkeys(("dk", "dv"), "C2") | {"dq": "C3"}
+    for lane, spans in enumerate((lanes.matmuls, lanes.work)):
+        for what, (start, end) in spans.items():
+            colour = "C1" if lane else looks[what.removesuffix("′")]
+            ax.barh(lane, end - start, left=start, height=0.7, edgecolor="black", linewidth=0.5, facecolor=colour)
+            text = what.removeprefix("hand over ").replace("add dq", "store\ndq")
+            ink = "black" if what == "dq" else "white"
+            ax.text((start + end) / 2, lane, text, color=ink, ha="center", va="center", size="small")
+    for line, words, side in (("hand over ds", "ds handed over ", "right"), ("meet", " met", "left")):
+        ax.axvline(lanes.done[line], color="black", linestyle="--", linewidth=1.3)
+        ax.text(lanes.done[line], -0.42, words, va="bottom", ha=side, size="small")
+    ax.set_ylim(1.5, -0.75)
+    ax.set_xlim(0, 2200)
+    ax.set_yticks((0, 1), ("tensor cores", "its warps"))
+    idle = lanes.end - BLOCK_MATMUL * len(lanes.matmuls)
+    ax.set_title(f"{name}: {lanes.end:,} cycles, the tensor cores idle for {idle:,}", loc="left")
+    ax.set_xlabel("cycles; matmuls and p by (9.1), the rest guessed; hatched: idle, or waiting")
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.grid(False)
+    return figure
+
+
+ORDERS = {
+    "the kernel's": "the kernel's",
+    "s′ under ds": "s′ right behind dp",
+    "in turn": "no block ahead: dv under ds, dk under the meeting",
+    "delta by arithmetic": "the kernel's, but delta is subtracted after dp",
+}
+
+
+def print_orders(card: dict[str, Any]) -> None:
+    """The backward with other orders of a block: the cycles of a call over those of the kernel's, the clock at
+    which it then ran, and its time."""
+    found, first = results.select(card["kernels"], chapter=9, kernel="order").set_index("provider"), next(iter(ORDERS))
+    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096':52}cycles    MHz     ms")
+    for name, words in ORDERS.items():
+        cycles, ms = found.loc[name, ["cycles", "ms"]]
+        print(f"{words:52}{cycles / found.loc[first, 'cycles']:6.2f}{cycles / ms / 1e3:7,.0f}{ms:7.2f}")
 
 
 def print_backward_profiled(card: dict[str, Any]) -> None:

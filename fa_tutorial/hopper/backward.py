@@ -288,7 +288,7 @@ def one_block(ahead, dk, dv, block, after, dq_desc, shared, start_n, sizes, scal
     dp_t = warpgroup_mma_wait(0, [dp_t])
     ds_t = p_t * dp_t if UNDER_DQ else p_t * (dp_t + row_values(shared.delta, block.n, dp_t))  # (6.10)
     ds_pairs = pack(ds_t, dtype)  # two fp16 numbers a register
-    hand_over(ds_pairs, block.n, shared, C)  # exercise 9.7's order from here on
+    hand_over(ds_pairs, block.n, shared, C)
     if not UNDER_DQ:
         dv = issue_dkdv(pack(p_t, dtype), dv, shared.do, block.n)
     dk = issue_dkdv(ds_pairs, dk, shared.q, block.n)  # (6.12)

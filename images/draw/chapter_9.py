@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from draw.drawing import BODY, HEAD, WAITS, arrow, box, canvas, image, legend, outline, write
+from draw.drawing import BODY, HEAD, WAITS, arrow, box, canvas, image, outline, write
 from fa_tutorial.barriers import ring, ring_consumer, ring_producer, run
 from fa_tutorial.warpgroups import KEYS, ROWS, Operation, cycles_per_block, matmul_cycles, timeline
 
@@ -287,61 +287,4 @@ def draw_backward_roles() -> Figure:
         arrow(ax, (0.1, y), (0.6, y), colour, width=2.2)
         write(ax, 0.75, y, text, ha="left")
     write(ax, 0.1, 6.54, "solid: in registers for all blocks of q; dashed: in registers for one block", ha="left")
-    return figure
-
-
-@image("09_backward_block.png")
-def draw_backward_block() -> Figure:
-    """One block at one consumer with D = 128: the order of its five matmuls, and what runs beside them."""
-    figure, ax = canvas(3.45)
-    left, unit, tall = 1.35, 1.17, 0.42
-    write(ax, 0.1, 0.25, "one block at one consumer, D = 128", HEAD, ha="left", weight="bold")
-    lanes = (
-        ("tensor cores", (
-            (0, 1, "dp", {"colour": "sky", "share": 0.45}),
-            (1, 1.8, "", WAITS),
-            (1.8, 2.8, "dk", {"colour": "green", "share": 0.5}),
-            (2.8, 3.8, "s′", {"colour": "blue", "share": 0.45}),
-            (3.8, 4.8, "dq", {"colour": "purple", "share": 0.5}),
-            (4.8, 5.8, "dv′", {"colour": "green", "share": 0.5}),
-        )),
-        ("its warps", (
-            (0, 1, "", WAITS),
-            (1, 1.8, "ds", {"colour": "yellow", "share": 0.6}),
-            (1.8, 3.8, "", WAITS),
-            (3.8, 4.6, "p′", {"colour": "orange", "share": 0.55}),
-            (4.6, 4.8, "", WAITS),
-            (4.8, 5.4, "store dq", {"colour": "purple", "share": 0.3}),
-            (5.4, 5.8, "", WAITS),
-        )),
-        ("TMA", ((5.4, 6.4, "add dq", {"colour": "purple", "share": 0.3}),)),
-    )  # fmt: skip
-    for lane, (name, spans) in enumerate(lanes):
-        y = 0.8 + lane * (tall + 0.1)
-        write(ax, 0.1, y + tall / 2, name, ha="left")
-        for start, end, text, look in spans:
-            box(ax, left + start * unit, y, (end - start) * unit, tall, text, **look)
-    bottom = 0.8 + 3 * (tall + 0.1)
-    for time, text in ((1.8, "hand over ds"), (2.7, "meet: the other's ds")):
-        ax.plot([left + time * unit] * 2, [0.66, bottom - 0.45], color="black", linestyle="--", linewidth=1.3, zorder=4)
-        write(ax, left + time * unit + (-0.05 if time < 2 else 0.05), 0.56, text, ha="right" if time < 2 else "left")
-    legend(ax, bottom + 0.2, (
-        (0.1, {"colour": "orange", "share": 0.55}, "p′ = exp2(…)"),
-        (2.1, {"colour": "yellow", "share": 0.6}, "ds = p ∘ dp, rounded, to shared memory"),
-        (6.1, WAITS, "waits"),
-    ))  # fmt: skip
-    write(
-        ax,
-        0.1,
-        bottom + 0.58,
-        "′: of the next block. dq starts after the meeting; until then dk and s′ keep the tensor cores busy.",
-        ha="left",
-    )
-    write(
-        ax,
-        0.1,
-        bottom + 0.88,
-        "The order is the kernel's, the lengths are not measured. The other consumer's matmuls can fill the gap.",
-        ha="left",
-    )
     return figure

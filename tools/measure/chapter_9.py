@@ -21,7 +21,7 @@ from fa_tutorial.bench.measure import measure_in_turns
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
 from fa_tutorial.source import defined, edited, source_of
-from measure import alone
+from measure import alone, backward_orders, chapter_8_clock
 from measure.chapter_8 import counted_in_turns, counter_row, repeated_us, settled
 from measure.clocks import cycles_in_turns
 
@@ -293,5 +293,6 @@ def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
         step_cases(), ladder_cases(), alone.alone_cases(), clocked_cases(), late_cases(),
+        chapter_8_clock.clocked_cases(), backward_orders.order_cases(),
         error_cases(), clock_cases(), auto_rule_cases(), busy_cases(),
     )  # fmt: skip

@@ -26,6 +26,8 @@ MISTAKES = {
     "tile"): (
         EMPTY, "empty_parity = 1"),
     "a parity is the last bit of a phase's number, 0 or 1, and here it is the round": (FULL, "full_parity = round_of_ring"),
+    "a parity is the last bit of a phase's number, 0 or 1, and here it is the number itself": [
+        (FULL, "full_parity = round_of_ring"), (EMPTY, "empty_parity = round_of_ring - 1")],
     "the parts come as (full_parity, empty_parity, stage), want (stage, full_parity, empty_parity)": (
         RETURN, "return full_parity, empty_parity, stage"),
 }  # fmt: skip

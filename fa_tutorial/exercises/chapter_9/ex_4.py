@@ -42,6 +42,7 @@ def attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks
 SCORES = "        s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)\n"
 SUM = "        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)\n"
 STEP = "        p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)\n"
+RESCALED = "        acc = rescaled(acc, alpha)\n"
 MISTAKES = {
     "in the simulator, which keeps your order, nothing is under way beside the softmax: issue p v of the block before it, and then wait for the scores alone": (
         "warpgroup_mma_wait(1, [s])", "warpgroup_mma_wait(0, [s])"),
@@ -49,7 +50,10 @@ MISTAKES = {
         SCORES + SUM, SUM + SCORES),
     "p belongs to the block before, and you multiply it by this block's v": ("v.index(before), acc", "v.index(stage), acc"),
     "acc is rescaled by an earlier alpha: take the one that this block's softmax_step returns": (STEP, STEP.replace("alpha =", "alpha_new =")),
-    "acc is not rescaled: what was added before must shrink by alpha": ("        acc = rescaled(acc, alpha)\n", ""),
+    "acc is not rescaled: what was added before must shrink by alpha": (RESCALED, ""),
+    "acc is rescaled twice in a block: what was added before shrinks by alpha once": (RESCALED, 2 * RESCALED),
+    "you rescale acc before p v, but not before the last p v, after the loop: it needs the last block's alpha": [
+        (RESCALED, ""), (SUM, SUM.replace("acc, is", "rescaled(acc, alpha), is"))],
     "the last p v is missing: the loop adds that of the block before": [
         ("    acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES), acc, is_async=True)\n    acc = warpgroup_mma_wait(0, [acc])\n", "")],
     "the loop ends one block early: it goes on to block blocks − 1, and what stands after it is that block's p v": (

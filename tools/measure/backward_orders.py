@@ -1,0 +1,91 @@
+"""Chapter 9: its backward with another order of a block's lines, and with delta subtracted by arithmetic: D = 128."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+
+from fa_tutorial import hopper
+from fa_tutorial.bench.cases import Case, Shape, about
+from fa_tutorial.bench.chapter_8 import at_4096, inputs
+from fa_tutorial.bench.sweep import Measurement
+from fa_tutorial.bench.timing import timed_in_turns
+from fa_tutorial.source import defined, edited, source_of
+from measure.clocks import cycles_in_turns
+
+ISSUE_S = "        ahead = issue_s(after, shared, start_n, sizes, C, flags)  # s − lse / scale, of the next block\n"
+WAIT_DP = "    dp_t = warpgroup_mma_wait(0, [dp_t])\n"
+AHEAD = "    p_t = ahead if UNDER_DQ else gl.exp2(ahead * scale_log2)\n"
+# s′ is issued behind dp, so the tensor cores compute it while ds is computed.
+UNDER_DS = [
+    ("    if MORE:\n" + ISSUE_S, "", 1),
+    (WAIT_DP, "    dp_t = warpgroup_mma_wait(1 if MORE else 0, [dp_t])\n", 1),
+    (AHEAD, AHEAD + "    if MORE:\n" + ISSUE_S, 1),
+]
+# Nothing is computed ahead: s, p and dv are this block's, and dv runs under ds.
+IN_TURN = [
+    (
+        AHEAD + WAIT_DP,
+        "    s_t = issue_s(block, shared, start_n, sizes, C, flags)\n"
+        "    s_t, dp_t = warpgroup_mma_wait(0, [s_t, dp_t])\n"
+        "    p_t = gl.exp2(s_t * scale_log2)\n"
+        "    dv = issue_dkdv(pack(p_t, dtype), dv, shared.do, block.n)\n",
+        1,
+    ),
+    ("    hand_over(ds_pairs", "    dv = warpgroup_mma_wait(0, [dv])\n    hand_over(ds_pairs", 1),
+    ("    if MORE:\n" + ISSUE_S, "", 1),
+    ("    if MORE and UNDER_DQ:\n", "    if True:\n        dq, dk = warpgroup_mma_wait(0, [dq, dk])\n"
+     "        consumer_release(shared.q, block.n)\n        add_dq(dq, block, dq_desc, shared, C)\n"
+     "    elif MORE and UNDER_DQ:\n", 1),
+    ("        x = warpgroup_mma_wait(0, [issue_s(block, shared, start_n, sizes, C, flags)])\n"
+     "        if flags.UNDER_DQ:\n", "        x = scale_log2\n        if False:\n", 1),
+]  # fmt: skip
+# dp's accumulator starts at 0, and delta is subtracted by arithmetic.
+DELTA_LATER = [
+    ("MINUS_DELTA=UNDER_DQ", "MINUS_DELTA=False", 1),
+    ("p_t * dp_t if UNDER_DQ else", "p_t * dp_t if False else", 1),
+]
+ORDERS: dict[str, list[tuple]] = {
+    "in turn": IN_TURN,
+    "the kernel's": [],
+    "s′ under ds": UNDER_DS,
+    "delta by arithmetic": DELTA_LATER,
+}
+
+
+@functools.cache
+def backward(order: str) -> Callable:
+    """hopper.flash_backward with one of ORDERS."""
+    module = hopper.backward
+    edits = list(ORDERS.get(order, []))
+    edits += [('("hopper backward", ', f'("{order}", ', 1), ('("prepare dq", ', f'("{order} 1", ', 1)]
+    text = edited(source_of(module), *edits)
+    return defined(text, {"__name__": module.__name__})["flash_backward"]
+
+
+def order_cases() -> Iterator[Measurement]:
+    """The backward in each order, in turns, full, S = 4,096: the three launches of a call, as chapter 9 counts them."""
+    shape = at_4096(128, False)
+    for order in ORDERS:
+        yield about(9, "order", order, **vars(shape)), lambda order=order: _in_turns(shape)[order]
+
+
+@functools.cache
+def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    q, k, v = inputs(shape)
+    do = torch.randn_like(q)
+    o, lse = hopper.flash_forward(q, k, v, False, shape.D**-0.5)
+    arguments = q, k, v, o, do, lse, None, False, shape.D**-0.5
+    calls = {order: partial(backward(order), *arguments) for order in ORDERS}
+    truth = hopper.flash_backward(*arguments)
+    errors = {
+        order: max((x - true).abs().max().item() for x, true in zip(call(), truth, strict=True))
+        for order, call in calls.items()
+    }
+    cycles = cycles_in_turns(calls)
+    rows = timed_in_turns(calls, flops=Case("tuned", "bwd", "fp16", shape).flops())
+    return {order: row | {"cycles": cycles[order], "differs": round(errors[order], 5)} for order, row in rows.items()}
