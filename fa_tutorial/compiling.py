@@ -1,5 +1,5 @@
 """Compile kernels for GPUs that aren't there, and read what ptxas says: for chapters 2, 3, 5, 8,
-9, 10 and tools/compile_report.
+9, 10, 12 and tools/compile_report.
 
 Triton and its ptxas compile for any NVIDIA GPU on any machine with Linux. The launchers themselves are called, on
 tensors without memory (device "meta"), and each launch is compiled instead. That takes a process that was started with
@@ -261,6 +261,28 @@ for D, tile in {[(D, astuple(tile)) for D, tile in cases]!r}:
 print(json.dumps(found))
 """
     return _of_a_kernel(kernel, forward.flash_forward_kernel, code)
+
+
+def multiplied_by(launches: Iterable[dict[str, Any]]) -> list[str]:
+    """The machine instruction of the tensor cores in chapter 5's forward, fp16 and D = 128, on an H200, for each
+    launch's options: "HGMMA", or "HMMA".
+    """
+    code = f"""
+import re, torch
+from fa_tutorial import compiling, forward, sass
+from fa_tutorial.tiles import TileConfig, heads
+
+q, k, v, o, _, lse = compiling.inputs(torch.float16, 128)
+found = []
+for options in {list(launches)!r}:
+    with compiling.compiling_for(90) as launched:
+        forward.flash_forward_kernel[(1,)](
+            *map(heads, (q, k, v, o)), lse, *[compiling.HEADS] * 2, *[compiling.LENGTH] * 2, 128, 0.1,
+            IS_CAUSAL=False, BLOCK_D=128, **TileConfig(64, 64, 4, 3).launch(), **options)
+    found.append(" ".join(sorted(set(re.findall(r"\\bHG?MMA\\b", sass.sass_of(launched[-1][1]))))))
+print(json.dumps(found))
+"""
+    return in_a_process(code)
 
 
 def masked_shared_bytes(masks: dict[str, tuple[Any, tuple]], D: int) -> dict[str, int]:

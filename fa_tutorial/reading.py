@@ -2,7 +2,7 @@
 
 Names and line numbers alone, none of its code: `calls` lists what a function calls, `mark` marks the lines that a
 reader finds, `beside` links each line of ours to its like, and `both` reads it from a checkout on the reader's disk.
-`their_loop` does in PyTorch what its loop does, and `fa3_loop` what FlashAttention-3's does.
+`their_loop` does in PyTorch what its loop does. `under_way` says what a call of FlashAttention-3's step may meet.
 """
 
 from __future__ import annotations
@@ -318,51 +318,86 @@ def by_thread(x):
 
 
 def their_loop(softmax, q, k, v,
-               masked=3, clear_v=True, peel=True, rescale=True, acc=0.0, unset=math.nan,
-               waits=(305, 332), join=True):  # fmt: skip
-    """o of one block of rows, by FA2's loop; each argument after v stands for lines of theirs."""
+               acc_holds=0.0, clear_v=True, peel=True, masked=3, rescale=True, waits=(305, 332),
+               join=True, unset=math.nan):  # fmt: skip
+    """o of one block of rows, by FA2's loop. unset: what registers hold that nobody has set."""
     S_q, S_k = len(q), len(k)
     last_seen = torch.arange(S_q)[:, None] + S_k - S_q
-    row_max = torch.full((S_q,), unset)  # registers that nobody has set
+    row_max = torch.full((S_q,), unset)
     row_sum = torch.full((S_q, 4), unset)  # each of a row's four threads has its own
-    acc = torch.full((S_q, v.shape[1]), acc)
+    acc = torch.full((S_q, v.shape[1]), acc_holds)  # 1
     blocks = torch.arange(-(-S_k // BLOCK_N) * BLOCK_N).split(BLOCK_N)[::-1]
     shared = dict.fromkeys("kv", torch.full((BLOCK_N, k.shape[1]), math.nan))
-    copies = {"k": copy(k, blocks[0], clear=False)}  # they land at the next wait
+    copies = {"k": copy(k, blocks[0], clear=False)}  # under way until the next wait
     for step, keys in enumerate(blocks):
-        if 305 in waits:
-            shared |= copies
-        copies["v"] = copy(v, keys, clear_v)
+        if 305 in waits:  # 7
+            shared.update(copies)
+        copies["v"] = copy(v, keys, clear_v)  # 2
         s = q @ shared["k"].T
-        if step < masked:
+        if step < masked:  # 4, 5
             s = torch.where(keys <= last_seen, s, -math.inf)
-        if 332 in waits:
-            shared |= copies
+        if 332 in waits:  # 8
+            shared.update(copies)
         if step + 1 < len(blocks):
             copies["k"] = copy(k, blocks[step + 1], clear=False)
-        is_first = peel and step == 0
+        is_first = peel and step == 0  # 3
         p, row_max, row_sum, scaled = softmax(
             s, row_max, row_sum, acc, SCALE * math.log2(math.e), is_first
         )  # fmt: skip
-        acc = (scaled if rescale else acc) + p @ shared["v"]
+        acc = (scaled if rescale else acc) + p @ shared["v"]  # 6
     of_column = torch.arange(acc.shape[1]) % 8 // 2  # the thread that divides it
-    l = row_sum.sum(dim=1, keepdim=True) if join else row_sum[:, of_column]  # line 172
+    l = row_sum.sum(dim=1, keepdim=True) if join else row_sum[:, of_column]  # 9: line 172
     return acc / torch.where(l > 0, l, 1.0)  # line 179
 
 
-def fa3_loop(softmax, q, k, v, wait=True):
-    """o by FA3's steps, no mask. Without the second wait the worst case: p v runs at its step's end."""
-    rows, scale = len(q), SCALE * math.log2(math.e)
-    unset, one = (torch.full((rows,), math.nan), torch.full((rows, 4), math.nan)), torch.ones(rows, 1)
-    (k_block, v_buffer), *blocks = list(zip(k.split(BLOCK_N), v.split(BLOCK_N), strict=True))[::-1]
-    p, row_max, row_sum, _ = softmax(q @ k_block.T, *unset, one, scale, True)
-    acc = torch.zeros(rows, v.shape[1])
-    for k_block, v_block in blocks:
-        s = q @ k_block.T  # and p v of the block before is issued
-        p_next, row_max, row_sum, alpha = softmax(s, row_max, row_sum, one, scale, False)
-        if wait:
-            acc = acc + p @ v_buffer  # warpgroup_wait<0>: p v has run
-        v_buffer, p, acc = v_block, p_next, alpha * acc  # the three orange calls
-        if not wait:
-            acc = acc + p @ v_buffer
-    return (acc + p @ v_buffer) / row_sum.sum(dim=1, keepdim=True)
+# ---------------------------------------------------------------- FA3's step, for exercise 12.5
+
+MATMULS = "gemm q kᵀ", "gemm p v"
+# A call of fwd_step -> what it reads, and what it changes. k and v: the buffers, which the producer overwrites as soon
+# as they are given back.
+FA3_CALLS = {
+    "gemm q kᵀ": ("q k", "s"),
+    "gemm p v": ("p v acc", "acc"),
+    "mask_fn": ("s", "s"),
+    "max_get_scale": ("s m l", "m alpha l"),
+    "online_softmax": ("s m l", "s l"),
+    "convert_type_out": ("s", "p"),
+    "rescale_o": ("acc alpha", "acc"),
+    "release k": ("", "k"),
+    "release v": ("", "v"),
+}
+
+
+def under_way(step: Iterable[str]) -> list[tuple[str, list[str], str]]:
+    """Each call of FA3's step, the matmuls that may be under way during it in the worst case, until a wait says that
+    they have ended, and what goes wrong then, "" for nothing.
+    """
+    rows, running = [], []
+    for call in step:
+        if call.startswith("warpgroup_wait"):
+            running = running[max(0, len(running) - int(call[-2])) :]  # they end in their order
+        clashes = (met(call, matmul) for matmul in running if call not in MATMULS)
+        rows.append((call, running, next(filter(None, clashes), "")))
+        if call in MATMULS:
+            running = [*running, call]
+    return rows
+
+
+def met(call: str, matmul: str) -> str:
+    """What a call changes or reads of what a matmul under way reads or writes, in words; "" for nothing."""
+    (reads, changes), (its_reads, its_changes) = (
+        [set(names.split()) for names in FA3_CALLS.get(name, ("", ""))] for name in (call, matmul)
+    )
+    for does, names in (("changes", changes & (its_reads | its_changes)), ("reads", reads & its_changes)):
+        for name in sorted(names):
+            return f"{does} {name}, which {matmul} may still {'write' if name in its_changes else 'read'}"
+    return ""
+
+
+def worst_case(step: Iterable[str]) -> str:
+    """A line for each call of FA3's step: which matmuls may be under way during it, and what goes wrong then."""
+    lines = []
+    for call, running, clash in under_way(step):
+        names = ", ".join(name.removeprefix("gemm ") for name in running)
+        lines.append(f"{call:18} {names:10} {'✗ ' * bool(clash)}{clash}".rstrip())
+    return "\n".join(lines)

@@ -51,6 +51,11 @@ def test_shared_memory_of_a_readers_kernel():
 
 
 @pytest.mark.slow
+def test_a_launchs_instruction_of_the_tensor_cores():
+    assert compiling.multiplied_by([{}, {"arch": "sm80"}]) == ["HGMMA", "HMMA"]
+
+
+@pytest.mark.slow
 def test_instructions_of_a_readers_loop():
     """A matmul's, an exponential's for each of a thread's 32 scores; powers of 2 save multiplications, and nothing else."""
     tile, text, step = tiles.TileConfig(64, 64, 4, 3), source_of(forward.flash_forward_kernel), source_of(forward.softmax_step)

@@ -509,7 +509,7 @@ def test_in_step_answers_its_question(page, by):
 # ---------------------------------------------------------------- fa2_lines
 
 # A line of the figure -> what their_loop does without it.
-WITHOUT = {"clear_acc": {"acc": math.nan}, "clear_v": {"clear_v": False}, "peel": {"peel": False}, "plus_one": {"masked": 2},
+WITHOUT = {"clear_acc": {"acc_holds": math.nan}, "clear_v": {"clear_v": False}, "peel": {"peel": False}, "plus_one": {"masked": 2},
            "rescale": {"rescale": False}, "wait_k": {"waits": [332]}, "wait_v": {"waits": [305]}, "join": {"join": False}}  # fmt: skip
 
 

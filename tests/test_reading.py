@@ -97,11 +97,27 @@ def test_the_sums_of_a_rows_threads_are_joined_after_the_loop(join):
     assert torch.equal(o, torch.full((2, 4, 4), 1.6) if join else 16 / torch.tensor([1.0, 2.0, 3.0, 4.0])[:, None].expand(2, 4, 4))
 
 
-@pytest.mark.parametrize(("wait", "counts"), [(True, (1, 1, 1)), (False, (2, 1, 0))])
-def test_without_its_second_wait_fa3_loses_a_block_and_counts_one_twice(wait, counts):
-    q, k, v = (torch.randn(n, 16, generator=torch.Generator().manual_seed(n)) for n in (5, 3 * reading.BLOCK_N, 48))
-    p = torch.softmax(reading.SCALE * q @ k.T, dim=1) * torch.tensor(counts).repeat_interleave(reading.BLOCK_N)
-    assert torch.allclose(reading.fa3_loop(fa2_softmax, q, k, v, wait), p @ v, atol=1e-5)
+@pytest.mark.parametrize(
+    ("call", "running", "clash"),
+    [
+        ("mask_fn", ["gemm q kᵀ", "gemm p v"], "changes s, which gemm q kᵀ may still write"),
+        ("max_get_scale", ["gemm q kᵀ"], "reads s, which gemm q kᵀ may still write"),
+        ("online_softmax", ["gemm p v"], ""),
+        ("convert_type_out", ["gemm p v"], "changes p, which gemm p v may still read"),
+        ("rescale_o", ["gemm p v"], "changes acc, which gemm p v may still write"),
+        ("release k", ["gemm p v"], ""),
+        ("release v", ["gemm p v"], "changes v, which gemm p v may still read"),
+        ("gemm q kᵀ", ["gemm p v"], ""),
+    ],
+)
+def test_a_call_meets_what_a_matmul_under_way_reads_or_writes(call, running, clash):
+    assert reading.under_way([*running, call])[-1] == (call, running, clash)
+    assert reading.worst_case([*running, call]).splitlines()[-1].endswith(f"✗ {clash}" if clash else running[-1].removeprefix("gemm "))
+
+
+@pytest.mark.parametrize(("number", "left"), [(0, []), (1, ["gemm p v"]), (2, ["gemm q kᵀ", "gemm p v"]), (9, ["gemm q kᵀ", "gemm p v"])])
+def test_matmuls_end_in_the_order_in_which_they_were_issued(number, left):
+    assert reading.under_way([*reading.MATMULS, f"warpgroup_wait<{number}>", "release k"])[-1][1] == left
 
 
 @pytest.mark.parametrize("kernel", reading.DIFFERS)

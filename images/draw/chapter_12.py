@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from draw.drawing import BODY, DARK, HEAD, WAITS, WIDTH, arrow, box, canvas, image, legend, outline, tint, write
 from fa_tutorial.algorithm import causal_tiles
 from fa_tutorial.exercises.chapter_12.ex_1 import PIECES, place
-from fa_tutorial.exercises.chapter_12.ex_5 import lagging_step
+from fa_tutorial.exercises.chapter_12.ex_6 import lagging_step
 from fa_tutorial.reading import BLOCK_N
 
 # ---------------------------------------------------------------- the file with the forward kernels
@@ -85,6 +85,8 @@ INSIDE = (("148", "m", "sky", 4), ("157", "alpha", "sky", None), ("158", "l · a
           ("162", "times scale, and p", "sky", 5), ("165", "l plus the thread's own sum", "sky", None))  # fmt: skip
 LAST = (("367", "acc + p v", "purple", 8),)
 ROW, BOX, YOURS_AT, MINE, THEIRS_AT = 0.42, 0.34, 0.2, 2.5, 4.9
+# Where each step of yours stands, in rows of theirs: beside its like, where that hasn't moved.
+MINE_AT = (0, 2, 2.95, 3.9, 8.1, 10.1, 11.1, 12.6, 14.4)
 SHARES = {"black": 0.12, "sky": 0.45, "orange": 0.6}
 
 
@@ -95,20 +97,20 @@ def share_of(colour: str | None) -> float:
 @image("12_two_loops.png")
 def draw_two_loops() -> Figure:
     """The steps of attend beside those of FA2's loop, in the order of each, and which does which."""
-    figure, ax = canvas(7.1)
+    figure, ax = canvas(7.5)
     write(ax, YOURS_AT, 0.25, "yours: attend", HEAD, ha="left", weight="bold")
     write(ax, THEIRS_AT, 0.25, "theirs: lines 302 to 375", HEAD, ha="left", weight="bold")
     top, wide = 0.55, 3.9
-    inside_top = top + (len(THEIRS) + 0.35) * ROW
+    inside_top = top + (len(THEIRS) + 1.25) * ROW
     last_top = inside_top + (len(INSIDE) + 1.15) * ROW
-    mine = {n: top + (0.1 + n * 1.62) * ROW for n in range(len(ATTEND))}
+    mine = [top + row * ROW for row in MINE_AT]
     for n, (text, colour) in enumerate(ATTEND):
         box(ax, YOURS_AT, mine[n], MINE, BOX, text, colour, share=share_of(colour))
     outline(ax, THEIRS_AT - 0.12, inside_top, wide + 0.02, (len(INSIDE) + 0.95) * ROW, dashed=True, line=1.3)
     write(ax, THEIRS_AT, inside_top + 0.2, "344: softmax_rescale_o, of softmax.h", ha="left")
     for rows, start in ((THEIRS, top), (INSIDE, inside_top + 0.85 * ROW), (LAST, last_top)):
         for n, (line, text, colour, step) in enumerate(rows):
-            y = start + n * ROW
+            y = start + (n + 0.9 * (rows is THEIRS and n > 2)) * ROW  # a gap beside “times scale”
             box(ax, THEIRS_AT + 0.55, y, wide - 0.8, BOX, text, colour or "black", share=share_of(colour) if colour else 0.03)
             write(ax, THEIRS_AT + 0.45, y + BOX / 2, line, ha="right")
             if step is not None:
@@ -117,7 +119,7 @@ def draw_two_loops() -> Figure:
                         color="black" if moved else DARK, linewidth=2.2 if moved else 1, linestyle="-" if moved else ":")  # fmt: skip
     scale_to = inside_top + (0.85 + 4) * ROW + BOX / 2  # the scale goes with p
     ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - 0.16), (mine[2] + BOX / 2, scale_to), color="black", linewidth=2.2)
-    write(ax, YOURS_AT, 6.85, "thick lines: what has moved; one dotted line for m, alpha and l", ha="left")
+    write(ax, YOURS_AT, 7.25, "thick lines: what has moved; one dotted line for m, alpha and l", ha="left")
     return figure
 
 
@@ -198,25 +200,68 @@ def draw_tiled_copy() -> Figure:
 PIECE = 3  # the piece of each row that is marked: eight columns in fp16, 16 bytes, four banks
 
 
+@image("12_banks.png")
+def draw_banks() -> Figure:
+    """Eight rows of a tile in shared memory, each in the same 32 banks, and the piece of each that is read together."""
+    figure, ax = canvas(3.75)
+    draw_pieces(ax, 0.75, swizzled=False)
+    write(ax, 0.75, 0.2, "eight rows of a tile, plain", HEAD, ha="left", weight="bold")
+    for y, text in ((0.65, "32 banks: 4 bytes of each in a trip"), (1.1, "a row: 64 elements, 128 bytes, all 32 banks"),
+                    (1.4, "a piece: 8 elements, 16 bytes, 4 banks"), (2.15, "orange: what ldmatrix reads at once."),
+                    (2.45, "All of it lies in banks 12 to 15: eight trips")):  # fmt: skip
+        write(ax, 4.75, y, text, ha="left")
+    return figure
+
+
 @image("12_swizzle.png")
 def draw_swizzle() -> Figure:
     """Eight rows of a tile in shared memory, plain and swizzled: in which banks each piece of a row lies."""
     figure, ax = canvas(3.75)
-    wide, high, top = 0.43, 0.3, 0.95
-    for left, swizzled, title in ((0.75, False, "plain"), (5.25, True, "swizzled")):
-        write(ax, left, 0.2, title, HEAD, ha="left", weight="bold")
-        write(ax, left - 0.1, 0.65, "bank", ha="right")
-        for bank in range(0, 32, 4):
-            write(ax, left + bank / 4 * wide, 0.65, f"{bank}", ha="left")
-        for row in range(PIECES):
-            y = top + row * high
-            write(ax, left - 0.1, y + high / 2, f"row {row}", ha="right")
-            for piece in range(PIECES):
-                look = {"colour": "orange", "share": 0.7} if piece == PIECE else {"colour": "sky", "share": 0.2}
-                x = left + (place(row, piece) if swizzled else piece) * wide
-                box(ax, x, y, wide, high, f"{piece}", **look)
+    for left, swizzled in ((0.75, False), (5.25, True)):
+        write(ax, left, 0.2, "swizzled" if swizzled else "plain", HEAD, ha="left", weight="bold")
+        top = draw_pieces(ax, left, swizzled)
         trips = "one trip" if swizzled else "eight trips"
-        write(ax, left, top + PIECES * high + 0.25, f"piece {PIECE} of eight rows: {trips}", ha="left")
+        write(ax, left, top + 0.25, f"piece {PIECE} of eight rows: {trips}", ha="left")
+    return figure
+
+
+def draw_pieces(ax: Axes, left: float, swizzled: bool) -> float:
+    """Eight rows of eight pieces over their banks, with one piece of each marked. Returns where they end."""
+    wide, high, top = 0.43, 0.3, 0.95
+    write(ax, left - 0.1, 0.65, "bank", ha="right")
+    for bank in range(0, 32, 4):
+        write(ax, left + bank / 4 * wide, 0.65, f"{bank}", ha="left")
+    for row in range(PIECES):
+        y = top + row * high
+        write(ax, left - 0.1, y + high / 2, f"row {row}", ha="right")
+        for piece in range(PIECES):
+            look = {"colour": "orange", "share": 0.7} if piece == PIECE else {"colour": "sky", "share": 0.2}
+            x = left + (place(row, piece) if swizzled else piece) * wide
+            box(ax, x, y, wide, high, f"{piece}", **look)
+    return top + PIECES * high
+
+
+# ---------------------------------------------------------------- which thread holds which scores
+
+
+@image("12_four_threads.png")
+def draw_four_threads() -> Figure:
+    """A row's first 16 scores in the registers of its four threads, and what row_max and row_sum join."""
+    figure, ax = canvas(2.5)
+    colours, left, wide = ("sky", "orange", "green", "purple"), 0.95, 0.48
+    write(ax, left - 0.15, 0.25, "column", ha="right")
+    write(ax, left - 0.15, 0.75, "thread", ha="right")
+    for column in range(16):
+        thread, x = column % 8 // 2, left + column * wide
+        write(ax, x + wide / 2, 0.25, f"{column}")
+        box(ax, x, 0.5, wide, 0.5, f"{thread}", colours[thread], share=0.5)
+    outline(ax, left, 0.5, 8 * wide, 0.5, line=2)
+    outline(ax, left + 8 * wide, 0.5, 8 * wide, 0.5, line=2)
+    write(ax, left - 0.15, 1.6, "row_sum", ha="right")
+    for thread in range(4):
+        columns = ", ".join(f"{2 * thread + n}" for n in (0, 1, 8, 9))
+        box(ax, left + thread * 4 * wide, 1.35, 3.8 * wide, 0.5, f"of {columns}, …", colours[thread], share=0.5)
+    write(ax, left, 2.2, "each thread adds up what it holds, and row_sum keeps the four sums apart", ha="left")
     return figure
 
 
@@ -347,32 +392,32 @@ def draw_lagging_shift() -> Figure:
 
 # (call of fwd_step, what it does), in their order; and from which line to which something is under way.
 FWD_STEP = (("warp_scheduler_barrier_sync", "wait for the turn"), ("gemm", "issue q kᵀ of block n"), ("gemm", "issue p v of block n + 1"),
-            ("warp_scheduler_barrier_arrive", "pass the turn on"), ("warpgroup_wait<1>", "wait for q kᵀ"), ("mask_fn", "mask s"),
+            ("warp_scheduler_barrier_arrive", "pass the turn on"), ("warpgroup_wait<1>", "wait for q kᵀ"), ("consumer_release", "give k's buffer back"), ("mask_fn", "mask s"),
             ("max_get_scale", "m and alpha, l · alpha"), ("online_softmax", "p, and l plus its sum"), ("warpgroup_wait<0>", "wait for p v"),
             ("consumer_release", "give v's buffer back"), ("convert_type_out", "p to 16 bits"), ("rescale_o", "acc · alpha"))  # fmt: skip
-MEETS = ("consumer_release", "convert_type_out", "rescale_o")  # what p v, still under way, would meet
-UNDER_WAY = (("the turn", 0, 3, "black", 0.15), ("q kᵀ of block n", 1, 4, "yellow", 0.5), ("p v of block n + 1", 2, 8, "green", 0.4))
+MEETS = ("give v's buffer back", "p to 16 bits", "acc · alpha")  # what p v, still under way, would meet
+UNDER_WAY = (("the turn", 0, 3, "black", 0.15), ("q kᵀ of block n", 1, 4, "yellow", 0.5), ("p v of block n + 1", 2, 9, "green", 0.4))
 
 
 @image("12_fa3_step.png")
 def draw_fa3_step() -> Figure:
     """The calls of FA3's step, one below the other, and beside them which matmul may run during which, and which calls must wait for
     p v."""
-    figure, ax = canvas(5.25)
+    figure, ax = canvas(5.6)
     top, high = 0.55, 0.35
     for x, name in ((0.15, "fwd_step calls"), (3.0, "to"), (5.4, "what may be under way")):
         write(ax, x, 0.25, name, HEAD, ha="left", weight="bold")
     for n, (call, does) in enumerate(FWD_STEP):
         y = top + n * high
-        if call in ("max_get_scale", "online_softmax", *MEETS):
-            look = {"colour": "orange", "share": 0.4} if call in MEETS else {"colour": "sky", "share": 0.3}
+        if call in ("max_get_scale", "online_softmax") or does in MEETS:
+            look = {"colour": "orange", "share": 0.4} if does in MEETS else {"colour": "sky", "share": 0.3}
             box(ax, 0.08, y, WIDTH - 0.16, high, **look)
         write(ax, 0.15, y + high / 2, call, ha="left", family="DejaVu Sans Mono")
         write(ax, 3.0, y + high / 2, does, BODY, ha="left")
     for n, (name, first, last, colour, share) in enumerate(UNDER_WAY):
         y = top + (first + 0.5) * high
         box(ax, 5.4 + 1.18 * n, y, 1.12, (last - first) * high, name.replace(" of", "\nof"), colour, share=share)
-    write(ax, 0.15, 5.0, "blue: the softmax; orange: calls that change what p v reads or writes", ha="left")
+    write(ax, 0.15, 5.35, "blue: the softmax; orange: calls that change what p v reads or writes", ha="left")
     return figure
 
 

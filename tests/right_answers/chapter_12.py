@@ -1,4 +1,4 @@
-"""Right answers to chapter 12 in other words: rotated rows, a state that is set before the first block, a block's own maximum, other lengths."""
+"""Right answers to chapter 12 in other words: rotated rows, a state that is set before the first block, a block's own maximum, other lengths, a list of calls."""
 
 import math
 
@@ -54,6 +54,13 @@ def two_tests_with_as_many_rows_as_may_be():
     return (30, 79, 20.0), (31, 97, 104.0)
 
 
+def fa3_step_in_a_list():
+    step = ["gemm q kᵀ", "gemm p v", "mask_fn", "max_get_scale", "online_softmax", "convert_type_out", "rescale_o"]
+    step[5:5] = ["warpgroup_wait<0>", "release v"]
+    step[2:2] = ["warpgroup_wait<1>", "release k"]
+    return step
+
+
 RIGHT_ANSWERS = (
     ("12.1", place_by_a_rotation),
     ("12.2", fa2_softmax_with_a_state_that_is_set_first),
@@ -61,5 +68,6 @@ RIGHT_ANSWERS = (
     ("12.3", fa2_backward_step_in_base_e),
     ("12.4", two_tests_in_lists),
     ("12.4", two_tests_with_as_many_rows_as_may_be),
-    ("12.5", lagging_step_with_the_blocks_own_maximum),
+    ("12.5", fa3_step_in_a_list),
+    ("12.6", lagging_step_with_the_blocks_own_maximum),
 )

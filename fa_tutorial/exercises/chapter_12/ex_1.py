@@ -26,6 +26,8 @@ def adapt(answer):
         for piece, found in enumerate(of_row):
             if not isinstance(found, int) or not 0 <= found < PIECES:
                 raise Wrong(f"place({row}, {piece}) is {found!r}, want a whole number from 0 to 7")
+        if len(set(of_row)) == 1:
+            raise Wrong(f"all pieces of row {row} stand at place {of_row[0]}: the place must depend on the piece in every row")
         if len(set(of_row)) < PIECES:
             raise Wrong(f"two pieces of row {row} stand at one place: its places are {of_row}")
     reads = [[of_row[piece] for of_row in places[row : row + 8]] for row in range(0, ROWS, 8) for piece in range(PIECES)]

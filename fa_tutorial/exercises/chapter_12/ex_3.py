@@ -26,6 +26,8 @@ RESULTS, SCALE = "ds @ k, ds.T @ q, p.T @ do", "scale_log2 * math.log(2)"
 AFTER = "line 731 scales dk after the loop, and convert_dQ scales dq"
 MISTAKES = {
     f"dq and dk are scaled: {AFTER}": (RESULTS, f"{SCALE} * (ds @ k), {SCALE} * (ds.T @ q), p.T @ do"),
+    f"dq is scaled: {AFTER}": (RESULTS, f"{SCALE} * (ds @ k), ds.T @ q, p.T @ do"),
+    "dq and dk are swapped: return dq, dk, dv": (RESULTS, "ds.T @ q, ds @ k, p.T @ do"),
     "lse is multiplied by scale_log2: it is a logarithm of scaled scores, so it needs only log₂ e": (
         P, "torch.exp2((s - lse[:, None]) * scale_log2)"),
     "lse is in base e: p is a power of two, so lse is multiplied by log₂ e": (P, "torch.exp2(s * scale_log2 - lse[:, None])"),
@@ -34,11 +36,8 @@ MISTAKES = {
     "the mask is left out: a hidden key's score is −∞, so its p is 0": (S, "q @ k.T"),
     "the mask reaches p, but not ds: ds is p · (dp − delta) with the masked p, so a hidden key's ds is 0": (
         DS, P.replace("s *", "q @ k.T *") + " * (do @ v.T - delta[:, None])"),
-    "p and ds are rounded to 16 bits: all stays in float32 here": (
-        RESULTS, "ds.half().float() @ k, ds.half().float().T @ q, p.half().float().T @ do"),
     "seen is used upside down: it is True where the row sees the key": (S, "torch.where(seen, -math.inf, q @ k.T)"),
     "delta isn't subtracted: pointwise_mult is p · (dp − delta)": (DS, "p * (do @ v.T)"),
-    "delta is subtracted by columns: it belongs to a row, so it's delta[:, None]": (DS, "p * (do @ v.T - delta)"),
     "p is a softmax of this block alone: lse is the whole row's, so p is 2^(s · scale_log2 − lse · log₂ e)": (
         P, f"torch.softmax(s * {SCALE}, dim=1)"),
 }  # fmt: skip
@@ -81,7 +80,7 @@ EXERCISE = Exercise(
     task="Write in PyTorch what a step of FA2's backward adds to dq, dk and dv.",
     conditions=CONDITIONS,
     hints=(
-        "Begin with the scores, and go through the table. Which of its rows reads a scale?",
+        "Begin with the scores, and go through the calls. Which of them reads a scale?",
         "lse is a logarithm of scaled scores, and softmax_scale_log2 is the scale times log₂ e. So what must exp2 subtract from s · scale_log2? "
         "(Scale_max is false in this call.)",
         "The matmuls read what their operands are called: tdVsPt is pᵀ, tdKsdSt is dsᵀ, and tdQsdS is ds as it is. None of these lines has a scale.",

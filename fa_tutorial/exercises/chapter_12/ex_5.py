@@ -1,115 +1,125 @@
-"""Exercise 12.5, lagging_step."""
+"""Exercise 12.5, fa3_step."""
 
-import math
+import re
 
-import torch
-
-from fa_tutorial.exercises.harness import ANYTHING, Exercise, case
-from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import INF
-
-
-def lagging_step(s, shift, l, threshold):
-    """softmax_step, but a row's shift moves only if exp(m − shift) > 2^threshold."""
-    m = torch.maximum(shift, s.amax(dim=-1))
-    moves = (m - shift) * math.log2(math.e) > threshold  # [block_m]
-    new_shift = torch.where(moves, m, shift)
-    safe = torch.where(new_shift == -math.inf, 0.0, new_shift)  # −inf − (−inf) would be NaN
-    p = torch.exp(s - safe[:, None])
-    alpha = torch.exp(shift - safe)
-    return p, new_shift, alpha * l + p.sum(dim=-1), alpha
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.ring_play import verdict
+from fa_tutorial.exercises.running import Wrong, adapting, kind
+from fa_tutorial.reading import FA3_CALLS, MATMULS, under_way
 
 
-MOVES, WHERE = "(m - shift) * math.log2(math.e) > threshold", "torch.where(moves, m, shift)"
-SAFE, P, ALPHA = "torch.where(new_shift == -math.inf, 0.0, new_shift)", "torch.exp(s - safe[:, None])", "torch.exp(shift - safe)"
+def fa3_step():
+    """The calls of FA3's step in their order, with two waits and two releases."""
+    return (
+        "gemm q kᵀ",
+        "gemm p v",
+        "warpgroup_wait<1>",  # p v, issued last, may be under way
+        "release k",
+        "mask_fn",
+        "max_get_scale",
+        "online_softmax",
+        "warpgroup_wait<0>",
+        "release v",
+        "convert_type_out",
+        "rescale_o",
+    )
+
+
+GIVEN = [call for call in FA3_CALLS if not call.startswith("release")]
+HIDDEN = ["mask_fn", "max_get_scale", "online_softmax"]
+NO_MASK = "the mask needs s, so q kᵀ must have ended: a wait stands before mask_fn"
+NO_SUM = "convert_type_out overwrites p, which p v reads, and rescale_o changes acc: p v must have ended before them"
+K_TOO_EARLY = "the producer overwrites k's buffer as soon as it is given back: q kᵀ must have ended before release k"
+V_TOO_EARLY = "the producer overwrites v's buffer as soon as it is given back: p v must have ended before release v"
+TOO_EARLY = {"mask_fn": NO_MASK, "max_get_scale": NO_MASK, "online_softmax": NO_MASK, "convert_type_out": NO_SUM, "rescale_o": NO_SUM,
+             "release k": K_TOO_EARLY, "release v": V_TOO_EARLY}  # fmt: skip
+NONE_HIDDEN = "p v has ended before the softmax begins, so the tensor cores idle during it: wait for q kᵀ alone there"
+ISSUED_LATE = "the tensor cores idle between q kᵀ and p v: issue both, and then wait for q kᵀ"
+SOME_HIDDEN = "p v could run longer: the first call that changes what it reads or writes is convert_type_out"
+K_TOO_LATE = "k's buffer is held too long: nothing reads it once q kᵀ has ended, and the producer waits for it"
+V_TOO_LATE = "v's buffer is held too long: nothing reads it once p v has ended, and the producer waits for it"
+WAIT_1, WAIT_0, K, V = (
+    '        "warpgroup_wait<1>",  # p v, issued last, may be under way\n',
+    '        "warpgroup_wait<0>",\n',
+    '        "release k",\n',
+    '        "release v",\n',
+)
+GEMM_PV, MASK, CONVERT = '        "gemm p v",\n', '        "mask_fn",\n', '        "convert_type_out",\n'
 MISTAKES = {
-    "the shift moves with every larger maximum: it stays while the growth is at most the threshold": (WHERE, "m"),
-    "the threshold is fixed at 8: it is an argument": (MOVES, "(m - shift) * math.log2(math.e) > 8"),
-    "alpha is NaN where a row has seen nothing: −inf − (−inf) is NaN, so alpha takes 0 for the new shift, too": (
-        ALPHA, "torch.exp(shift - new_shift)"),
-    "m − shift is compared with the threshold: it is exp(m − shift) = 2^((m − shift) · log₂ e) that must not exceed 2^threshold": (MOVES, "m - shift > threshold"),
-    "the growth is divided by log₂ e: exp(x) is 2^(x · log₂ e), so it is multiplied": (MOVES, MOVES.replace("*", "/")),
-    "p and alpha are powers of two: s and shift are in base e here, so both are exp": [
-        (P, P.replace("exp", "exp2")), (ALPHA, ALPHA.replace("exp", "exp2"))],
-    "m − shift is compared with 2^threshold: it is exp(m − shift) that must not exceed it": (MOVES, "m - shift > 2**threshold"),
-    "exp(m − shift) is compared with the threshold itself: it is 2^threshold that it must not exceed": (
-        MOVES, "torch.exp(m - shift) > threshold"),
-    "all rows move when one of them does: each row decides for itself": (MOVES, f"({MOVES}).any()"),
-    "p is measured from the new maximum: where the shift stays, p is exp(s − shift)": (
-        P, "torch.exp(s - torch.where(m == -math.inf, 0.0, m)[:, None])"),
-    "a row that has seen nothing gives NaN: its new shift is −inf, and −inf − (−inf) is NaN": (SAFE, "new_shift"),
+    NO_MASK: [(WAIT_1 + K, ""), (MASK, MASK + WAIT_1 + K)],
+    NO_SUM: [(WAIT_0, ""), (V, ""), ('        "rescale_o",\n', f'        "rescale_o",\n{WAIT_0}{V}')],
+    K_TOO_EARLY: [(K, ""), (WAIT_1, K + WAIT_1)],
+    V_TOO_EARLY: [(V, ""), (WAIT_0, V + WAIT_0)],
+    NONE_HIDDEN: (WAIT_1, WAIT_0),
+    ISSUED_LATE: [(WAIT_1, ""), (GEMM_PV, WAIT_0 + GEMM_PV)],
+    SOME_HIDDEN: [(WAIT_0, ""), (V, ""), ('        "max_get_scale",\n', f'        "max_get_scale",\n{WAIT_0}{V}')],
+    K_TOO_LATE: [(K, ""), (V, K + V)],
+    V_TOO_LATE: [(V, ""), (CONVERT, CONVERT + V)],
 }  # fmt: skip
-CONDITIONS = {
-    "first": "a row's first block arrives with shift = −∞ and l = 0",
-    "hidden": "a row may see none of a block's keys: their p is 0, and a shift of −∞ stays",
-}
-RULE = "p = exp(s − new shift), alpha = exp(old shift − new shift), and l joins them as in softmax_step"
-RULES = {
-    "p": "p is exp(s − new shift), where the new shift is m if exp(m − shift) exceeds 2^threshold, and the old one if not",
-    "shift": "a row's shift becomes m where exp(m − shift) exceeds 2^threshold, and stays everywhere else",
-    "l": "l is alpha · l plus the row's sum of p, where alpha = exp(old shift − new shift) is 1 for a row that doesn't move",
-    "alpha": "alpha is exp(old shift − new shift): 0 where a row moves from −∞, 1 where it doesn't move, and never NaN",
-}
 
 
-def truth(s, shift, l, threshold):
-    s, shift, l = s.double(), shift.double(), l.double()
-    m = torch.maximum(shift, s.amax(dim=-1))
-    new = torch.where(m - shift > threshold * math.log(2), m, shift)
-    p, alpha = torch.exp(s - new[:, None]).nan_to_num(), torch.exp(shift - new).nan_to_num()
-    return p, new, alpha * l + p.sum(dim=-1), alpha.masked_fill(new == -INF, ANYTHING)  # it multiplies 0
+def valid(step):
+    """The step, a list of calls. Wrong where it isn't one, or not the given calls with waits and releases."""
+    if not isinstance(step, tuple | list) or not all(isinstance(call, str) for call in step):
+        raise Wrong(f"returns {kind(step)}, want a tuple of calls, as texts")
+    for call in step:
+        if call not in FA3_CALLS and not re.fullmatch(r"warpgroup_wait<\d>", call):
+            raise Wrong(f"{call!r} is no call of this step")
+    if [call for call in step if call in GIVEN] != GIVEN:
+        raise Wrong(f"the given calls are no longer in their order, once each: {', '.join(GIVEN)}")
+    for call in ("release k", "release v"):
+        if (times := step.count(call)) != 1:
+            never = f"there is no {call}: the producer waits for ever for the buffer, and so do you for the next block"
+            raise Wrong(f"{call} stands there {times} times: a buffer is given back once a step" if times else never)
+    if (waits := len(step) - len(GIVEN) - 2) > 2:
+        raise Wrong(f"has {waits} waits: two are enough")
+    return list(step)
+
+
+@adapting
+def adapt(answer):
+    """The answer with what its worst case shows: the first call that comes too early, what runs beside p v, which buffer is held too long."""
+    step = valid(answer())
+    rows = under_way(step)
+    early = next((verdict(f"{call}: {clash}", TOO_EARLY[call]) for call, _, clash in rows if clash), "none")
+    beside = [call for call, running, _ in rows if "gemm p v" in running and call in GIVEN]
+    hidden = ", ".join(beside) or "none"
+    if MATMULS[0] not in rows[step.index(MATMULS[1])][1]:
+        hidden = verdict("p v is issued after q kᵀ has ended", ISSUED_LATE)
+    elif beside != HIDDEN:
+        hidden = verdict(hidden, SOME_HIDDEN if beside else NONE_HIDDEN)
+    late = "none"
+    for matmul, name, cause in ((MATMULS[0], "release k", K_TOO_LATE), (MATMULS[1], "release v", V_TOO_LATE)):
+        ended = [call for call, running, _ in rows[step.index(matmul) + 1 :] if matmul not in running]
+        if late == "none" and name in ended and any(call in GIVEN for call in ended[: ended.index(name)]):
+            late = verdict(name, cause)
+    return early, hidden, late
+
+
+def truth():
+    return "none", ", ".join(HIDDEN), "none"
 
 
 def inputs():
-    def step(s, shift, l, threshold, on="", **options):
-        return case(*(torch.as_tensor(x) for x in (s, shift, l)), threshold, on=on, **{"otherwise": RULES} | options)
-
-    # growths of 1.5, 2.5, 0.5, 1, 3.5 and 5; two powers of two are 1.39
-    s = [[0.5, 0.0], [2.5, 0.0], [1.0, 0.0], [3.0, 0.0], [3.5, 0.0], [5.0, 0.0]]
-    yield step(s, [-1.0, 0.0, 0.5, 2.0, 0.0, 0.0], [1.0, 2.0, 1.5, 3.0, 2.0, 0.5], 2.0)
-    yield step([[6.0, 0.0], [9.0, 1.0]], [0.0, 0.0], [1.0, 1.0], 8.0)  # 6 · log₂ e is 8.7
-    stays = "no row outgrows its shift by more than the threshold: every shift stays, and alpha is 1"
-    yield step([[5.0, 1.0], [4.0, 1.0]], [4.0, 3.0], [1.0, 1.0], 4.0, otherwise=stays)
-    yield step([[1.0, 0.0], [2.0, 1.0]], [4.0, 3.0], [1.0, 1.0], 0.0, otherwise=stays)
-    growths = torch.arange(1.0, 25.0) / 2
-    rows, outgrown = torch.stack([growths, 0 * growths], dim=1), "exp(m − shift) exceeds 2⁸ where m − shift exceeds 5.545"
-    yield step(rows, 0 * growths, 1 + growths, 8.0, "rows that grow by 0.5, 1, … 12, threshold = 8", otherwise=outgrown)
-    draw = generator()
-    for threshold in (0.0, 1.0, 8.0):
-        s, shift, l = 6 * torch.randn(8, 16, generator=draw), 8 * torch.rand(8, generator=draw), 1 + torch.rand(8, generator=draw)
-        yield step(s, shift, l, threshold, f"8 rows, threshold {threshold:g}", fresh=True)
-    first = "the first block's maximum becomes the shift: it is more than −∞"
-    yield step(
-        [[3.0, 0.0], [-5.0, -9.0]],
-        [-INF, -INF],
-        [0.0, 0.0],
-        8.0,
-        edge="first",
-        otherwise=dict.fromkeys(RULES, first) | {"alpha": RULES["alpha"]},
-    )
-    hidden = "a hidden key's p is 0, and a row that has seen nothing keeps shift = −∞"
-    s = [[-INF, -INF], [-INF, -INF], [-INF, 3.0]]
-    yield step(
-        s, [-INF, 2.0, -INF], [0.0, 1.0, 0.0], 8.0, edge="hidden", otherwise=dict.fromkeys(RULES, hidden) | {"alpha": RULES["alpha"]}
-    )
+    yield case(on="in the worst case")
 
 
 EXERCISE = Exercise(
-    task="Write softmax_step with FA4's threshold: the shift moves only where the maximum outgrows it.",
-    conditions=CONDITIONS,
+    task="Place FA3's two waits and two releases so that p v runs beside the softmax, and nothing comes too early or too late.",
     hints=(
-        "Start from chapter 4's softmax_step. Only one thing is new: which rows take m as their shift, and which keep the old one?",
-        "exp(m − shift) is 2 to the power of (m − shift) · log₂ e. Compare that power with the threshold, row by row.",
-        "new_shift = torch.where((m - shift) * math.log2(math.e) > threshold, m, shift). Then use it wherever softmax_step uses m_new, "
-        "which guards rows that saw nothing.",
+        "Go down the calls. Which is the first to touch s, which q kᵀ writes? Which is the first to change what p v reads or writes?",
+        "The mask needs s, so q kᵀ must have ended there. p v may still run, and it was issued last: which N does warpgroup_wait<N> need? "
+        "convert_type_out overwrites p: what must have ended there?",
+        "warpgroup_wait<1> before mask_fn, warpgroup_wait<0> before convert_type_out, and each release right after the wait that makes it safe.",
     ),
-    solution=lagging_step,
-    reasoning="A row's output is acc / l, and a shift that is too small multiplies both by the same factor. So any shift is right, as "
-    "long as acc and l use the same one and p cannot overflow: here p is at most 2 to the power of the threshold. Where the shift stays, "
-    "alpha is 1.",
+    solution=fa3_step,
+    reasoning="Matmuls end in the order in which they were issued. So warpgroup_wait<1> waits for q kᵀ alone, and the mask and the softmax run beside "
+    "p v. convert_type_out writes the p that p v reads, so there p v must have ended. A buffer is free once the matmul that reads it has ended.",
     inputs=inputs,
     truth=truth,
-    rule=RULE,
+    rule="q kᵀ has ended before the mask, p v runs beside the softmax and has ended before p changes, and each buffer is given back at once",
     mistakes=MISTAKES,
-    parts=("p", "shift", "l", "alpha"),
-)
+    adapt=adapt,
+    parts=("the first call that comes too early", "the calls beside p v", "the first buffer given back too late"),
+    exact=True,
+)  # fmt: skip
