@@ -663,6 +663,9 @@ def test_cycles_answers_its_question(page):
         before, after = (put(page, kernel=name) for name in (small, large))
         assert after["cycles"] < before["cycles"]
         assert (after["measured"] > before["measured"]) is (after["programs"] < before["programs"]) is slower
+        assert ("the larger tile is slower" in page.locator("#verdict").inner_text()) is slower
+    put(page, tile="128 x 128")
+    assert page.locator("#verdict").inner_text().startswith("The finished kernel, with your tile.")
 
 
 @by_mouse_or_touch

@@ -9,6 +9,7 @@ import heapq
 import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple
 from functools import partial
 from typing import Any
 
@@ -284,15 +285,15 @@ def time_until_done(programs: Iterable[tuple[int, int]], places: int) -> int:
 
 def show_orders() -> None:
     """Print the H200's rates of one causal sequence in each of ORDERS."""
-    print(f"{'H200, B = 1, causal, TFLOP/s':29} chapter 5     one by one   side by side")
+    print(f"{'H200, B = 1, causal, TFLOP/s':29} as they come     one by one   side by side")
     stored = [row for row in kernels_of_h200() if (row["chapter"], row["kernel"]) == (8, "order")]
-    for (heads, S), D in itertools.product(SHORT_GRIDS[:2], (64, 128)):
+    for (heads, S), D in itertools.product(SHORT_GRIDS, (64, 128)):
         rates = {
             row["provider"]: row["tflops"] for row in stored if (row["D"], row["H_q"], row["S_q"]) == (D, heads, S)
         }
         first, *others = (rates[name] for name in ORDERS)
         found = " ".join(f"{f'{rate:.0f} ({percent(rate / first)})':>14}" for rate in others)
-        print(f"{f'D = {D:3}, {heads} heads, S = {S:6,}':29} {first:9.0f} {found}")
+        print(f"{f'D = {D:3}, {heads} heads, S = {S:6,}':29} {first:12.0f} {found}")
 
 
 def spilled(row: dict[str, Any]) -> str:
@@ -300,80 +301,49 @@ def spilled(row: dict[str, Any]) -> str:
     return f"{row['spilled_registers']} ({row['LDL']})"
 
 
-def tiles_with(programs: Programs, predict: Predict) -> dict[tuple[int, str], dict[str, Any]]:
-    """The rows of compiled_tiles, (D, tile in words) -> row, each with its "programs" on an SM and "predicted"
-    cycles."""
-    return {
-        (row["D"], in_words(TileConfig(*row["tile"]))): row
-        | {
-            "programs": programs(row["tile"][2], row["registers"], row["shared_bytes"]),
-            "predicted": predict(row),
-        }
-        for row in compiled_tiles()
-    }
+SHOWN_TILES = {64: [TILES[64][n] for n in (0, 2, 6, 7, 9, 10)], 128: TILES[128]}
 
 
-def show_tiles(programs: Programs, predict: Predict) -> None:
-    """Print what the compiler makes of each tile, the programs that fit, and the cycles that `predict` gives."""
-    print(f"{'tile, full':32} registers  spilled (in the loop)  programs  predicted")
-    for (D, words), row in tiles_with(programs, predict).items():
-        point = f"D = {D:3}: {words}"
-        print(
-            f"{point:32} {row['registers']:9} {spilled(row):>22} {row['programs']:9} {row['predicted']:10,.0f}",
-        )
-
-
-BY_PROGRAMS = {1: "vermilion", 2: "orange", 3: "sky", 4: "green"}  # programs on an SM -> a bar's colour
-
-
-def draw_tiles(programs: Programs, predict: Predict, mine: dict[int, TileConfig]) -> Figure:
-    """With each of TILES the cycles that `predict` gives, coloured by the programs on an SM, and the H200's, with its
-    rate. The name of `mine` is marked.
+def six_tiles() -> pd.DataFrame:
+    """Of six of TILES for each D: what the compiler makes of the finished kernel's loop, and, in one run of the H200,
+    its cycles for 64 x 64 scores, its clock and its rates in full attention and under the causal mask.
     """
-    figure = Figure(figsize=(10.5, 5))
-    figure.suptitle("Full, cycles for 64 x 64 scores: bars by your model, dots by the H200")
-    compiled = tiles_with(programs, predict)
-    for ax, D in zip(figure.subplots(1, 2), (64, 128), strict=True):
-        tiles = [row for row in kernels_of_h200() if row["kernel"] == "tile"]
-        stored = [row for row in tiles if (row["D"], row["is_causal"]) == (D, False)]
-        rows = {row["provider"]: (tile_cycles(row, D, False), row["tflops"]) for row in stored}
-        names = sorted(rows, key=rows.get)
-        for y, name in enumerate(names):
-            row, (cycles, rate) = compiled[D, name], rows[name]
-            ax.barh(y, row["predicted"], color=COLOURS[BY_PROGRAMS[row["programs"]]], height=0.6)
-            ax.plot(cycles, y, "o", color="black", markeredgecolor="white", markersize=8)
-            ax.text(1.02, y, f"{rate:.0f}", transform=ax.get_yaxis_transform(), va="center")
-        ax.text(1.02, -0.8, "TFLOP/s", transform=ax.get_yaxis_transform(), va="bottom", fontsize=9)
-        ax.set_yticks(range(len(names)), [f"yours: {name}" if name == in_words(mine[D]) else name for name in names])
-        ax.set(title=f"D = {D}", ylim=(len(names) - 0.4, -0.6))
-        ax.grid(axis="y", visible=False)
-    labels = {colour: f"{n} program{'s' * (n > 1)}" for n, colour in BY_PROGRAMS.items()}
-    figure.legend(handles=[
-        *(Patch(color=COLOURS[colour], label=label) for colour, label in labels.items()),
-        Line2D([], [], color="black", marker="o", linestyle="", markersize=7, label="H200"),
-    ], loc="outside lower center", ncols=5, frameon=False)  # fmt: skip
-    return figure
+    rates = {(row["D"], row["provider"], row["is_causal"]): row for row in kernels_of_h200() if row["kernel"] == "tile"}
+    rows = []
+    for made in compiled_tiles():
+        D, words = made["D"], in_words(TileConfig(*made["tile"]))
+        if tuple(made["tile"]) in SHOWN_TILES[D]:
+            full, causal = (rates[D, words, is_causal] for is_causal in (False, True))
+            took = {"cycles": round(tile_cycles(full, D, False)), "MHz": round(mhz(full))}
+            rows.append(
+                {"name": words, "stages": made["tile"][3], "spills loaded": made["LDL"]}
+                | made
+                | took
+                | {"TFLOP/s": round(full["tflops"]), "causal": round(causal["tflops"])}
+            )
+    return pd.DataFrame(rows)
 
 
-def show_larger_tiles(programs: Programs, predict: Predict) -> None:
-    """Print what steps.LARGER in place of steps.TILE makes of three kernels, full: programs, spilled registers that the
-    loop loads, the cycles that `predict` gives, the H200's cycles and rate. cycles: for each 64 x 64 scores.
+WASTES = {  # what is stored -> its words
+    "as given": "as given",
+    "mask": "no mask",
+    "mask, guard": "no guard, either",
+    "mask, guard, scale": "one scaling less, too",
+}
+
+
+def show_wastes(predict: Predict) -> None:
+    """Print what each repair of exercise 8.6's loop saves, full, with steps.LARGER: instructions, the cycles that
+    `predict` gives, and the H200's. cycles: for each 64 x 64 scores.
     """
-    larger = ", ".join(f"{tile.block_m}x{tile.block_n} at D = {D}" for D, tile in steps.LARGER.items())
-    print(f"H200, full; tile 64x64 -> {larger}")
-    print(f"{'':18} programs  spills loaded {'cycles by (8.5)':>19} {'cycles':>20} {'TFLOP/s':>17}")
-    for D, step in itertools.product((64, 128), ("", "base 2", "order")):
-        name, (old, new) = (
-            step or "chapter 5",
-            (compiled_steps()[step, tile, D, False] for tile in (steps.TILE, steps.LARGER[D])),
-        )
-        fit = change(*(programs(row["tile"][2], row["registers"], row["shared_bytes"]) for row in (old, new)))
-        rows = [stored_steps()[D, False][key] for key in (name, f"{name}, larger tile")]
-        print(
-            f"D = {D:3}, {name:9} {fit:>8} {change(old['LDL'], new['LDL']):>14}",
-            f"{changed(predict(old), predict(new)):>19}",
-            f"{cycles_changed(*rows, D, False):>20} {rate_changed(*rows):>17}",
-        )
+    print(f"{'H200, full':22}", "    ".join(f"{f'D = {D}: loop':>13}  by (8.5)  measured" for D in (64, 128)))
+    stored = {(row["D"], row["provider"]): row for row in kernels_of_h200() if row["kernel"] == "waste"}
+    for name, words in WASTES.items():
+        told = []
+        for D in (64, 128):
+            row = stored[D, name] | {"tile": astuple(steps.LARGER[D])}
+            told.append(f"{row['loop']:13} {predict(row):9,.0f} {tile_cycles(row, D, False):9,.0f}")
+        print(f"{words:22}", "    ".join(told))
 
 
 # the rows of show_ladder -> their words

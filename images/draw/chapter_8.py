@@ -53,6 +53,7 @@ def draw_pipeline_timeline() -> Figure:
     draw_one_stage(ax, 0.25)
     draw_pipeline(ax, 2.0, 2)
     draw_pipeline(ax, 4.4, 3)
+    write(ax, 6.85, 3.0, "each step starts one load:\nthe second place stays\nempty until step 0", ha="left", linespacing=1.3)
     phases = "prologue: until tile 0 has arrived\nsteady state: each step starts a load\nepilogue: the last steps start none"
     write(ax, 5.1, 5.05, phases, ha="left", linespacing=1.3)
     write(ax, 5.1, 5.75, f"a load of {LOAD} units is hidden\nbehind the work on {LOAD} tiles", ha="left", linespacing=1.3)
@@ -334,24 +335,53 @@ BEAT, BEAT_TALL = 0.42, 0.34  # inches
 PROGRAM_LOOKS = {"a": {"colour": "blue", "share": 0.55}, "b": {"colour": "orange", "share": 0.35, "line": 2.0}}
 
 
+@image("08_two_programs.png")
+def draw_two_programs() -> Figure:
+    """Two programs on an SM over time, whose matmuls take as long as all else: in step, each at half the speed, and out of step."""
+    figure, ax = canvas(4.6)
+    left, wide, end = 1.75, 4 * BEAT, 4  # inches; spans of time
+    for number, (title, in_step) in enumerate((("in step: the times add up", True), ("out of step: only the longer time counts", False))):
+        top = 0.25 + 2.0 * number
+        write(ax, 0.1, top, title, HEAD, ha="left", weight="bold")
+        for lane, name in enumerate(("tensor cores", "schedulers")):
+            y = top + 0.3 + lane * 0.62
+            write(ax, 0.1, y + 0.25, name, ha="left")
+            box(ax, left, y, end * wide, 0.5, **WAITS)
+            if in_step:  # both share it, then both wait
+                for tile in range(2):
+                    for row, program in enumerate("ab"):
+                        x = left + (2 * tile + lane) * wide
+                        box(ax, x, y + row * 0.25, wide, 0.25, f"{program} {tile}", **PROGRAM_LOOKS[program])
+            else:  # each has it alone, for half as long
+                for turn in range(lane, 8):
+                    program, tile = "ab"[(turn - lane) % 2], (turn - lane) // 2
+                    box(ax, left + turn * wide / 2, y, wide / 2, 0.5, f"{program} {tile}", **PROGRAM_LOOKS[program])
+        y = top + 0.3 + 2 * 0.62
+        arrow(ax, (left, y), (left + end * wide, y), width=1.0)
+        write(ax, left + end * wide, y + 0.17, "time", ha="right")
+    legend(
+        ax,
+        4.35,
+        ((0.1, PROGRAM_LOOKS["a"], "tiles of program a"), (2.75, PROGRAM_LOOKS["b"], "of program b"), (4.95, WAITS, "nothing to do")),
+    )
+    return figure
+
+
 @image("08_overlap.png")
 def draw_overlap() -> Figure:
-    """Tensor cores and exponentials over time, D = 64: as compiled, with two programs on an SM, and with the next scores started early."""
-    figure, ax = canvas(7.2)
+    """Tensor cores and exponentials over time, D = 64: one program as compiled, and with the next scores started early."""
+    figure, ax = canvas(5.1)
     alone = [(0, "qk 0", 1), (3, "pv 0", 1), (4, "qk 1", 1), (7, "pv 1", 1), (8, "qk 2", 1), (11, "pv 2", 1), (12, "qk 3", 1)]
     softmax = [(1, "softmax 0", 2), (5, "softmax 1", 2), (9, "softmax 2", 2), (13, "softmax 3", 2)]
-    draw_lanes(ax, 0.25, "as compiled, one program on the SM", [("a", 0, alone)], [("a", 0, softmax)])
-    both = [("a", 0, alone), ("b", 2, alone)]
-    draw_lanes(ax, 2.35, "two programs on the SM, at best: each fills the other's gaps", both, [("a", 0, softmax), ("b", 2, softmax)])
+    draw_lanes(ax, 0.25, "as compiled", [("a", 0, alone)], [("a", 0, softmax)])
     early = [(0, "qk 0", 1), (1, "qk 1", 1)]
     for j in range(1, 7):
         early += [(1 + 2 * j, f"pv {j - 1}", 1), (2 + 2 * j, f"qk {j + 1}", 1)]
     beside = [(1 + 2 * j, f"softmax {j}", 2) for j in range(7)]
-    draw_lanes(ax, 4.45, "by hand, one program: the next scores start before this softmax",
-               [("a", 0, early)], [("a", 0, beside)])  # fmt: skip
-    legend(ax, 6.4, ((0.1, PROGRAM_LOOKS["a"], "a program"), (2.2, PROGRAM_LOOKS["b"], "another program"), (4.6, WAITS, "nothing to do")))
+    draw_lanes(ax, 2.35, "by hand: the next scores start before this softmax", [("a", 0, early)], [("a", 0, beside)])
+    legend(ax, 4.3, ((0.1, PROGRAM_LOOKS["a"], "one program"), (2.2, WAITS, "nothing to do")))
     write(
-        ax, 0.1, 6.85, "D = 64: the exponentials of a tile take as long as its two matmuls. An ideal, without loads and waits.", ha="left"
+        ax, 0.1, 4.75, "D = 64: the exponentials of a tile take as long as its two matmuls. An ideal, without loads and waits.", ha="left"
     )
     return figure
 

@@ -166,7 +166,7 @@ def wasteful(name: str) -> str:
 
 
 def waste_cases() -> Iterator[Measurement]:
-    """Step 4 with each of WASTES, in turns, full, S = 4,096. Not in kernels_cases: no page shows these rows yet."""
+    """Step 4 with each of WASTES, in turns, full, S = 4,096."""
     for D, name in itertools.product((64, 128), WASTES):
         shape = at_4096(D, False)
         yield about(8, "waste", name, **vars(shape)), lambda shape=shape, name=name: _wastes_in_turns(shape)[name]
@@ -455,7 +455,7 @@ def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the ablation, whose rows are attention's."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
     tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True))
-    of_steps = itertools.chain(step_cases(), order_cases())
+    of_steps = itertools.chain(step_cases(), order_cases(), waste_cases())
     return itertools.chain(
         of_steps, tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases(), memory_cases()
     )

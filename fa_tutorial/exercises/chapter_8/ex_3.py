@@ -72,6 +72,7 @@ MISTAKES = {
     "softmax is in base 2: scores in units of scale · q kᵀ take tl.exp, and tl.exp2 takes them times log₂ e": ("tl.exp(", "tl.exp2("),
 }  # fmt: skip
 
+MISSING = f"a missing key's score 0 joins neither m nor l: {FIRST}"
 CONDITIONS = {"half": HALF.replace(" (and bf16 on a GPU)", "") + ", and o has q's dtype"}
 
 
@@ -102,7 +103,6 @@ def inputs():
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "scale = 0.5, D = 16", chosen, scale=0.5)
     large = "scores may be large: m is the maximum of scale · q kᵀ, and p = exp(s − m)"
     yield attention_case(*logits(200), "all logits 200", large)
-    yield attention_case(*logits(-200), "all logits −200", LOW)
     yield attention_case(*logits(200, 0), "logits 200 in the first tile, 0 in the second", FALLS)
     yield attention_case(*draw_qkv(1, 2, 16, 16, 16), "two heads", OWN)
     yield attention_case(*draw_qkv(2, 2, 16, 16, 16), "B = H = 2", f"pid // row_blocks is b · H + h: {OWN}")
@@ -111,7 +111,9 @@ def inputs():
     yield attention_case(*draw_qkv(1, 1, 32, 20, 16), "S_q = 32, S_k = 20, BLOCK_N = 16", ragged)
     rows = f"the last block of rows may be ragged: {START}"
     yield attention_case(*draw_qkv(1, 2, 20, 16, 16), "two heads, S_q = 20, BLOCK_M = 16", rows)
-    yield attention_case(*logits(-200, -200, S_k=20), "S_k = 20, BLOCK_N = 16, all logits −200", FIRST)
+    yield attention_case(*logits(-20, -20, S_k=20), "S_k = 20, BLOCK_N = 16, all logits −20", MISSING)
+    yield attention_case(*logits(-200), "all logits −200", LOW)
+    yield attention_case(*logits(-200, -200, S_k=20), "S_k = 20, BLOCK_N = 16, all logits −200", MISSING)
     low = "scores may be as low as −2³⁰: −inf stands where a key is missing, and where m starts"
     yield attention_case(*logits(-(2.0**30), -(2.0**30), S_k=20), "S_k = 20, BLOCK_N = 16, all logits −2³⁰", low)
     yield from half_inputs()

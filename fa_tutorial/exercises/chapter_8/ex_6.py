@@ -72,6 +72,7 @@ MISTAKES = {
 }  # fmt: skip
 STRAY = "load_tile must know S_k where a tile may run past the last key: None loads all BLOCK_N rows"
 FLOAT32 = "only p v takes p in v's dtype: q is multiplied as it is, and the scores, l's sum of p, and alpha are float32"
+KEPT = "a row keeps its m, l and acc where it sees no key of a block: m_new is the larger of m and the block's maximum"
 STEP, MORE = "order", 12  # step 4 is this kernel with steps.LARGER; an edit makes ptxas arrange the whole loop anew
 COUNTED = {
     "MUFU.EX2": "exponentials", "FFMA": "multiply-adds", "FMUL": "multiplications", "FADD": "additions", "FSETP": "comparisons",
@@ -152,9 +153,10 @@ def inputs():
         return case(factor * q, k, v, is_causal, on=on, otherwise=otherwise, fresh=draw is not fixed)
 
     yield of(16, 16, False, "16 queries, 16 keys", "each row sees every key, p = 2^(s · scale_log2 − m), and s, p, l, acc are float32")
-    yield of(16, 48, False, "16 queries, 48 keys", "when the maximum grows, l and acc shrink by alpha")
+    yield of(16, 48, False, "16 queries, 48 keys", "when the maximum grows, l and acc shrink by alpha, which stays in float32")
     yield of(16, 20, False, "16 queries, 20 keys", "the ragged block has a mask: its keys past last_seen are hidden")
     yield of(32, 32, True, "causal, 32 queries, 32 keys", "where MASK is True, a row sees the keys up to its last_seen")
+    yield of(32, 40, True, "causal, 32 queries, 40 keys", KEPT)
     yield of(40, 20, True, "causal, 40 queries, 20 keys", "the first 20 rows see no key: their m stays −inf, their l and acc 0")
     yield of(32, 40, True, "causal, large scores", "scores may be large: m is the maximum of s · scale_log2", factor=100.0)
     for words, is_causal in (("", False), ("causal, ", True)):
