@@ -325,22 +325,6 @@ def _precision_row(precision: str) -> dict[str, Any]:
 SCORES = ("scores_values", "two products")
 
 
-def scores_values_cases() -> Iterator[Measurement]:
-    """Chapter 3: (q kᵀ) v of one head, as one kernel that keeps s on the chip, and as two products."""
-    for S, provider in itertools.product((4096, 16_384), SCORES):
-        yield (
-            about(3, "scores_values", provider, S=S, D=64),
-            lambda S=S, provider=provider: _scores_values_in_turns(S)[provider],
-        )
-
-
-@functools.cache
-def _scores_values_in_turns(S: int) -> dict[str, dict[str, Any]]:
-    q, k, v = (randn(S, 64) / S**0.25 for _ in range(3))
-    calls = (lambda: matmul.scores_times_values(q, k, v, block_m=128, block_n=64), lambda: (q @ k.t()) @ v)
-    return timed_in_turns(dict(zip(SCORES, calls, strict=True)), flops=4 * S * S * 64)
-
-
 FUSED = [(4096, 4096), (16_384, 1024), (4096, 16_384), (16_384, 4096), (16_384, 16_384)]  # S_q, S_k
 
 
