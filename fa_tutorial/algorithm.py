@@ -135,7 +135,7 @@ def flash_forward_fa1(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_m: int, block_n: int, is_causal: bool = False,
     scale: float | None = None, traffic: Traffic | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Flash attention in FA1's loop order: each block of keys walks over all blocks of queries (4.8; FA1, algorithm 1).
+    """Flash attention in FA1's loop order: each block of keys walks over all blocks of queries (FA1, algorithm 1).
 
     Arguments, results and errors are those of flash_forward. o, m and l live in HBM between the steps. Each step reads
     them, divides, and writes them back, so o is rounded to q's dtype in every step.

@@ -82,7 +82,7 @@ def flash_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> 
 
 
 def fa1_hbm_bytes(S_q: int, S_k: int, D: int, block_n: int, itemsize: int) -> int:
-    """Bytes that the program of one head reads and writes in FA1's loop order (4.9; FA1, algorithm 1).
+    """Bytes that the program of one head reads and writes in FA1's loop order (FA1, algorithm 1).
 
     It reads k and v once. For each block of block_n keys it reads q, and reads and writes o and the float32 m and l.
     """

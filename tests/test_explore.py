@@ -331,6 +331,25 @@ def test_causal_tiles_are_those_of_chapter_4(page, is_causal):
             assert shown["bytes"] == traffic.total
 
 
+@pytest.mark.parametrize(
+    ("block_m", "block_n", "answer", "bytes_", "why"),
+    [(64, 64, "twice", "1.91", "more"), (256, 128, "half", "0.54", "fewer"), (128, 32, "as many", "1 times", "as many")],
+)
+def test_kept_tiles_ask_for_a_guess(page, block_m, block_n, answer, bytes_, why):
+    open_figure(page, "causal_tiles")
+    sizes = {"D": 64, "itemsize": 2, "is_causal": True}
+    kept = put_tiles(page, 4096, 4096, BLOCK_M=128, BLOCK_N=128, **sizes)
+    page.click("#keep")
+    other = put_tiles(page, 4096, 4096, BLOCK_M=block_m, BLOCK_N=block_n, **sizes)
+    assert page.inner_text("#bytes") == "guess first" and page.inner_text("#kept_bytes") == f"{kept['bytes']:,}"
+    for guess in ("half", "as many", "twice"):
+        page.select_option("#guess", guess)
+        assert page.inner_text("#bytes") == f"{other['bytes']:,}"
+        assert page.get_attribute("#verdict", "class").split()[-1] == ("right" if guess == answer else "wrong")
+    verdict = page.inner_text("#verdict")
+    assert verdict.startswith(bytes_) and f": {why} blocks of rows" in verdict
+
+
 @pytest.mark.parametrize("block", [1, 2, 16])
 def test_small_tiles_are_drawn_in_one_colour(page, block):
     """Where rows of tiles are lower than a pixel, what is whole looks whole: nothing shines through."""

@@ -16,7 +16,6 @@ from fa_tutorial.bench import results, timing
 
 # As ncu names them.
 FROM_HBM, TO_SMS, CYCLES = "dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum", "sm__cycles_elapsed.max"
-L2_LOAD = "lts__throughput.avg.pct_of_peak_sustained_elapsed"
 ORDERS = {1: "course, row order", 8: "course", 16: "course, bands of 16"}  # the stored provider of each group
 
 
@@ -34,8 +33,8 @@ def show_rates(card: dict, calls: dict[str, tuple[str, Callable]]) -> None:
 
 
 def six_tiles(card: dict) -> pd.DataFrame:
-    """The stored tiles at n = 4,096 in row order: warps, ms, and by ncu the GB that the SMs received, how busy L2 was,
-    and cycles, also without the loads. card: results.load's."""
+    """The stored tiles at n = 4,096 in row order: warps, ms, and by ncu the GB that the SMs received, and cycles,
+    also without the loads. card: results.load's."""
     select, order = partial(results.select, card["kernels"], M=4_096), ORDERS[1]
     counted = select(kernel="matmul_traffic", provider=order)
     bare = select(kernel="matmul_traffic", provider=f"{order}, no loads")
@@ -45,7 +44,6 @@ def six_tiles(card: dict) -> pd.DataFrame:
         "warps": [1, 4, 4, 4, 8, 8],
         "ms": select(kernel="matmul_tile", provider=order)["ms"],
         "GB counted": counted[TO_SMS] / 1e9,
-        "L2 busy %": counted[L2_LOAD],
         "cycles": counted[CYCLES],
         "cycles, no loads": bare[CYCLES],
     }
@@ -83,34 +81,33 @@ def _each_order(card: dict) -> Iterator[tuple[int, int, pd.Series, pd.Series]]:
 
 
 def show_spread(card: dict) -> None:
-    """Print the stored times in each of ORDERS, with their spread, and the cycles that ncu counted."""
-    print("     n   order           ms (20 % to 80 % of the runs)   million cycles   (stored, H200)")
-    for _, _, time, counted in _each_order(card):
-        spread = f"({time.ms_20:.3f} to {time.ms_80:.3f})"
-        print(f" {time.ms:6.3f} {spread:28} {counted[CYCLES] / 1e6:14.2f}")
+    """Print the stored times in each of ORDERS, with their spread."""
+    print("     n   order           ms (20 % to 80 % of the runs)   (stored, H200)")
+    for _, _, time, _ in _each_order(card):
+        print(f" {time.ms:6.3f} ({time.ms_20:.3f} to {time.ms_80:.3f})")
 
 
 def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -> None:
     """Print what HBM delivered in row order and in bands, beside the count of strips. wave_bytes: (n, group) -> of each
     wave, what it reads."""
-    print("     n   order         a wave's strips    counted   from HBM   of the count   (a wave's strips: the mean)")
+    print("     n   order         strips of a wave    counted   from HBM   HBM / counted   (of a wave: the mean)")
     for n, group, _, counted in _each_order(card):
         waves, read = list(wave_bytes(n, group)), counted[FROM_HBM]
         bytes_ = f"{sum(waves) / len(waves) / 1e6:14.0f} MB {sum(waves) / 1e9:7.2f} GB {read / 1e9:7.2f} GB"
         print(f" {bytes_} {read / sum(waves):14.2f}")
 
 
-def show_fusion(card: dict, *calls: Callable, D: int = 64) -> None:
-    """Print how long an H200 takes at least to move s and to multiply, and the times of one kernel and of two products,
-    which `calls` computes from q, k and v: here, or stored ones where there is no GPU."""
+def show_fusion(card: dict, lengths: Iterable[tuple[int, int]], *calls: Callable, D: int = 64) -> None:
+    """Print, for each S_q and S_k, how long an H200 takes at least to move s and to multiply, and the times of one
+    kernel and of two products, which `calls` computes from q, k and v: here, or stored ones where there is no GPU."""
     ceilings, device = card["provenance"]["ceilings"], hardware.device()
-    for S in (4_096, 16_384):
-        moving = 2 * S * S * 2 / (ceilings["copy_gb_s"] * 1e9) * 1e3
-        multiplying = 4 * S * S * D / (ceilings["matmul_fp16_tflops"] * 1e12) * 1e3
-        print(f"S = {S:6,}: at least {moving:.3f} ms to move s, {multiplying:.3f} ms to multiply")
-        one, two = results.select(card["kernels"], kernel="scores_values", S=S)["ms"]
+    where = "this GPU" if device.type == "cuda" else "stored, H200"
+    print(f"   S_q     S_k   at least: move s   multiply   measured: one kernel   two products   (ms, {where})")
+    for S_q, S_k in lengths:
+        moving = 2 * S_q * S_k * 2 / (ceilings["copy_gb_s"] * 1e9) * 1e3
+        multiplying = 4 * S_q * S_k * D / (ceilings["matmul_fp16_tflops"] * 1e12) * 1e3
+        one, two = results.select(card["kernels"], kernel="fusion", S_q=S_q, S_k=S_k)["ms"]
         if device.type == "cuda":
-            qkv = [torch.randn(S, D, dtype=torch.float16, device=device) for _ in range(3)]
+            qkv = [torch.randn(S, D, dtype=torch.float16, device=device) for S in (S_q, S_k, S_k)]
             one, two = (timing.time_call(partial(call, *qkv)).ms for call in calls)
-        where = "this GPU" if device.type == "cuda" else "stored, H200"
-        print(f"            one kernel {one:.3f} ms, two products {two:.3f} ms   ({where})")
+        print(f"{S_q:6,} {S_k:7,} {moving:18.3f} {multiplying:10.3f} {one:22.3f} {two:14.3f}")

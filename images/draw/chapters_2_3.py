@@ -463,10 +463,11 @@ def draw_operands() -> Figure:
     for place, y in top.items():
         write(ax, 0.05, y + tall / 2, place, ha="left")
     _, shared, registers, cores = top.values()
+    fork = cores - 0.35
     panels = (1.15, "mma.sync: each warp by itself", 32, 16, 1), (5.2, "wgmma: four warps together", 64, 64, 3)
     for left, name, side, columns, mine in panels:  # mine: the tensor core of the warp whose registers are drawn
         write(ax, left, 0.25, name, HEAD, ha="left", weight="bold")
-        box(ax, left, top["L2 and HBM"], wide, tall, "a and b")
+        box(ax, left, top["L2 and HBM"], wide, tall, f"a and b, for a tile of {side} × {side}")
         for core in range(4):
             look = {"colour": TENSOR_COLOUR["o"], "share": 0.45} if core == mine else {}
             box(ax, left + core * wide / 4, cores, wide / 4, tall, f"16 × {columns}", **look)
@@ -482,11 +483,16 @@ def draw_operands() -> Figure:
                 arrow(ax, (middle, shared + tall), (middle, registers))
                 arrow(ax, (middle, registers + tall), (own + aside, cores))
             else:
-                arrow(ax, (middle, shared + tall), (middle, cores - 0.05))
+                ax.plot((middle, middle), (shared + tall, fork), color="black", linewidth=1.6)
+        if columns > 16:  # every tensor core reads a and b
+            middles = [left + (core + 0.5) * wide / 4 - 0.3 for core in range(4)]
+            ax.plot((middles[0], middles[-1]), (fork, fork), color="black", linewidth=1.6)
+            for middle in middles:
+                arrow(ax, (middle, fork), (middle, cores))
         box(ax, left + 2.5, registers, 1.2, tall, f"acc: 16 × {columns}", TENSOR_COLOUR["o"], share=0.45)
-        near = own + (0.2 if columns == 16 else -0.2)
-        arrow(ax, (near, cores), (left + 3.04, registers + tall))
-        arrow(ax, (left + 3.24, registers + tall), (near + 0.2, cores))
+        near, above = (own + 0.2, left + 3.04) if columns == 16 else (own + 0.05, own + 0.05)
+        arrow(ax, (near, cores), (above, registers + tall))
+        arrow(ax, (above + 0.2, registers + tall), (near + 0.2, cores))
     outline(ax, left, cores, wide, tall)
     return figure
 

@@ -27,6 +27,7 @@ DOT = 'tl.dot(a, b, acc, input_precision="ieee")'
 RATE = "2 * block_m * block_n / ((block_m + block_n) * itemsize)"
 S, PV = "scale * tl.dot(q, k_t, ", "acc = tl.dot(s.to(v.dtype), v, acc, "
 BAND = "band = pid // (group * tiles_n)\n    within = pid % (group * tiles_n)"
+SHORT = "    if (band + 1) * group > tiles_m:\n        group = tiles_m - band * group\n"
 
 WRONG_ANSWERS = (
     ("3.1", blocked_whole, "all of a and all of b go into one product"),
@@ -92,6 +93,10 @@ WRONG_ANSWERS = (
     edit("3.4", "by tl.minimum", ("min(tiles_m - first_row, group)", "tl.minimum(tiles_m - first_row, group)"),
          told="tl.minimum and its kin work in a kernel alone"),
     edit("3.4", "an `if` shortens group", (BAND, f"if group > tiles_m:\n        group = tiles_m\n    {BAND}"), told="no `if` may assign to it"),
+    edit("3.4", "group shortened first", (BAND, SHORT.join(BAND.splitlines(keepends=True))),
+         told="the last band's rows are cut before its first row and the place within it are found"),
+    edit("3.4", "group shortened before its first row", (BAND, f"{BAND}\n{SHORT}"),
+         told="the last band's first row is counted with the rows that are left"),
     edit("3.4", "min of a list", ("min(tiles_m - first_row, group)", "min([tiles_m - first_row, group])"), told="min takes two numbers"),
     edit("3.4", "the row from pid", ("first_row + within % rows", "first_row + pid % rows"), told="tile_m is counted from pid"),
     ("3.4", tile_by_sorting, "this works in Python only"),

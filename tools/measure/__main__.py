@@ -20,7 +20,7 @@ Cases = Callable[[], Iterator[Measurement]]
 MEASURED: dict[int, dict[str, Sequence[Cases]]] = {
     0: {"rows": [chapters_0_to_7.attention_cases], "kernels": [chapters_0_to_7.naive_step_cases]},
     2: {"kernels": [chapters_0_to_7.first_kernel_cases]},
-    3: {"kernels": [chapters_0_to_7.matmul_cases, chapters_0_to_7.scores_values_cases]},
+    3: {"kernels": [chapters_0_to_7.matmul_cases, chapters_0_to_7.fusion_cases]},
     5: {"kernels": [chapters_0_to_7.loop_cases, chapters_0_to_7.forward_tile_cases]},
     6: {"kernels": [chapters_0_to_7.naive_backward_cases]},
     7: {

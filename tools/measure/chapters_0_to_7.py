@@ -325,20 +325,26 @@ def _precision_row(precision: str) -> dict[str, Any]:
 SCORES = ("scores_values", "two products")
 
 
-def scores_values_cases() -> Iterator[Measurement]:
-    """Chapter 3: (q kᵀ) v of one head, as one kernel that keeps s on the chip, and as two products."""
-    for S, provider in itertools.product((4096, 16_384), SCORES):
+FUSED = [(4096, 4096), (16_384, 1024), (4096, 16_384), (16_384, 4096), (16_384, 16_384)]  # S_q, S_k
+
+
+def fusion_cases() -> Iterator[Measurement]:
+    """Chapter 3: (q kᵀ) v of one head in both ways, with few programs or many, and with s that fits into L2 or not."""
+    for (S_q, S_k), provider in itertools.product(FUSED, SCORES):
         yield (
-            about(3, "scores_values", provider, S=S, D=64),
-            lambda S=S, provider=provider: _scores_values_in_turns(S)[provider],
+            about(3, "fusion", provider, S_q=S_q, S_k=S_k, D=64),
+            lambda sizes=(S_q, S_k), provider=provider: _fusion_in_turns(*sizes)[provider],
         )
 
 
 @functools.cache
-def _scores_values_in_turns(S: int) -> dict[str, dict[str, Any]]:
-    q, k, v = (randn(S, 64) / S**0.25 for _ in range(3))
+def _fusion_in_turns(S_q: int, S_k: int) -> dict[str, dict[str, Any]]:
+    """From graphs: in Python, a launch may take longer than the kernel does."""
+    q, k, v = (randn(S, 64) / S_k**0.25 for S in (S_q, S_k, S_k))
     calls = (lambda: matmul.scores_times_values(q, k, v, block_m=128, block_n=64), lambda: (q @ k.t()) @ v)
-    return timed_in_turns(dict(zip(SCORES, calls, strict=True)), flops=4 * S * S * 64)
+    require_alike([calls[0]()], [calls[1]()])
+    graphs = {name: graph_of(call) for name, call in zip(SCORES, calls, strict=True)}
+    return timed_in_turns({name: graph.replay for name, graph in graphs.items()}, flops=4 * S_q * S_k * 64)
 
 
 def loop_cases() -> Iterator[Measurement]:

@@ -34,6 +34,9 @@ MISTAKES = {
     "every band before the last is full: the place within the band is pid % (group · tiles_n)": [
         ("    within = pid % (group * tiles_n)\n", ""), (ROWS, f"{ROWS}\n    within = pid % (rows * tiles_n)\n    ")],
     f"{_LAST}: here it is counted with `group` rows": (ROWS, "rows = group"),
+    "the last band's first row is counted with the rows that are left: every band before it has `group` rows": (ROW, "band * rows + within % rows"),
+    "the last band's rows are cut before its first row and the place within it are found: every band before it has `group` rows": [
+        ("    within = pid % (group * tiles_n)\n", ""), (ROWS, f"{ROWS}\n    within = pid % (rows * tiles_n)"), (ROW, "band * rows + within % rows")],
 }  # fmt: skip
 
 CONDITIONS = {"last_band": f"{_LAST}, when tiles_m is not a multiple of group", "large_group": "group may be larger than tiles_m"}

@@ -86,7 +86,7 @@ def rejected(q, k, v, scale, given):
     told = f"a right forward fails your test after a call with {call}: o is within {o} of reference.attention(q, k, v, is_causal=True, "
     largest = float(scale * (q.double() @ k.double().mT).abs().max())
     told += f"scale=scale), and lse within {lse}. The scores reach {largest:,.0f}, and float32 rounds a score of {largest:,.0f} by up to "
-    told += f"{largest * 2**-24:.0e}: compare with torch.allclose, which allows for rounding"
+    told += f"{2.0 ** (math.frexp(largest)[1] - 25):.0e}: compare with torch.allclose, which allows for rounding"
     return told + (", and takes −∞ as equal to −∞, where a difference is NaN" if (want[1] == -math.inf).any() else "")
 
 
