@@ -16,6 +16,7 @@ import torch
 from fa_tutorial import algorithm, barriers, figures, forward, fp8, layout, ledger, matmul, reading, reference, ring, softmax, warpgroups
 from fa_tutorial.bench import chapter_8, chapter_12, chapter_13, results
 from fa_tutorial.exercises.chapter_8 import ex_1, ex_5
+from fa_tutorial.exercises.chapter_10.ex_3 import lists
 from fa_tutorial.exercises.chapter_10.ex_9 import idle_times
 from fa_tutorial.exercises.chapter_11.ex_4 import choose_splits
 from fa_tutorial.exercises.chapter_12.ex_2 import fa2_softmax
@@ -466,6 +467,68 @@ def test_loops_of_keys_borders_are_dragged(page):
     drag(page, first_m, (at[4], first_m[1]), "mouse")
     drag(page, full_m, (at[8], full_m[1]), "mouse")
     assert (state(page)["first_m"], state(page)["full_m"], state(page)["fault"]) == (4, 8, "")
+
+
+# ---------------------------------------------------------------- mask tiles
+
+
+def seen_by(shown: dict) -> torch.Tensor:
+    """(32, 32) booleans: the pairs that the mask shows."""
+    i, j = torch.arange(32)[:, None], torch.arange(32)[None, :]
+    document = (torch.arange(32) >= shown["a"]).int() + (torch.arange(32) >= shown["b"]).int()
+    causal, near, early = j <= i, (j <= i) & (i - j <= shown["left"]), j < shown["first"]
+    masks = {
+        "documents": causal & (document[:, None] == document),
+        "window": near,
+        "first": near | (causal & early),
+        "prefix": causal | early,
+    }
+    return masks[shown["mask"]]
+
+
+def check_mask_tiles(page) -> None:
+    """The kinds are those of the pairs, and the row of index is exercise 10.3's: mixed tiles first, whole ones at the end."""
+    shown = state(page)
+    index, count = lists(seen_by(shown)[None, None], shown["block"], shown["block"])
+    mixed, whole = count[:, shown["row"]].tolist()
+    row = index[shown["row"]].tolist()
+    assert shown["mixed"] == sorted(row[:mixed]) and shown["whole"] == sorted(row[len(row) - whole :])
+    assert [[row.count(kind) for kind in (1, 2)] for row in shown["kinds"]] == count.T.tolist()
+    entries = page.locator("#index").get_attribute("aria-label").partition(": ")[2].split()
+    between = ["–"] * (len(row) - mixed - whole)
+    assert entries == [*map(str, shown["mixed"]), *between, *map(str, reversed(shown["whole"]))]
+
+
+def test_mask_tiles_are_exercise_10_3_s_lists(page):
+    open_figure(page, "mask_tiles")
+    check_mask_tiles(page)
+    for mask, block in itertools.product(("documents", "window", "first", "prefix"), (2, 4, 8)):
+        for values in (
+            {"row": 0},
+            {"row": 3, "left": 5, "first": 3, "a": 9},
+            {"a": 30, "b": 11, "left": 31, "first": 32},
+            {"left": 0, "first": 0},
+        ):
+            put(page, mask=mask, block=block, **values)
+            check_mask_tiles(page)
+
+
+@by_mouse_or_touch
+def test_mask_tiles_answer_their_question(page, by):
+    """A border between two blocks leaves no row without a whole tile."""
+    shown = open_on_phone(page, "mask_tiles", "#tiles")
+    assert shown["a"] == 18 and shown["row"] in shown["without"]
+    x, y = middle(page.locator("#tiles circle").first)
+    pair = (middle(page.locator("#tiles circle").nth(1))[0] - x) / (shown["b"] - shown["a"])
+    for border in (17, 19):
+        assert 4 in put(page, a=border)["without"]
+    put(page, a=18)
+    drag(page, (x, y), (x + 2 * pair, y), by)
+    assert (state(page)["a"], state(page)["without"]) == (20, []) and put(page, a=16)["without"] == []
+    put(page, mask="window", a=18)
+    x, y = middle(page.locator("#tiles circle"))
+    drag(page, (x, y), (x - 4 * pair, y), by)
+    assert state(page)["left"] == 15
 
 
 # ---------------------------------------------------------------- queue

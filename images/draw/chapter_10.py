@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from itertools import accumulate
 
-import torch
 from matplotlib.figure import Figure
 
 from draw.drawing import BODY, GREY, HEAD, MASKED, arrow, box, canvas, image, legend, outline, write
@@ -50,9 +48,9 @@ COLOURS = ("blue", "orange", "green")
 
 @image("10_cu_seqlens.png")
 def draw_cu_seqlens() -> Figure:
-    """Three sequences, padded to a rectangle, and packed in one row that cu_seqlens divides."""
-    side, left, longest = 0.5, 0.4, max(LENGTHS)
-    figure, ax = canvas(4.1)
+    """Three sequences, padded to a rectangle, and packed in one row that cu_seqlens divides, with blocks of four tokens below."""
+    side, left, longest, block = 0.5, 0.4, max(LENGTHS), 4
+    figure, ax = canvas(4.75)
     write(ax, left, 0.25, f"padded: {len(LENGTHS)} × {longest} tokens", HEAD, ha="left", weight="bold")
     for row, (length, colour) in enumerate(zip(LENGTHS, COLOURS, strict=True)):
         for column in range(longest):
@@ -69,6 +67,11 @@ def draw_cu_seqlens() -> Figure:
     for bound in bounds:
         arrow(ax, (left + bound * side, top + side + 0.38), (left + bound * side, top + side + 0.03))
         write(ax, left + bound * side, top + side + 0.52, f"{bound}", BODY, weight="bold")
+    below = top + side + 0.85
+    for number, start in enumerate(range(0, bounds[-1], block)):
+        stop = min(start + block, bounds[-1])
+        box(ax, left + start * side + 0.04, below, (stop - start) * side - 0.08, 0.4, f"block {number}")
+    write(ax, 6.3, below + 0.2, f"blocks of {block}, the last ragged", BODY, ha="left")
     legend(ax, 1.25, ((3.3, {"hatch": MASKED}, "padding"),))
     return figure
 
@@ -145,28 +148,6 @@ def draw_two_directions() -> Figure:
             box(ax, 4.75 + place * side, y, side, side, f"{tile[axis]}", **LOOKS[kind_of(*tile)])
         outline(ax, 4.75, y, len(needed) * side, side, dashed=dashed)
     legend(ax, 4.2, ((left, LOOKS["mixed"], "mixed"), (left + 1.4, LOOKS["whole"], "whole"), (left + 2.8, {}, "skipped")))
-    return figure
-
-
-SCORES, SINKS = (0.0, 1.0, 2.0), (-math.inf, 0.0, 2.0, 4.0)
-
-
-@image("10_sink.png")
-def draw_sink() -> Figure:
-    """What a sink takes of a row with three keys: a bar for each sink."""
-    left, wide, tall, top = 1.55, 7.2, 0.42, 0.35
-    figure, ax = canvas(3.2)
-    looks = ({"colour": "sky", "share": 0.7}, {"colour": "orange", "share": 0.6}, {"colour": "green", "share": 0.45}, {"hatch": MASKED})
-    for row, sink in enumerate(SINKS):
-        y = top + row * (tall + 0.16)
-        write(ax, left - 0.15, y + tall / 2, "no sink" if sink == -math.inf else f"sink = {sink:g}", BODY, ha="right")
-        x = left
-        for share, look in zip(torch.softmax(torch.tensor([*SCORES, sink]), dim=0).tolist(), looks, strict=True):
-            if share:
-                box(ax, x, y, share * wide, tall, f"{share:.2f}" if share > 0.045 else "", **look)
-            x += share * wide
-    names = [f"key with s = {score:g}" for score in SCORES]
-    legend(ax, 2.9, tuple(zip((0.15, 2.35, 4.55, 6.75), looks, (*names, "the sink"), strict=True)))
     return figure
 
 

@@ -72,6 +72,13 @@ def packed_tiles_by_a_loop(cu, block):
     return torch.tensor(first), torch.tensor(end)
 
 
+def packed_tiles_by_sequences(cu, block):
+    token = torch.arange(cu[-1])
+    own = (token[:, None] >= cu[1:]).sum(dim=1)  # each token's sequence
+    last = torch.arange(block - 1, len(token) + block - 1, block).clamp(max=len(token) - 1)
+    return cu[own[::block]] // block, (cu[own[last] + 1] - 1) // block + 1
+
+
 def idle_times_by_a_heap(tiles, slots, start, tile):
     idle = [0] * slots
     for n in tiles:
@@ -85,6 +92,14 @@ RIGHT_ANSWERS = (
     ("10.2", window_kinds_by_four_corners),
     edit("10.3", "backwards", ("for t in range(mixed):", "while mixed > 0:\n        mixed -= 1"),
          ("row * across + t", "row * across + mixed")),
+    edit("10.3", "one loop, which asks the mask by an if", ("range(mixed)", "range(mixed + whole)"), ("range(whole)", "range(0)"),
+         ("+ t) * BLOCK_N", "+ tl.where(t < mixed, t, across - 1 - (t - mixed))) * BLOCK_N"),
+         ("""        seen = (j < S_k) & MASK_MOD(b, h, i, j, aux)  # [BLOCK_M, BLOCK_N]
+        s = tl.where(seen, scale * dot(q_tile, tl.trans(k_tile)), -float("inf"))  # [BLOCK_M, BLOCK_N]
+""", """        s = scale * dot(q_tile, tl.trans(k_tile))
+        if t < mixed:
+            s = tl.where((j < S_k) & MASK_MOD(b, h, i, j, aux), s, -float("inf"))
+""")),
     ("10.4", soft_cap_by_exponentials),
     ("10.5", gradients_then_mask),
     edit("10.6", "queries are the rows, and p and ds are transposed", ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"),
@@ -94,5 +109,6 @@ RIGHT_ANSWERS = (
     ("10.7", dropout_gradients_with_a_sink_of_value_0),
     ("10.8", packed_tiles_by_tokens),
     ("10.8", packed_tiles_by_a_loop),
+    ("10.8", packed_tiles_by_sequences),
     ("10.9", idle_times_by_a_heap),
 )  # fmt: skip

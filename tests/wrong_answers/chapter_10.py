@@ -58,6 +58,16 @@ def packed_tiles_by_pairs(cu, block):
     return first, first + needed.sum(dim=1)
 
 
+def packed_tiles_by_the_pairs_of_a_block(cu, block):
+    sequence = torch.arange(len(cu) - 1).repeat_interleave(cu.diff().long())
+    first, end = [], []
+    for start in range(0, len(sequence), block):
+        seen = (sequence[start : start + block, None] == sequence).any(dim=0).nonzero()[:, 0]
+        first.append(int(seen[0]) // block)
+        end.append(int(seen[-1]) // block + 1)
+    return torch.tensor(first), torch.tensor(end)
+
+
 def dropout_gradients_by_autograd(p, p_sink, z, v, do):
     s, sink, v = p.log().requires_grad_(), p_sink.log().requires_grad_(), v.clone().requires_grad_()
     share = torch.softmax(torch.cat([sink[:, None], s], dim=1), dim=1)
@@ -90,6 +100,10 @@ WRONG_ANSWERS = (
     edit("10.2", "whole only below 0", ("(nearest <= 0)", "(nearest < 0)"), told="pairs at distances 0 and −left are seen"),
     edit("10.2", "no window", ("(farthest <= 0) & (nearest >= -left)", "farthest <= 0"),
          ("(nearest <= 0) & (farthest >= -left)", "nearest <= 0"), told="the causal mask's kinds, without a window"),
+    edit("10.2", "mixed and whole exchanged", ("is_needed.int() + is_whole.int()", "2 * is_needed.int() - is_whole.int()"),
+         told="a kind is 0 where no pair of the tile is seen, 1 where some are, 2 where all are"),
+    edit("10.2", "one query too many", ("(top + block_m - 1)", "(top + block_m)"), told="its last query its first + block_m − 1"),
+    edit("10.2", "one key too many", ("start + block_n - 1 - top", "start + block_n - top"), told="a tile's last key is its first + block_n − 1"),
     edit("10.2", "queries and keys exchanged", ("start + block_n - 1 - top", "top + block_m - 1 - start"),
          ("start - (top + block_m - 1)", "top - (start + block_n - 1)"), told="a query sees keys before it, not after it"),
     edit("10.2", "the first query decides", ("(farthest <= 0)", "(start <= top)"), told="a later query of the tile may still see it"),
@@ -105,7 +119,10 @@ WRONG_ANSWERS = (
     edit("10.3", "a row of index as long as there are blocks of queries", ("tl.cdiv(S_q, BLOCK_M), tl.cdiv(S_k, BLOCK_N)", "tl.cdiv(S_q, BLOCK_M), tl.cdiv(S_q, BLOCK_M)"),
          told="a row of index has ceil(S_k / BLOCK_N) entries", gpu="whole"),
     edit("10.3", "begins anew", ("    for t in range(whole)", "    l = tl.zeros((BLOCK_M,), dtype=tl.float32)\n    for t in range(whole)"),
-         told="attention over the tiles of the row's two lists"),
+         told="with one m, l and acc for both loops"),
+    edit("10.3", "one loop, and every tile asks the mask", ("range(mixed)", "range(mixed + whole)"), ("range(whole)", "range(0)"),
+         ("+ t) * BLOCK_N", "+ tl.where(t < mixed, t, across - 1 - (t - mixed))) * BLOCK_N"), ("seen = (j", "seen = (t >= mixed) | (j"),
+         told="the result is right, but the whole tiles ask MASK_MOD as well"),
     edit("10.3", "m begins anew", ("    for t in range(whole)", "    m = tl.full((BLOCK_M,), -float('inf'), dtype=tl.float32)\n    for t in range(whole)"),
          told="both add to one m, l and acc"),
     *(edit("10.3", words, change, told="each whole tile adds to the first loop's m, l and acc") for words, change in (
@@ -141,7 +158,7 @@ WRONG_ANSWERS = (
          told="MASK_MOD gets the numbers of batch entry, head, query and key"),
     edit("10.5", "lse as a vector", ("aux) - lse)", "aux) - lse[:, None])"), told="lse and delta broadcast to a tile already", gpu="stops with"),
     edit("10.5", "i and j exchanged", ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i"),
-         told="p is the softmax of the modified scores"),
+         told="p is exp of SCORE_MOD(s, b, h, i, j, aux) less lse"),
     edit("10.5", "s is overwritten", ("    p = tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", """    s = SCORE_MOD(s, b, h, i, j, aux)
     s = tl.where(MASK_MOD(b, h, i, j, aux), s, -1e9)
     p = tl.exp(s - lse)"""), ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""), told="SCORE_GRAD, which takes s as it came in"),
@@ -149,11 +166,12 @@ WRONG_ANSWERS = (
          told="is computed in one step, so nothing overflows"),
     edit("10.5", "a forgotten mask", ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""), told="hidden pairs have a p"),
     *(edit("10.5", f"{words}, and only blind rows are 0", *changes,
-           ("p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)", "p = tl.where(lse == -float('inf'), 0.0, p)"), told="0, after exp, where MASK_MOD hides a pair")
+           ("p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)", "p = tl.where(lse == -float('inf'), 0.0, p)"), told="a hidden pair's p is 0, after exp: ask MASK_MOD about p")
       for words, changes in (("no mask", ()), ("masked first", [("SCORE_MOD(s,", "SCORE_MOD(tl.where(MASK_MOD(b, h, i, j, aux), s, -float('inf')),")]))),
     edit("10.5", "the score is masked before the cap", ("    p = tl.exp(SCORE_MOD(s,", """    masked = tl.where(MASK_MOD(b, h, i, j, aux), s, -float('inf'))
     p = tl.exp(SCORE_MOD(masked,"""), ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""),
          told="the score is masked before SCORE_MOD, and a cap turns −inf into −c"),
+    edit("10.5", "delta is taken from p ∘ dp", ("p * (dp - delta)", "(p * dp - delta)"), told="ds is all of p (dp − delta)"),
     edit("10.5", "a hard-coded cap in the derivative", ("* SCORE_GRAD(s, b, h, i, j, aux)", "* (1 - tanh(s / 2.0) * tanh(s / 2.0))"),
          told="another cap: the mods know what a score becomes"),
     edit("10.6", "a row of index has S / BLOCK_N entries", ("column * down +", "column * key_blocks +"),
@@ -164,7 +182,12 @@ WRONG_ANSWERS = (
     edit("10.6", "no casts", ("p.to(do_tile.dtype)", "p"), ("ds.to(q_tile.dtype)", "ds"), told="both factors of a dot must have one dtype"),
     edit("10.6", "the step gets S", ("STEP(s, dp", "STEP(s * scale, dp"), told="with i, lse and delta along the tile's queries"),
     edit("10.6", "scale on dv in place of dk", ("store_tile(dv, dv_acc", "store_tile(dv, scale * dv_acc"), ("scale * dk_acc", "dk_acc"),
-         told="dk = scale · dsᵀ q and dv = pᵀ do"),
+         told="dk = scale · dsᵀ q, with ds from STEP"),
+    *(edit("10.6", f"dp from {wrong[0]}", ("dot(v_tile, tl.trans(do_tile))", f"dot({wrong})"), told="It gets s = scale · k qᵀ and dp = v doᵀ")
+      for wrong in ("q_tile, tl.trans(do_tile)", "v_tile, tl.trans(q_tile)")),
+    edit("10.6", "p and ds exchanged in the sums", ("dot(p.to(do_tile.dtype)", "dot(ds.to(do_tile.dtype)"),
+         ("dot(ds.to(q_tile.dtype)", "dot(p.to(q_tile.dtype)"), told="p and ds are exchanged"),
+    edit("10.7", "p_sink is forgotten", ("-(p_sink * delta)", "-(delta)"), told="its p is p_sink, and its dp is 0"),
     ("10.7", dropout_gradients_by_autograd, "autograd computes these gradients"),
     *(edit("10.7", f"the sink in delta: {words}", ("(do * o).sum(dim=1)", delta), told="the sink's share is in p already")
       for words, delta in (("divided", "(p * dp).sum(dim=1) / (1 - p_sink)"), ("o divided", "(do * (o / (1 - p_sink)[:, None])).sum(dim=1)"),
@@ -186,6 +209,7 @@ WRONG_ANSWERS = (
     edit("10.8", "first alone", (", (stop + block - 1) // block", ""), told="want a tuple (first, end)"),
     edit("10.8", "in float32", ("start // block", "(start // block).float()"), told="a tile's number is an integer"),
     ("10.8", packed_tiles_by_pairs, "a tensor of all 256 pairs is made: two queries decide a block"),
+    ("10.8", packed_tiles_by_the_pairs_of_a_block, "a tensor holds the 256 pairs of a tile, or more: two queries decide a block"),
     *(edit("10.9", f"not sorted: {words}", ("sorted(idle)", order), told="the times are right, but not in order")
       for words, order in (("by slot", "idle"), ("late to early", "sorted(idle)[::-1]"))),
     edit("10.9", "the list is emptied", ("for n in tiles:", "while tiles:\n        n = tiles.pop(0)"), told="changes its input tiles in place"),

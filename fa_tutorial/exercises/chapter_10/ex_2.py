@@ -101,9 +101,12 @@ def inputs():
         return case(Counted(left, []), *args[1:], on=on, otherwise=otherwise, **options)
 
     sizes = "a tile may hold more queries than keys, or fewer, and pairs at distances 0 and −left are seen"
-    yield window(7, 8, 2, 2)
-    yield window(2, 8, 2, 2)
-    yield window(3, 8, 2, 2)
+    kinds = "a kind is 0 where no pair of the tile is seen, 1 where some are, 2 where all are"
+    last = "a tile's last key is its first + block_n − 1, and its last query its first + block_m − 1"
+    yield window(9, 8, 2, 2, otherwise=f"{kinds}, and {last}")
+    edge = f"a pair at distance −left is seen, and none farther back; {last}"
+    yield window(2, 8, 2, 2, otherwise=edge)
+    yield window(3, 8, 2, 2, otherwise=edge)
     yield window(5, 16, 2, 2, otherwise="a tile is whole only if its first key and its last query are at most `left` apart")
     yield window(4, 8, 4, 1, otherwise=sizes)
     yield window(4, 8, 1, 4, otherwise=sizes)

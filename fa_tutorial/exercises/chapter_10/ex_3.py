@@ -4,6 +4,7 @@ import math
 
 import torch
 
+from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_10.ex_1 import window
 from fa_tutorial.exercises.forward_cases import draw_qkv
 from fa_tutorial.exercises.harness import Exercise, case
@@ -11,7 +12,7 @@ from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.forward import softmax_step
 from fa_tutorial.matmul import tl, triton
-from fa_tutorial.tiles import dot, load_tile, store_tile
+from fa_tutorial.tiles import dot, heads, load_tile, store_tile
 
 
 @triton.jit
@@ -184,6 +185,30 @@ def inputs():
     yield rows(1, 1, 32, 32, LATE, on=", v is NaN in tile 0, which isn't listed", unlisted=slice(16), edge="empty")
 
 
+@triton.jit
+def noting(b, h, i, j, aux):
+    """The window's mask mod, which sets aux[2], (S_q, aux[3]) zeros, to 1 at each pair that it is asked about."""
+    tl.store(aux[2] + i * aux[3] + j, 1.0)
+    return window(b, h, i, j, aux)
+
+
+def refused(kernel):
+    """Whether a whole tile asks the mask, be it that its answer goes unused: the result doesn't show it."""
+    S, left, block = 96, 47, 16
+    index, count = (x.to(hardware.device()) for x in lists(is_seen(1, 1, S, S, left), block, block))
+    q, k, v, o = (torch.zeros(1, 1, S, block, device=hardware.device()) for _ in range(4))
+    asked = torch.zeros(S, S, device=hardware.device())
+    meta = {"MASK_MOD": noting, "BLOCK_M": block, "BLOCK_N": block, "BLOCK_D": block}
+    kernel[(S // block,)](*map(heads, (q, k, v, o)), index, count, 1, S, S, block, 1.0, (left, 0, asked, S), **meta)
+    asked = asked.view(S // block, block, S // block, block).sum(dim=(1, 3)) > 0
+    if int(asked.sum()) > int(count[0].sum()):
+        return (
+            "the whole tiles ask MASK_MOD as well, and the mask costs time even where its answer isn't used: a loop of their own, or an if, "
+            "leaves it out"
+        )
+    return ""
+
+
 EXERCISE = Exercise(
     task="Let the kernel take its tiles from two lists, and ask the mask of the mixed ones alone.",
     conditions=CONDITIONS,
@@ -200,9 +225,11 @@ EXERCISE = Exercise(
     more="The package's attend_tiles also loads the next number one tile ahead.",
     inputs=inputs,
     truth=truth,
-    rule="attention over the tiles of the row's two lists, and in the mixed ones over the pairs that MASK_MOD lets through",
+    rule="attention over the tiles of the row's two lists, with one m, l and acc for both loops, and in the mixed ones over the pairs that "
+    "MASK_MOD lets through",
     mistakes=MISTAKES,
     launch=launch,
+    refused=refused,
     tolerance=lambda args, part: (
         0.0,
         (2e-5 if args[0].dtype == torch.float32 else 1e-3) * float(args[2].double().nan_to_num().abs().max()),

@@ -121,10 +121,16 @@ def inputs():
         s, dp = size * torch.randn(S_q, S_k, generator=draw), torch.randn(S_q, S_k, generator=draw)
         lse = modified(s, cap).masked_fill(~visible(S_q, S_k, left), -math.inf).logsumexp(dim=-1)
         mask = "every third key seen" if left == THIRD else f"a window of {left} key{'s' * (left != 1)} and the query's own"
-        on = f"{S_q} queries, {S_k} keys, {mask}, soft cap {cap}{', the tile transposed' * turned}"
+        on = f"{S_q} quer{'y' if S_q == 1 else 'ies'}, {S_k} keys, {mask}, soft cap {cap}{', the tile transposed' * turned}"
         return case(s, dp, lse, torch.randn(S_q, generator=draw), left, cap, turned, on=on, otherwise=otherwise, **options)
 
-    yield rows(2, 2, 1, 2.0)
+    plain = {
+        "p": "p is exp of SCORE_MOD(s, b, h, i, j, aux) less lse: the softmax of the modified scores",
+        "ds": "ds is all of p (dp − delta), times SCORE_GRAD, which takes s as it came in",
+    }
+    yield rows(1, 3, 2, 2.0, plain)
+    after = "a hidden pair's p is 0, after exp: ask MASK_MOD about p, because SCORE_MOD makes a finite number of a score that is −inf"
+    yield rows(2, 2, 1, 2.0, {"p": after, "ds": plain["ds"]})
     yield rows(4, 4, 1, 2.0)
     yield rows(6, 6, 2, 2.0, "p is of the modified score, and the derivative of s", size=20.0)
     yield rows(4, 4, 3, 5.0, "another cap: the mods know what a score becomes, so call SCORE_MOD and SCORE_GRAD, and hand them aux")

@@ -52,15 +52,17 @@ MISTAKES = {
     "every tile of queries is visited: a column's list and its count say which": [(COUNT, "range(down)"), (NUMBER, "t")],
     "t is taken for the tile's number: it is the place in the list, and index_ptr holds the number": (NUMBER, "t"),
     "start_m counts queries, and index_ptr holds numbers of tiles: multiply by BLOCK_M": (f"{NUMBER} * BLOCK_M", NUMBER),
-    "a listed tile holds BLOCK_M queries: its number times BLOCK_M is its first one": (f"{NUMBER} * BLOCK_M", f"{NUMBER} * BLOCK_N"),
-    "every block of keys takes the first one's list: its own starts S / BLOCK_M entries a block further on": ("column * down + t", "t"),
     "the loop runs to the end of the list's row: only as many entries as count says stand for tiles": (COUNT, "range(down)"),
     "lse and delta are those of the block's keys: each listed tile has queries of its own": ("batch_head * S + i", "batch_head * S + j"),
     "i, lse and delta lie along the wrong axis: the tile's rows are keys, so i is [1, BLOCK_M], and j [BLOCK_N, 1]": [
         ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
     "dk lacks the scale: s = scale · q k, so dk = scale · dsᵀ q": ("scale * dk_acc", "dk_acc"),
-    "dv has a scale: only s has one, and v doesn't go into s, so dv = pᵀ do": ("store_tile(dv, dv_acc", "store_tile(dv, scale * dv_acc"),
     "dk and dv are exchanged: ds meets q, and p meets do": [("store_tile(dk, scale", "store_tile(dv, scale"), ("store_tile(dv, dv", "store_tile(dk, dv")],
+    "dk and dv are exchanged, but for the scale: dk adds up ds times q, and dv p times do": [
+        ("scale * dk_acc", "scale * dv_acc"), ("store_tile(dv, dv_acc", "store_tile(dv, dk_acc")],
+    "p and ds are exchanged: STEP gives p first, then ds; p goes into dv, and ds into dk": ("p, ds = STEP", "ds, p = STEP"),
+    "s and dp have queries as rows, but i, lse and delta lie along columns: multiply k by q's transpose, and v by do's": [
+        ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"), ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))")],
     "the tile has queries as rows, and dk and dv add up over queries: make its keys the rows, or transpose p and ds": [
         ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"), ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"),
         ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
@@ -109,9 +111,19 @@ def inputs():
         lse = weights(q, k, left)[2].float()
         return case(q, k, v, do, lse, delta, left, blocks, on=on, otherwise=otherwise, **{"stray": column} | options)
 
-    along = "dk = scale · dsᵀ q and dv = pᵀ do, where STEP gives p first, then ds, with i, lse and delta along the tile's queries, and j along its keys"
+    from_step = "from STEP, which gives p, then ds. It gets s = scale · k qᵀ and dp = v doᵀ, with i, lse and delta along the tile's queries, and j along its keys"
+    along = {
+        "dk": f"dk = scale · dsᵀ q, with ds {from_step}",
+        "dv": f"dv = pᵀ do, without the scale, which only s has, and with p {from_step}",
+    }
     yield rows(1, 1, 16, 20, along)
-    yield rows(1, 1, 48, 20, "dk and dv add up over the listed tiles, each with the i, q, do, lse and delta of its own queries")
+    yield rows(
+        1,
+        1,
+        48,
+        20,
+        "dk and dv add up over the tiles in the block's own row of index, each with the i, q, do, lse and delta of its own queries",
+    )
     yield rows(1, 1, 64, 10, "BLOCK_M and BLOCK_N may differ", blocks=(32, 16))
     yield rows(2, 2, 32, 5, "all heads share the lists, and a head's rows of lse and delta start at batch_head · S")
     yield rows(1, 1, 32, 20, words=", fp16", dtype=torch.float16)

@@ -40,7 +40,8 @@ CONDITIONS = {"hidden": "a pair may be hidden, and a row may see no key or keep 
 FIRST = {
     "ds": "ds is p (dp − delta), where dp holds all of z, and p takes part even where z is 0",
     "dv": "o = (z ∘ p) v, and dv is its gradient by v",
-    "dsink": "dsink is one number, the gradient by the sink, which takes part in the softmax as a key does whose value is 0",
+    "dsink": "dsink is one number, the gradient by the sink, which takes part in the softmax as a key does whose value is 0: its p is p_sink, "
+    "and its dp is 0",
 }
 KEPT = FIRST | {"ds": "with every pair kept, ds is p (dp − delta), and delta is do · o as it is: the sink's share is in p already"}
 ROWS = {

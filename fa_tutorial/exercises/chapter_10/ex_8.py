@@ -51,15 +51,18 @@ def truth(cu, block):
 
 
 class NoPairs(LargestTensor):
-    """No tensor with an entry for each pair of tokens comes up, and the results hold integers."""
+    """No tensor with an entry for each pair of tokens, of all or of a tile's, comes up, and the results hold integers."""
 
     def __init__(self, cu, block):
         super().__init__()
-        self.pairs = int(cu[-1]) ** 2
+        self.pairs, self.of_tile = int(cu[-1]) ** 2, block**2
+        self.can_tell = self.of_tile > int(cu[-1]) * len(cu)  # tokens may meet sequences
 
     def complaint(self, result):
         if self.largest >= self.pairs:
             return f"the tiles are right, but a tensor of all {self.pairs:,} pairs is made: two queries decide a block"
+        if self.can_tell and self.largest >= self.of_tile:
+            return f"the tiles are right, but a tensor holds the {self.of_tile:,} pairs of a tile, or more: two queries decide a block"
         for part in result:
             if isinstance(part, torch.Tensor) and part.is_floating_point():
                 return "the tiles are right, but as floating-point numbers: a tile's number is an integer, as // gives"
@@ -77,6 +80,7 @@ def inputs():
     yield packed(4, 3, 3, 10, otherwise="a block needs all tiles from its first query's sequence to its last query's")
     yield packed(4, 16, otherwise="one sequence needs every tile")
     yield packed(4, 1, 2, 9, 12)
+    yield packed(16, 12, 20)
     yield packed(4, 5, 0, 7, edge="ragged")
     yield packed(4, 0, 6, 4, edge="ragged")
     yield packed(4, 6, 4, 0, edge="ragged")
