@@ -101,6 +101,14 @@ def error_of(x: torch.Tensor, truth: torch.Tensor) -> dict[str, float]:
     return {"rms": float(f"{rms(error) / rms(truth):.3g}"), "mean": float(f"{float(error.mean()) / rms(truth):.3g}")}
 
 
+def error_by_row(x: torch.Tensor, truth: torch.Tensor) -> dict[str, float]:
+    """Each row's root mean square of x − truth, over the row's own: the median row's, what 90 % of the rows are below,
+    and the worst row's."""
+    error, truth = (y.double().square().mean(dim=-1).sqrt().flatten() for y in (x.double() - truth, truth))
+    off = (error / truth).quantile(torch.tensor([0.5, 0.9, 1.0], dtype=torch.float64, device=x.device))
+    return {name: float(f"{value:.3g}") for name, value in zip(("median", "most", "worst"), off.tolist(), strict=True)}
+
+
 def modelled(kind: str, K: int, way: str, rows: int = 8) -> dict[str, float]:
     """error_of of sums by tensor_core_sum: one chain, or blocks of 128 added in float64."""
     a, b = factors(kind, rows, K)
