@@ -32,7 +32,7 @@ SPEEDS = {
     "matmul, blocks": "FP8 matmul, sums by blocks",
 }
 CHOICES = {
-    "fp8": "in e4m3 already",
+    "fp8": "quantised before",
     "fp8 and quantiser": "quantised first",
     "fp8, rotation and quantiser": "rotated and quantised",
 }
@@ -76,9 +76,9 @@ def data(kind: str, H: int, S: int, D: int) -> list[torch.Tensor]:
     return [x.half() for x in found]
 
 
-def factors(kind: str, rows: int, K: int) -> list[torch.Tensor]:
+def factors(kind: str, rows: int, K: int, in_e4m3: bool = True) -> list[torch.Tensor]:
     """Two matrices (rows, K) of numbers of e4m3, in float64: uniform in [0, 1], N(0, 1), or p · 2⁸ of N(0, 1) scores,
-    and v of mean 0 or 1."""
+    and v of mean 0 or 1. in_e4m3=False: before they are rounded."""
     generator = torch.Generator().manual_seed(14)
     if kind == "uniform":
         found = [torch.rand(rows, K, generator=generator) for _ in range(2)]
@@ -88,7 +88,7 @@ def factors(kind: str, rows: int, K: int) -> list[torch.Tensor]:
         found[0] = 2**8 * torch.exp(found[0] - found[0].amax(dim=1, keepdim=True))
         found[1] += float(kind[-1])
         found[1] *= 448 / found[1].abs().max()
-    return [to_e4m3(x).double() for x in found]
+    return [(to_e4m3(x) if in_e4m3 else x).double() for x in found]
 
 
 def rms(x: torch.Tensor) -> float:
@@ -101,9 +101,17 @@ def error_of(x: torch.Tensor, truth: torch.Tensor) -> dict[str, float]:
     return {"rms": float(f"{rms(error) / rms(truth):.3g}"), "mean": float(f"{float(error.mean()) / rms(truth):.3g}")}
 
 
-def modelled(kind: str, K: int, way: str, rows: int = 8) -> dict[str, float]:
+def error_by_row(x: torch.Tensor, truth: torch.Tensor) -> dict[str, float]:
+    """Each row's root mean square of x − truth, over the row's own: the median row's, what 90 % of the rows are below,
+    and the worst row's."""
+    error, truth = (y.double().square().mean(dim=-1).sqrt().flatten() for y in (x.double() - truth, truth))
+    off = (error / truth).quantile(torch.tensor([0.5, 0.9, 1.0], dtype=torch.float64, device=x.device))
+    return {name: float(f"{value:.3g}") for name, value in zip(("median", "most", "worst"), off.tolist(), strict=True)}
+
+
+def modelled(kind: str, K: int, way: str, rows: int = 8, in_e4m3: bool = True) -> dict[str, float]:
     """error_of of sums by tensor_core_sum: one chain, or blocks of 128 added in float64."""
-    a, b = factors(kind, rows, K)
+    a, b = factors(kind, rows, K, in_e4m3)
     zeros = torch.zeros(rows, rows, dtype=torch.float64)
     if way == "chain":
         return error_of(tensor_core_sum(a, b, zeros), a @ b.T)
@@ -210,20 +218,23 @@ def tflops(card: dict[str, Any], provider: str, D: int, S: int, is_causal: bool)
 
 def print_sums(card: dict[str, Any]) -> None:
     """Of the model and of the GPU: sums that show how it cuts, and the mean error of chains of K products, in % of the
-    sums' root mean square; with what (14.7) expects of products of one sign."""
+    sums' root mean square; of products of one sign also what (14.7) expects, and the model with float32 factors."""
     print(f"{'one instruction adds up':34}{'model':>9}{'H200':>9}")
     for name in PROBES:
         a, b = probe(name)
         total = tensor_core_sum(a[:1], b[:1], torch.zeros(1, 1, dtype=torch.float64)).item()
         print(f"{name:34}{total:9,.0f}{row(card, kernel='probe', data=name)['sum']:9,.0f}")
     print()
-    print(f"{'one chain, mean error in %':34}{'model':>9}{'H200':>9}{'(14.7)':>9}")
+    print(f"{'one chain, mean error in %':34}{'model':>9}{'H200':>9}{'(14.7)':>9}{'model, not rounded':>21}")
     chains = [("uniform", K) for K in LENGTHS] + [("p v, mean 0", LENGTHS[-1]), ("p v, mean 1", LENGTHS[-1])]
     for kind, K in chains:
         stored = row(card, kernel="sums", data=kind, K=K, provider="chain")
         sums = modelled(kind, K, "chain", rows=64), stored  # of the same numbers
         means = (round(100 * found["mean"], 2) + 0.0 for found in sums)  # no −0
-        expected = f"{-100 * K / (3 * 2**14):9.2f}" if kind == "uniform" else ""
+        expected = ""
+        if kind == "uniform":
+            exact = modelled(kind, K, "chain", rows=16, in_e4m3=False)["mean"]
+            expected = f"{-100 * K / (3 * 2**14):9.2f}{100 * exact:21.2f}"
         print(f"{kind:14} K = {K:6,}        " + "".join(f"{mean:9.2f}" for mean in means) + expected)
 
 
@@ -242,17 +253,20 @@ def print_off(words: str, errors: list[float]) -> None:
 
 
 def print_choices(card: dict[str, Any], D: int = 128, S: int = LENGTHS[-1]) -> None:
-    """How many times as fast as chapter 9's fp16, full and causal, and its error on two kinds of data."""
+    """How many times as fast as chapter 9's fp16, full and causal, and how far off the rows of o are on two kinds of
+    data: the median row, and what 90 % of the rows are below."""
     ways = {"hopper": ("fp16, chapter 9", "fp16"), **{name: (words, "fp8") for name, words in CHOICES.items()}}
     ways["fp8, rotation and quantiser"] = (CHOICES["fp8, rotation and quantiser"], "fp8, rotated")
     keys = KINDS["N(0, 1)"].S
-    print(f"{f'D = {D}':26}{f'times as fast, S = {S:,}':>28}{f'o off in %, S = {keys:,}':>24}")
-    print(f"{'full':>42}{'causal':>12}{'N(0, 1)':>12}{'outliers':>12}")
+    print(f"{f'D = {D}':26}{f'times as fast, S = {S:,}':>28}{f'rows of o off in %, S = {keys:,}':>36}")
+    print(" " * 54 + f"{'N(0, 1)':>18}{'outliers':>18}")
+    print(f"{'full':>42}{'causal':>12}" + 2 * f"{'median':>10}{'90 %':>8}")
     for name, (words, way) in ways.items():
         rates = [[tflops(card, who, D, S, c) for who in (name, "hopper")] for c in (False, True)]
-        errors = [row(card, kernel="error", provider=way, data=kind, D=D)["rms"] for kind in list(KINDS)[:2]]
-        off = "".join(f"{100 * error:12.{1 if error > 0.01 else 2}f}" for error in errors)
-        print(f"{words:30}" + "".join(f"{rate / fp16:12.2f}" for rate, fp16 in rates) + off)
+        found = [row(card, kernel="error", provider=way, data=kind, D=D) for kind in list(KINDS)[:2]]
+        off = [f"{100 * one[which]:.{1 if one[which] > 0.01 else 2}f}" for one in found for which in ("median", "most")]
+        gains = "".join(f"{rate / fp16:12.2f}" for rate, fp16 in rates)
+        print(f"{words:30}{gains}{off[0]:>10}{off[1]:>8}{off[2]:>10}{off[3]:>8}")
 
 
 def plot_score_errors(s: torch.Tensor, lines: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Figure:
@@ -270,6 +284,29 @@ def plot_score_errors(s: torch.Tensor, lines: dict[str, tuple[torch.Tensor, torc
     ax.set_ylabel("moved by rounding, rms")
     ax.set_ylim(0, 0.25)
     ax.legend()
+    return figure
+
+
+def plot_rows(cases: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Figure:
+    """Which share of o's rows is off by at most so many %, and on each line the rms over all rows. cases: by label, o
+    and its truth."""
+    figure = Figure(figsize=(6, 3.4))
+    ax = figure.subplots()
+    for (label, (o, truth)), colour, line in zip(
+        cases.items(), ("blue", "vermilion", "black"), ("-", "--", ":"), strict=False
+    ):
+        off = 100 * ((o - truth).square().mean(dim=1) / truth.square().mean(dim=1)).sqrt().sort().values
+        share = np.arange(1, len(off) + 1) / len(off)
+        ax.plot(off, share, color=COLOURS[colour], linestyle=line, label=label)
+        whole = 100 * rms(o - truth) / rms(truth)
+        ax.plot(whole, np.interp(whole, off, share), "o", color=COLOURS[colour], markersize=9)
+    ax.set_xscale("log")
+    ax.set_xticks([1, 3, 10, 30], ["1", "3", "10", "30"])
+    ax.minorticks_off()
+    ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
+    ax.set_xlabel("a row is off by at most, in % of itself (dots: the rms over all rows)")
+    ax.set_ylabel("of the rows")
+    ax.legend(loc="lower right")
     return figure
 
 
@@ -298,53 +335,64 @@ def plot_chains(panels: dict[str, dict[tuple[int, int], float]]) -> Figure:
     return figure
 
 
-def print_rates(card: dict[str, Any], S: int = LENGTHS[-1]) -> None:
-    """TFLOP/s of both formats' kernels without a mask, and their shares of a plain matmul of that format."""
-    plain = {"hopper": card["provenance"]["ceilings"]["matmul_fp16_tflops"]}
-    plain["fp8"] = tflops(card, "matmul, blocks", 128, S, False)
-    print(f"full, S = {S:,}".ljust(22), *(f"{words:>26}" for words in (SPEEDS[name] for name in plain)))
-    print("a plain matmul".ljust(22), *(f"{rate:18,.0f} TFLOP/s" for rate in plain.values()))
-    print(f"{'… in one chain':48}{tflops(card, 'matmul, chain', 128, S, False):19,.0f} TFLOP/s")
-    for D in (64, 128):
-        rates = {name: tflops(card, name, D, S, False) for name in plain}
-        cells = (f"{rate:12,.0f} TFLOP/s, {rate / plain[name]:3.0%}" for name, rate in rates.items())
-        print(f"attention, D = {D}".ljust(22), *cells)
+def print_clock(card: dict[str, Any]) -> None:
+    """Of both formats' kernels, full, S = 16,384: an SM's cycles for 64 x 128 scores, how much of them its tensor cores
+    are busy, its power and clock, and the rate."""
+    ways = {"hopper": "fp16", "fp8": "FP8", "fp8, 2 consumers": "FP8, 2 consumers"}
+    kernels = [(64, "hopper", 3), (64, "fp8", 3), (128, "hopper", 2), (128, "fp8", 3), (128, "fp8, 2 consumers", 2)]
+    print(" " * 29 + "consumers  cycles a block  tensor cores busy     W    MHz  TFLOP/s")
+    for D, name, consumers in kernels:
+        found = row(card, kernel="clock", provider=name, D=D)
+        flops, work = 4 * 64 * 128 * D, 8 * D if name == "hopper" else 4 * D
+        cycles = found["mhz"] * card["provenance"]["multiprocessors"] * flops / found["tflops"] / 1e6
+        print(f"D = {D:3}, {ways[name]:20}{consumers:9}{cycles:16,.0f}{work / cycles:19.0%}", end="")
+        print(f"{found['watts']:6.0f}{found['mhz']:7,.0f}{found['tflops']:9.0f}")
 
 
-def plot_gains(card: dict[str, Any]) -> Figure:
-    """A panel for each D and mask: how many times as fast as chapter 9's fp16, against S. Bars: the 20th to the 80th
-    percentile of FP8's times."""
-    figure = Figure(figsize=(8, 5.6))
-    looks = {
-        "fp8": ("vermilion", "-", "o"),
-        "fp8 and quantiser": ("blue", "--", "s"),
-        "fp8, rotation and quantiser": ("black", ":", "^"),
+def print_times(card: dict[str, Any], D: int = 128, S: int = LENGTHS[-1]) -> None:
+    """ms of both formats' kernels, and of what quantises before: a median of the lengths, whose work is the same."""
+    times = {
+        (who, c): [row(card, kernel="speed", provider=who, D=D, S_q=n, is_causal=c)["ms"] for n in SPEED_LENGTHS]
+        for who, c in itertools.product(("hopper", *CHOICES), (False, True))
     }
-    panels = figure.subplots(2, 2, sharex=True, sharey=True)
-    for ax, (D, is_causal) in zip(panels.flat, itertools.product((64, 128), (False, True)), strict=True):
-        ax.axhspan(0, 1, color="black", alpha=0.08, lw=0)
-        for name, (colour, line, marker) in looks.items():
-            fp16, found = (
-                [row(card, kernel="speed", provider=who, D=D, S_q=S, is_causal=is_causal) for S in SPEED_LENGTHS]
-                for who in ("hopper", name)
+    print(f"D = {D}, 16,384 tokens".ljust(34) + f"{'full':>8}{'causal':>9}")
+    for who, words in (("hopper", "fp16, chapter 9"), ("fp8", "FP8, quantised before")):
+        found = (times[who, c][SPEED_LENGTHS.index(S)] for c in (False, True))
+        print(f"{f'{words}, S = {S:,}':34}" + "".join(f"{ms:9.3f}" for ms in found)[1:] + " ms")
+    for who, words in (("fp8 and quantiser", "the quantiser"), ("fp8, rotation and quantiser", "… with rotation")):
+        more = (np.subtract(times[who, c], times["fp8", c]) for c in (False, True))
+        print(f"{f'{words}, any S':34}" + "".join(f"{np.median(ms):9.3f}" for ms in more)[1:] + " ms")
+
+
+def plot_saved(card: dict[str, Any], D: int = 128) -> Figure:
+    """For each mask, against S: the ms that FP8's kernel saves of chapter 9's fp16, and what quantising costs, whose
+    work is the same at each length: its median."""
+    figure = Figure(figsize=(8, 3.4))
+    looks = {
+        "hopper": ("FP8 saves", "vermilion", "-", "o"),
+        "fp8 and quantiser": ("the quantiser costs", "blue", "--", ""),
+        "fp8, rotation and quantiser": ("… with rotation", "black", ":", ""),
+    }
+    axes = figure.subplots(1, 2, sharey=True)
+    for ax, is_causal in zip(axes, (False, True), strict=True):
+        for name, (label, colour, line, marker) in looks.items():
+            more, fp8_alone = (
+                [row(card, kernel="speed", provider=who, D=D, S_q=S, is_causal=is_causal)["ms"] for S in SPEED_LENGTHS]
+                for who in (name, "fp8")
             )
-            gain, low, high = (
-                np.array([one["ms"] / other[key] for one, other in zip(fp16, found, strict=True)])
-                for key in ("ms", "ms_80", "ms_20")
-            )
-            bars = np.stack([gain - low, high - gain])
-            look = {"color": COLOURS[colour], "linestyle": line, "marker": marker, "capsize": 3}
-            ax.errorbar(SPEED_LENGTHS, gain, yerr=bars, label=CHOICES[name], **look)
+            ms = np.subtract(more, fp8_alone)
+            if name != "hopper":
+                ms = np.full(len(ms), np.median(ms))  # the work is the same
+            look = {"color": COLOURS[colour], "linestyle": line, "marker": marker}
+            ax.plot(SPEED_LENGTHS, ms, label=label, **look)
         ax.set_xscale("log", base=2)
+        ax.set_yscale("log")
         ax.set_xticks(SPEED_LENGTHS, [f"{S:,}" for S in SPEED_LENGTHS])
         ax.minorticks_off()
-        ax.set_xlim(800, 21_000)
-        ax.set_ylim(0.4, 1.7)
+        ax.set_yticks([0.03, 0.1, 0.3, 1], ["0.03", "0.1", "0.3", "1"])
+        ax.set_xlim(750, 24_000)
         ax.set_title(f"D = {D}, {mask(is_causal)}")
-    panels[0, 0].text(20_000, 0.43, "slower than fp16", ha="right", va="bottom")
-    for ax in panels[1]:
         ax.set_xlabel("S")
-    for ax in panels[:, 0]:
-        ax.set_ylabel("times as fast as fp16")
-    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
+    axes[0].set_ylabel("ms")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

@@ -5,8 +5,8 @@ Rings, work tiles and roles are chapter 9's. What differs, by the numbers of the
 - q, k and v come quantised, with a scale for each block of rows (14.2). k's enters the scores' scale, v's is acc's
   unit;
 - p leaves softmax_step times 2⁸ (14.4), and is rounded to e4m3 where it lies: v's keys are in `key_order` (14.8);
-- the tensor core adds up one block of keys, and float32 the blocks (14.7). l is a sum of the p that were rounded,
-  by the tensor core too: p times a column of ones.
+- the tensor core adds up one block of keys, and float32 the blocks: a longer chain would lose more (14.7). l is a sum
+  of the p that were rounded, by the tensor core too: p times a column of ones.
 """
 
 from __future__ import annotations
@@ -140,8 +140,9 @@ def fp8_operand(p, layout: gl.constexpr):
     """p, [ROWS, BLOCK_N] float32, as left operand of a wgmma: no value leaves its thread (14.8)."""
     M: gl.constexpr = p.shape[0]
     N: gl.constexpr = p.shape[1]
-    # Key 8b + 2c + e becomes column 4c + 2b + e.
+    # Key 8b + 2c + e becomes column 4c + 2b + e, in the same thread c.
     p = p.reshape([M, N // 16, 2, 4, 2]).permute((0, 1, 3, 2, 4)).reshape([M, N])
+    # Four columns, $1 to $4, become one register, $0. cvt puts its first operand into the upper 8 bits.
     return gl.inline_asm_elementwise(
         """{ .reg .b16 low, high;
         cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;
@@ -179,7 +180,7 @@ def next_block(q, m, l, acc, v_scale, zeros, ones, shared, n, seen, row_scale, k
     """Block j of keys, the n-th use of the rings, joins m, l and acc. Returns them, and this block's
     scale of v, which is now acc's unit.
 
-    The tensor core adds up this block of keys, and float32 the blocks (14.7).
+    The tensor core adds up this block of keys, and float32 the blocks: a longer chain would lose more (14.7).
     """
     P_LAYOUT: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=acc.type.layout, k_width=4)
     scale_log2 = row_scale * gl.load(k_scales + j)

@@ -34,8 +34,8 @@ def tensor_core_sum(a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor) -> torc
         products = a[:, None, part] * b[None, :, part]  # [M, N, PRODUCTS]
         terms = torch.cat([products, acc[:, :, None]], dim=2)
         leading = torch.frexp(terms.abs().amax(dim=2, keepdim=True)).exponent - 1
-        unit = torch.exp2((leading - (KEPT_BITS - 1)).double())  # the last bit that is kept
-        acc = ((terms / unit).trunc() * unit).sum(dim=2)
+        last_bit = torch.exp2((leading - (KEPT_BITS - 1)).double())  # that is kept
+        acc = ((terms / last_bit).trunc() * last_bit).sum(dim=2)
     return acc
 
 

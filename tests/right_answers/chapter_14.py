@@ -37,14 +37,10 @@ def worst_error_by_cases(x, largest):
     return 2**-10 / y if y < 2**-6 else 2 ** (math.frexp(y)[1] - 5) / y
 
 
-def rotate_fast(x, signs):
-    y, width = x * signs, 1
-    while width < len(signs):
-        pairs = y.unflatten(-1, (-1, 2, width))
-        a, b = pairs[..., 0, :], pairs[..., 1, :]
-        y = torch.stack([a + b, a - b], dim=-2).flatten(-3)
-        width *= 2
-    return y / math.sqrt(len(signs))
+def prepare_rotated_first(q, k, R):
+    """A rotation is linear, so the mean may go after it."""
+    q, k = torch.cat([q, k]).matmul(R).split([len(q), len(k)])
+    return q, k - k.sum(dim=0, keepdim=True) / k.shape[0]
 
 
 def join_by_columns(p, v, scale, alpha, l, acc, last_scale):
@@ -63,7 +59,7 @@ RIGHT_ANSWERS = (
     ("14.1", round_by_table),
     ("14.2", quantise_by_loop),
     ("14.3", worst_error_by_cases),
-    ("14.4", rotate_fast),
+    ("14.4", prepare_rotated_first),
     edit("14.5", "by exp2's sum", ("2**8 * torch.exp(s - m_new[:, None])", "torch.exp(s - m_new[:, None]) * 256")),
     ("14.6", join_by_columns),
     edit("14.6", "by real values", ("alpha[:, None] * (last_scale / scale) * acc + new", "(alpha[:, None] * last_scale * acc + scale * new) / scale")),

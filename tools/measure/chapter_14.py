@@ -23,6 +23,7 @@ from fa_tutorial.bench.chapter_14 import (
     SPEEDS,
     WAYS,
     data,
+    error_by_row,
     error_of,
     factors,
     probe,
@@ -32,6 +33,8 @@ from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, timed_in_turns
 from fa_tutorial.decode import FP8
 from fa_tutorial.fp8 import forward
+from fa_tutorial.hopper.forward import HopperConfig
+from measure.chapter_8 import settled
 from measure.fp8_sums import sums
 
 
@@ -70,8 +73,31 @@ def matmul_of(flops: int, fast: bool) -> Callable[[], torch.Tensor]:
     return lambda: torch._scaled_mm(a, b.T, one, one, out_dtype=torch.bfloat16, use_fast_accum=fast)
 
 
+TWO_CONSUMERS = HopperConfig(2, fp8.BLOCK, 2, 240)  # chapter 9's of D = 128
+
+
+def clock_cases() -> Iterator[Measurement]:
+    """The clock and the rate at which both formats' kernels settle, full, S = 16,384; and FP8 with as many consumers as
+    fp16 has at D = 128."""
+    for D, name in ((64, "hopper"), (64, "fp8"), (128, "hopper"), (128, "fp8"), (128, "fp8, 2 consumers")):
+        shape = Shape(1, 2048 // D, 2048 // D, 16_384, 16_384, D, False)
+        yield about(14, "clock", name, **vars(shape)), partial(_clock_row, shape, name)
+
+
+def _clock_row(shape: Shape, name: str) -> dict[str, Any]:
+    q, k, v = (randn(shape.B, shape.H_q, shape.S_q, shape.D) for _ in range(3))
+    scale = shape.D**-0.5
+    if name == "hopper":
+        call = partial(hopper.flash_forward, q, k, v, False, scale)
+    else:
+        config = TWO_CONSUMERS if name == "fp8, 2 consumers" else None
+        quantised = fp8.quantised(q, k, v, scale, False)
+        call = partial(forward.flash_forward, *quantised, shape.D, q.dtype, False, config=config)
+    return settled(call, ledger.attention_flops(shape.B, shape.H_q, shape.S_q, shape.S_k, shape.D, False))
+
+
 def error_cases() -> Iterator[Measurement]:
-    """Errors of o against float64, of its own root mean square, on each of KINDS: chapter 9's fp16, and FP8."""
+    """Errors of o against float64, of all rows and row by row, on each of KINDS: chapter 9's fp16, and FP8."""
     for D, kind, way in itertools.product((64, 128), KINDS, WAYS):
         yield about(14, "error", way, D=D, S=KINDS[kind].S, data=kind), partial(_error_row, D, kind, way)
 
@@ -83,7 +109,7 @@ def _error_row(D: int, kind: str, way: str) -> dict[str, Any]:
         o = hopper.flash_forward(q, k, v, False, D**-0.5)[0]
     else:
         o = flash_attention_fp8(q, k, v, rotate=way == "fp8, rotated")
-    return error_of(o, truth)
+    return error_of(o, truth) | error_by_row(o, truth)
 
 
 def sum_cases() -> Iterator[Measurement]:
@@ -117,4 +143,4 @@ def _probe_row(name: str) -> dict[str, Any]:
 
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
-    return itertools.chain(error_cases(), sum_cases(), ones_cases(), probe_cases(), speed_cases())
+    return itertools.chain(error_cases(), sum_cases(), ones_cases(), probe_cases(), speed_cases(), clock_cases())

@@ -1,4 +1,4 @@
-"""Exercise 14.4, rotate."""
+"""Exercise 14.4, prepare."""
 
 import torch
 
@@ -6,67 +6,74 @@ from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
 
 
-def rotate(x, signs):
-    """x times diag(signs) times Hadamard's matrix over √D.
+def prepare(q, k, R):
+    """q and k of a head, ready to be rounded, rotated by R (14.3): softmax(q kᵀ) stays the same.
 
-    x: (..., D), D a power of two; signs: (D,), each 1 or −1.
+    q, k: (rows, D). R: (D, D), orthogonal. Returns q, k.
     """
-    h = torch.ones(1, 1, dtype=x.dtype)
-    while len(h) < len(signs):
-        h = torch.cat([torch.cat([h, h], dim=1), torch.cat([h, -h], dim=1)])
-    return x * signs @ h / len(signs) ** 0.5
+    k = k - k.mean(dim=0)
+    return q @ R, k @ R
 
 
+K, ROTATED = "k - k.mean(dim=0)", "q @ R, k @ R"
 MISTAKES = {
-    "without 1 / √D the rotation makes everything longer, and q kᵀ D times as large": (" / len(signs) ** 0.5", ""),
-    "the matrix is divided by D: q kᵀ has it twice, so each side takes √D": ("len(signs) ** 0.5", "len(signs)"),
-    "each row of the matrix has D entries of ±1, so divide by √D; √2 is right for D = 2 alone": ("len(signs) ** 0.5", "2**0.5"),
-    "the signs are missing": ("x * signs @ h", "x @ h"),
-    "the signs come after Hadamard's matrix: they must come before it": ("x * signs @ h", "x @ h * signs"),
-    "that matrix has another sign: the minus is at the bottom right": (
-        "torch.cat([h, h], dim=1), torch.cat([h, -h], dim=1)", "torch.cat([h, -h], dim=1), torch.cat([h, h], dim=1)"),
-    "the minus stands at the wrong place: at the bottom right, so that the matrix is symmetric": (
-        "torch.cat([h, -h], dim=1)", "torch.cat([-h, h], dim=1)"),
-    "no two rows of that matrix are orthogonal: one of the four quarters is −h": ("[h, -h]", "[h, h]"),
+    "k keeps its offset: a rotation only spreads it": ("k = k - k.mean(dim=0)", "k = k.clone()"),
+    "q loses its mean, too: q's mean times k differs from key to key, so softmax changes": (
+        f"k = {K}", f"q, k = q - q.mean(dim=0), {K}"),
+    "that is q's mean, not k's: q's mean times k differs from key to key, so softmax changes": (f"k = {K}", "q = q - q.mean(dim=0)"),
+    "that is the mean over a key's channels: an offset is the same for all keys, so take the mean over the keys": (
+        K, "k - k.mean(dim=1, keepdim=True)"),
+    "that is one mean for all channels: each channel has an offset of its own": (K, "k - k.mean()"),
+    "each channel of k is scaled, which changes its products: an offset is taken away by a difference": (
+        K, "(k - k.mean(dim=0)) / k.abs().amax(dim=0)"),
+    "k alone is rotated: q kᵀ stays the same only if both are": (ROTATED, "q, k @ R"),
+    "q and k aren't rotated: an outlier at a random place stays in one channel": (ROTATED, "q, k"),
+    "Rᵀ stands where R belongs: (14.3) multiplies q and k by R, from the right": (ROTATED, "q @ R.T, k @ R.T"),
+    "k is multiplied by Rᵀ, and q by R: then R isn't undone in q kᵀ": (ROTATED, "q @ R, k @ R.T"),
+    "k's mean is subtracted after the rotation, but taken before it: rotate both": (f"k = {K}\n    return {ROTATED}", "return q @ R, k @ R - k.mean(dim=0)"),
 }  # fmt: skip
 
 
-def truth(x, signs):
-    D = len(signs)
-    matrix = torch.tensor([[(-1.0) ** (i & j).bit_count() for j in range(D)] for i in range(D)], dtype=torch.float64)
-    return x.double() @ (signs.double()[:, None] * matrix) / D**0.5
+def truth(q, k, R):
+    ones = torch.ones(len(k), len(k), dtype=torch.float64)
+    return q.double() @ R, (k.double() - ones @ k.double() / len(k)) @ R
 
 
 def inputs():
     def numbers(*values):
         return torch.tensor(values, dtype=torch.float64)
 
-    yield case(
-        numbers([3.0, 1.0]), numbers(1.0, 1.0), otherwise="only the signs are random, H is not: D = 2 gives (a + b) / √2 and (a − b) / √2"
-    )
-    yield case(numbers([3.0, 1.0]), numbers(1.0, -1.0), otherwise="D = 2 with a sign: (a − b) / √2 and (a + b) / √2")
-    yield case(numbers([8.0, 0.0, 0.0, 0.0]), numbers(1.0, 1.0, 1.0, 1.0), otherwise="an outlier is spread: 4, 4, 4, 4")
-    yield case(numbers([1.0, 2.0, 3.0, 4.0], [0.0, 0.0, 0.0, 1.0]), numbers(1.0, -1.0, -1.0, 1.0), otherwise="each row by itself, D = 4")
-    yield case(numbers([3.0]), numbers(1.0), otherwise="D = 1: nothing to rotate")
+    stays, swap = torch.eye(2, dtype=torch.float64), numbers([0.0, 1.0], [-1.0, 0.0])
+    offset = "both keys have 10 in channel 1, which gives both scores of a query the same: take each channel's mean over the keys from k"
+    yield case(numbers([1.0, 1.0]), numbers([1.0, 10.0], [-1.0, 10.0]), stays, otherwise=offset)
+    kept = "q keeps its mean: times k it differs from key to key"
+    yield case(numbers([5.0, 1.0], [7.0, 1.0]), numbers([1.0, 10.0], [-1.0, 10.0]), stays, otherwise=kept)
+    both = "q and k are both multiplied by R from the right, so that R Rᵀ = 1 stands between them"
+    yield case(numbers([3.0, 1.0]), numbers([1.0, 0.0], [-1.0, 0.0]), swap, otherwise=both)
+    yield case(numbers([3.0, 1.0]), numbers([1.0, 10.0], [-1.0, 4.0]), swap, otherwise="k's means, 0 and 7, go; then q and k are rotated")
     draw = generator()
-    for shape in ((5, 8), (2, 3, 64)):
-        x = torch.randn(*shape, generator=draw, dtype=torch.float64)
-        signs = torch.randint(0, 2, (shape[-1],), generator=draw).double() * 2 - 1
-        yield case(x, signs, on=f"randn, shape {shape}", fresh=True)
+    for queries, keys, D in ((5, 8, 4), (3, 20, 16)):
+        q, k = (torch.randn(rows, D, generator=draw, dtype=torch.float64) for rows in (queries, keys))
+        k += 10 * torch.randn(D, generator=draw, dtype=torch.float64)
+        R = torch.linalg.qr(torch.randn(D, D, generator=draw, dtype=torch.float64))[0]
+        yield case(q, k, R, on=f"randn with offsets, {queries} queries, {keys} keys, D = {D}", fresh=True)
 
 
 EXERCISE = Exercise(
-    task="Rotate rows by random signs and Hadamard's matrix.",
+    task="Make q and k ready for e4m3, with outliers at random places and with offsets that all keys share. softmax(q kᵀ) must stay the same.",
     hints=(
-        "Build the matrix by doubling: four copies of the one before, and the copy at the bottom right is negative.",
-        "torch.cat([torch.cat([h, h], dim=1), torch.cat([h, -h], dim=1)]) doubles h. Multiply x by the signs first, then by h, and divide by √D.",
+        "Add the same vector c to all keys: by how much does q · k change from key to key? And if you add it to all queries?",
+        "q · c is the same for all keys of a query, and softmax doesn't see what all scores of a row share. So take k's mean over the keys from k, and only from k. "
+        "Then multiply both by R.",
     ),
-    solution=rotate,
-    reasoning="Rows of the doubled matrix are orthogonal because those of h are: in (h, h) · (h, −h) the second half takes back what the first gives. "
-    "So h hᵀ = D · 1, and over √D it keeps every dot product.",
-    more="The package's quantiser multiplies a block by random_hadamard with a tl.dot, since a tensor core has time for it.",
+    solution=prepare,
+    reasoning="softmax doesn't change where all scores of a row move by the same. q · mean is the same for all keys, so k may lose its mean, and nothing is added back. "
+    "The rotation is for what is left.",
+    more="The package's quantiser rotates by random_hadamard with a tl.dot, since a tensor core has time for it; k's mean it leaves to you.",
     inputs=inputs,
     truth=truth,
-    rule="x · diag(signs) · H / √D, where H is doubled as (H, H; H, −H)",
+    rule="q becomes q R, and k becomes (k − its mean over the keys) R",
     mistakes=MISTAKES,
+    parts=("q", "k"),
+    tolerance=lambda args, part: (1e-9, 1e-9),
 )

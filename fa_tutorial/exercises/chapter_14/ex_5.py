@@ -23,6 +23,8 @@ def attend_fp8(s, v, m, l, acc):
 P, L = "to_e4m3(2**8 * torch.exp(s - m_new[:, None]))", "p.sum(dim=1)"
 MISTAKES = {
     "p is at most 1, so more than half of e4m3's positive numbers are never used: multiply it before you round": ("2**8 * ", ""),
+    "2⁷ isn't the largest: with the next power of two no p passes 448 either, and half as many p fall below e4m3's numbers": (
+        "2**8", "2**7"),
     "p · 2⁹ goes up to 512, and what is above 448 is cut off": ("2**8", "2**9"),
     "p · 448 uses all of the range, but it is no power of two, so it rounds p differently": ("2**8", "448"),
     "each block's largest p becomes 448, so each block has a factor of its own: l and acc add up all blocks, so take one factor, 2⁸": (

@@ -38,6 +38,8 @@ MISTAKES = {
     "acc comes back as real values: it stays in units of scale, which the kernel takes back once, at the end": (
         RATIO + " + new", " * last_scale * acc + scale * new"),
     "v is multiplied by its scale before the tensor core: it stays in units of scale, and so does acc": (NEW, NEW.replace("v.T", "(scale * v).T")),
+    "v is multiplied by its scale, and the sum divided by it again: v · scale is no number of e4m3, so the tensor core cuts off other bits than v's": (
+        NEW, NEW.replace("v.T", "(scale * v).T") + " / scale"),
 }  # fmt: skip
 
 

@@ -16,8 +16,9 @@ from fa_tutorial.source import source_of
 def quantise_columns(v_ptr, scale_ptr, y_ptr, S, columns, BLOCK: tl.constexpr, D: tl.constexpr):
     """v in e4m3, as columns in key order, one scale for each BLOCK keys. Grid: (blocks, heads).
 
-    v_ptr: (heads, S, D). scale_ptr: (heads, blocks) float32. y_ptr: (heads, D, columns) in e4m3,
-    where columns is S rounded up to a multiple of 16. All are contiguous.
+    v_ptr: (heads, S, D), fp16 or float32. scale_ptr: (heads, blocks) float32.
+    y_ptr: (heads, D, columns) in e4m3, where columns is S rounded up to a multiple of 16.
+    All are contiguous.
     """
     block, head, blocks = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.num_programs(0)
     position = block * BLOCK + tl.arange(0, BLOCK)  # [BLOCK]
@@ -44,6 +45,8 @@ MISTAKES = {
         ("tl.max(tl.abs(tile))", "tl.max(tl.abs(tile), axis=1)"), ("block, scale)", "block, tl.max(scale, axis=0))"),
         ("tile / scale", "tile / scale[:, None]")],
     "the scale is 1 / 448 of the block's largest number, so that this one becomes 448": (SCALE, SCALE.replace(" / 448", "")),
+    "v isn't divided by its scale before it's rounded: y · scale must be v": ("tile / scale", "tile"),
+    "v is multiplied by its scale: y · scale must be v, so divide": ("tile / scale", "tile * scale"),
     "the store's mask ends at S: the last group of 16 positions holds its keys in another order, so some belong beyond S": (
         "position[None, :] < columns", "position[None, :] < S"),
 }  # fmt: skip
