@@ -768,7 +768,11 @@ def test_tile_room_counts_by_5_3_and_fits_the_packages_tiles(page, D):
     shown = put(page, D=D, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, warps=tile.num_warps, stages=tile.num_stages)
     assert shown["shared"] == 2 * D * (tile.block_m + 2 * tile.num_stages * tile.block_n) and shown["fits"]
     assert shown["numbers"] == tile.block_m * (tile.block_n + D) / (32 * tile.num_warps) <= 160
-    assert put(page, BLOCK_M=256, BLOCK_N=128, stages=4)["fits"] == (D == 64)
+    assert shown["registers"] == ("tight" if D == 256 else "room")
+    assert shown["programs"] == {64: 3, 128: 2, 256: 1}[D], "by shared memory alone"
+    large = put(page, BLOCK_M=256, BLOCK_N=128, stages=4)
+    assert large["fits"] == (D == 64) == (large["programs"] == 1)
+    assert large["registers"] == "spills"
 
 
 # ---------------------------------------------------------------- program_order

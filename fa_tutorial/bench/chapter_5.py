@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from typing import Any
+
 from fa_tutorial import forward
 from fa_tutorial.bench import results
+from fa_tutorial.tiles import TileConfig
 
 LAYER = {"mode": "fwd", "dtype": "fp16", "B": 1}
 
 
 def show_one_loop(card: dict) -> None:
-    """Print how many times as long as the finished kernel one with a single loop takes. card: results.load's."""
-    lengths = (1_024, 4_096, 16_384)
-    print("one loop takes … times as long at S =", *(f"{S:6,}" for S in lengths), "  (stored, H200)")
-    for is_causal in (False, True):
-        case = {"kernel": "loops", "H_q": 32, "D": 64, "is_causal": is_causal}
-        one, two = (
-            results.select(card["kernels"], provider=loops, **case).set_index("S_q")["ms"] for loops in ("one", "two")
-        )
-        print(f"causal {is_causal!s:30}", *(f"{one[S] / two[S]:6.2f}" for S in lengths))
+    """Print a single loop's times, and by how much they are those of two loops. card: results.load's."""
+    lengths, cases = (1_024, 4_096, 16_384), ((D, c) for D in (64, 128) for c in (False, True))
+
+    def times(loops: str, D: int, is_causal: bool) -> dict[int, float]:
+        case = {"kernel": "loops", "D": D, "is_causal": is_causal}
+        return results.select(card["kernels"], provider=loops, **case).set_index("S_q")["ms"]
+
+    full, causal = (times("one", 64, is_causal)[16_384] for is_causal in (False, True))
+    print(f"one loop, D = 64, S = 16,384: full {full:.2f} ms, causal {causal:.2f} ms   (stored, H200)\n")
+    print("time of one loop / of two, S =", *(f"{S:6,}" for S in lengths))
+    for D, is_causal in cases:
+        one, two = (times(loops, D, is_causal) for loops in ("one", "two"))
+        print(f"D = {D:3}, {'causal' if is_causal else 'full':21}", *(f"{one[S] / two[S]:6.2f}" for S in lengths))
 
 
 def show_times(card: dict, names: dict[str, str]) -> None:
@@ -34,18 +43,31 @@ def show_times(card: dict, names: dict[str, str]) -> None:
         print(f"{name:24}", *(f"{ms:7.2f}" for ms in found["ms"]))
 
 
-def show_tiles(card: dict) -> None:
-    """Print the kernel's time and registers with six tiles, at S = 4,096; * marks those of forward.CONFIGS."""
-    rows = results.select(card["kernels"], kernel="forward_tile", S_q=4_096, is_causal=False)
-    chosen = forward.CONFIGS[232_448]  # bytes of shared memory
-    print(f"(stored, H200)              {'D = 64: time, registers':27} D = 128: time, registers")
+def programs_on_an_sm(row: Mapping[str, Any], num_warps: int) -> int:
+    """How many programs have room on a Hopper SM, which has 65,536 registers, in eights for a thread, and 228 KiB of
+    shared memory, of which each program takes 1 KiB more than its own. row: what the compiler made of a kernel.
+    """
+    of_program = -(-int(row["registers"]) // 8) * 8 * 32 * num_warps
+    return min(65_536 // of_program, 228 * 1_024 // (int(row["shared_bytes"]) + 1_024))
+
+
+def show_tiles(card: dict, dims: tuple[int, ...], *, with_times: bool = True) -> None:
+    """Print what the compiler made of the kernel with each timed tile, and its time; * marks forward.CONFIGS."""
+    rows = results.select(card["kernels"], kernel="forward_tile", is_causal=False)
+    rows, chosen = rows[rows["D"].isin(dims)], forward.CONFIGS[232_448]  # bytes of shared memory
+    print(f"{'(stored, H200)':26}", *(f"{f'D = {D}':36}" for D in dims[:-1]), f"D = {dims[-1]}")
+    heading = f"s, acc  registers  programs  {'   time' if with_times else '':7}"
+    print(f"{'':26} {' '.join(heading for _ in dims)}".rstrip())
     for tile in rows["provider"].unique():
-        line = f"{tile:27}"
-        for D in (64, 128):
-            row, mine = results.select(rows, provider=tile, D=D).iloc[0], chosen[D]
-            name = f"{mine.block_m}x{mine.block_n}, {mine.num_warps} warps, {mine.num_stages} stages"
-            spilled = f", {row['spilled_registers']:.0f} spilled" if row["spilled_registers"] else ""
-            mark = "*" if tile == name else " "
-            line += f"{mark}{row['ms']:.2f} ms, {row['registers']:.0f}{spilled}".ljust(28)
+        block_m, block_n, num_warps, _ = sizes = [int(word) for word in re.findall(r"\d+", tile)]
+        line = f"{tile:26} "
+        for D in dims:
+            row = results.select(rows, provider=tile, D=D).iloc[0]
+            numbers = block_m * (block_n + D) // (32 * num_warps)
+            spilled = f"+{row['spilled_registers']:.0f}" if row["spilled_registers"] else ""
+            fit = f"{programs_on_an_sm(row, num_warps)} x {num_warps} warps"
+            mark = "*" if TileConfig(*sizes) == chosen[D] else " "
+            time = f"{mark}{row['ms']:.2f} ms" if with_times else ""
+            line += f"{numbers:6}  {row['registers']:.0f}{spilled:5} {fit:>11} {time}".ljust(37)
         print(line.rstrip())
-    print("* the package's tile for this D")
+    print(f"+: spilled{'; *: the tile of the package' if with_times else ''}")

@@ -121,6 +121,23 @@ def streams(kernel: Any) -> str:
     return f"{again}: load each tile of keys once; m grows with it, and l and acc follow by alpha" if again[:1] in ("k", "v") else ""
 
 
+def by_dots(kernel: Any) -> str:
+    """A note on a right kernel whose two products aren't both a `tl.dot`. Only the interpreter shows it."""
+    if not hardware.interpreter_on():
+        return ""
+    products = []
+
+    @harness_kernel.launched_by
+    def counted(kernel: Any, grid: Any, *args: Any, **meta: Any) -> None:
+        with noted() as (done, _):
+            kernel[grid](*args, **meta)
+        products.extend(done)
+
+    launched = launch(*attention_case(*draw_qkv(1, 1, 16, 16, 16), "").args)
+    harness_kernel.results(counted(kernel), launched, kernel, "", "", once=True)
+    return "" if len(products) > 1 else "a product without dot doesn't use the tensor cores: q kᵀ and p v are one dot each"
+
+
 ROUNDED = "one number for each row, m, l, alpha or a sum of p, is fp16: all four stay float32"
 
 

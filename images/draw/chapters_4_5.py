@@ -256,41 +256,11 @@ def draw_grid() -> Figure:
 
 @image("05_two_loops.png")
 def draw_two_loops() -> Figure:
-    """A row block under the causal mask against all keys, each tile named by the loop that it falls to."""
-    figure, ax = canvas(3.55)
-    S, block_m, block_n, row_block = 21, 4, 2, 2
-    left, side, top = 1.1, 0.34, 1.0
-    first = row_block * block_m
-    full, end = algorithm.causal_tiles(row_block, block_m, block_n, S, S)
-    full_n, end_n = full * block_n, end * block_n
-    keys = -(-S // block_n) * block_n
-    seen = reference.causal_mask(S, S)
-
-    def look(row: int, col: int) -> dict:
-        if col >= S:
-            return {"hatch": "xxx", "dashed": True}
-        if col < full_n:
-            return {"colour": "sky", "share": 0.6}
-        if col >= end_n:
-            return {}
-        return {"colour": "orange", "share": 0.7} if seen[first + row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
-
-    title = f"S_q = S_k = {S}, BLOCK_M = {block_m}, BLOCK_N = {block_n}, row block {row_block}"
-    write(ax, 0.1, 0.25, title, HEAD, ha="left", weight="bold")
-    grid(ax, left, top, block_m, keys, side, look)
-    for key in range(0, keys, block_n):
-        outline(ax, left + key * side, top, block_n * side, block_m * side, line=1.3)
-    for key in range(S):
-        write(ax, left + (key + 0.5) * side, top - 0.15, str(key))
-    write(ax, 0.95, top - 0.15, "key", ha="right")
-    for row in range(block_m):
-        write(ax, 0.95, top + (row + 0.5) * side, f"row {first + row}", ha="right")
-    y = top + block_m * side + 0.1
-    for start, stop, name in ((0, full_n, "loop without a mask"), (full_n, end_n, "loop with it"), (end_n, keys, "never read")):
-        x0, x1 = left + start * side + 0.04, left + stop * side - 0.04
-        ax.plot([x0, x0, x1, x1], [y, y + 0.08, y + 0.08, y], color="black", linewidth=1.2)
-        write(ax, (x0 + x1) / 2, y + 0.24, name)
-    legend(ax, 3.3, (
+    """A row block under the causal mask against all keys, each tile named by the loop that it falls to: S_q = S_k, and S_q < S_k."""
+    figure, ax = canvas(6.0)
+    draw_row_block(ax, 0.25, 21)
+    draw_row_block(ax, 3.0, 16)
+    legend(ax, 5.75, (
         (0.1, {"colour": "sky", "share": 0.6}, "tile seen whole by all rows"),
         (2.95, {"colour": "orange", "share": 0.7}, "seen"),
         (3.95, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "hidden by the mask"),
@@ -298,6 +268,43 @@ def draw_two_loops() -> Figure:
         (7.45, {"hatch": "xxx", "dashed": True}, "beyond S_k"),
     ))  # fmt: skip
     return figure
+
+
+def draw_row_block(ax: Axes, y: float, S_q: int) -> None:
+    """Row block 2 of S_q queries against 21 keys."""
+    S_k, block_m, block_n, row_block = 21, 4, 2, 2
+    left, side, top = 1.1, 0.34, y + 0.65
+    first = row_block * block_m
+    full, end = algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k)
+    full_n, end_n = full * block_n, end * block_n
+    keys = -(-S_k // block_n) * block_n
+    seen = reference.causal_mask(S_q, S_k)
+
+    def look(row: int, col: int) -> dict:
+        if col >= S_k:
+            return {"hatch": "xxx", "dashed": True}
+        if col < full_n:
+            return {"colour": "sky", "share": 0.6}
+        if col >= end_n:
+            return {}
+        return {"colour": "orange", "share": 0.7} if seen[first + row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
+
+    lengths = f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q}, S_k = {S_k}"
+    title = f"{lengths}, BLOCK_M = {block_m}, BLOCK_N = {block_n}, row block {row_block}"
+    write(ax, 0.1, y, title, HEAD, ha="left", weight="bold")
+    grid(ax, left, top, block_m, keys, side, look)
+    for key in range(0, keys, block_n):
+        outline(ax, left + key * side, top, block_n * side, block_m * side, line=1.3)
+    for key in range(S_k):
+        write(ax, left + (key + 0.5) * side, top - 0.15, str(key))
+    write(ax, 0.95, top - 0.15, "key", ha="right")
+    for row in range(block_m):
+        write(ax, 0.95, top + (row + 0.5) * side, f"row {first + row}", ha="right")
+    below = top + block_m * side + 0.1
+    for start, stop, name in ((0, full_n, "loop without a mask"), (full_n, end_n, "loop with it"), (end_n, keys, "never read")):
+        x0, x1 = left + start * side + 0.04, left + stop * side - 0.04
+        ax.plot([x0, x0, x1, x1], [below, below + 0.08, below + 0.08, below], color="black", linewidth=1.2)
+        write(ax, (x0 + x1) / 2, below + 0.24, name)
 
 
 @image("05_over_the_end.png")
@@ -403,7 +410,8 @@ def draw_loop() -> Figure:
     tile("q", x_q, y_s, d, m, "q_tile", "[BLOCK_M, BLOCK_D]", below=True)
     tile("k", x_s, y_k, n, d, "k_tileᵀ", "[BLOCK_D, BLOCK_N]")
     tile("s", x_s, y_s, n, m, "s")
-    tile("p", x_p, y_s, n, m, "p", "[BLOCK_M, BLOCK_N]")
+    tile("p", x_p, y_s, n, m, "p\n", "[BLOCK_M, BLOCK_N]")
+    write(ax, x_p + n / 2, y_s + 0.68 * m, "exp(s − m after)")
     tile("v", x_v, y_k, d, n, "v_tile")
     write(ax, right - 0.08, y_k - 0.17, "[BLOCK_N, BLOCK_D]", ha="right")
     arrow(ax, (x_q + d, y_s + m / 2), (x_s, y_s + m / 2))
@@ -459,30 +467,35 @@ def draw_loop() -> Figure:
 
 @image("05_kinds_of_work.png")
 def draw_kinds_of_work() -> Figure:
-    """464 cycles of an SM with three kinds of work, D = 64 and 128: one after the other, and at once."""
+    """464 cycles of an SM with three kinds of work, D = 64 and 128: in attend's order, one after the other, and at once."""
     figure, ax = canvas(5.95)
     left, window = 1.75, 464  # two tiles of D = 128, one kind of work after the other
     cycle = 7.1 / window
-    kinds = (("tensor cores", "blue", 0.35), ("exponentials", "orange", 0.45), ("other operations", "green", 0.3))
+    lanes = (("tensor cores", "blue", 0.35), ("other operations", "green", 0.3), ("exponentials", "orange", 0.45))
     for D, top in ((64, 0.25), (128, 3.05)):
-        work = (1_024 * 4 * D // 4_096, 1_024 // 16, 1_024 * 5 // 128)
+        product, exponentials, others = 1_024 * 2 * D // 4_096, 1_024 // 16, 1_024 * 5 // 128
+        work = (2 * product, others, exponentials)
+        # lane, cycles, text: four of the five others come before the exponential, and the sum after it
+        in_series = [(0, product, "q kᵀ"), (1, 4 * others // 5, "32"), (2, exponentials, "64"), (1, others // 5, "8"), (0, product, "p v")]
         for at_once, y in ((False, top), (True, top + 1.4)):
             each = max(work) if at_once else sum(work)
-            how = "all three at once" if at_once else "one after the other"
-            title = f"D = {D}, {how}: {each} cycles a tile, tensor cores {work[0] / each:.0%} busy"
+            how = f"all three at once: {each}" if at_once else f"one after the other: {work[0]} + {work[1]} + {work[2]} = {each}"
+            title = f"D = {D}, {how} cycles a tile, tensor cores {work[0] / each:.0%} busy"
             write(ax, 0.1, y, title, BODY, ha="left", weight="bold")
-            for lane, ((name, colour, share), cycles) in enumerate(zip(kinds, work, strict=True)):
+            for lane, (name, *_) in enumerate(lanes):
                 at = y + 0.2 + 0.3 * lane
                 write(ax, 0.1, at + 0.13, name, ha="left")
                 box(ax, left, at, window * cycle, 0.26)
-                for start in range(0 if at_once else sum(work[:lane]), window, each):
-                    seen = min(cycles, window - start)
-                    box(ax, left + start * cycle, at, seen * cycle, 0.26, str(cycles) if seen == cycles else "", colour, share=share)
-    write(
-        ax,
-        0.1,
-        5.75,
-        f"{window} cycles of an SM; a tile here: 1,024 scores; white: idle; at once, each lane works on another tile",
-        ha="left",
-    )
+            for tile in range(0, window, each):
+                begin = tile
+                for lane, cycles, text in [(lane, cycles, str(cycles)) for lane, cycles in enumerate(work)] if at_once else in_series:
+                    _, colour, share = lanes[lane]
+                    begin = tile if at_once else begin
+                    seen = min(cycles, window - begin)
+                    if seen > 0:
+                        place = left + begin * cycle, y + 0.2 + 0.3 * lane
+                        box(ax, *place, seen * cycle, 0.26, text if seen == cycles else "", colour, share=share)
+                    begin += cycles
+    note = f"{window} cycles of an SM; a tile here: 1,024 scores; white: idle; at once, each lane works on another tile"
+    write(ax, 0.1, 5.75, note, ha="left")
     return figure

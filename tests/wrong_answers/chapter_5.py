@@ -43,6 +43,8 @@ MASKING = """    if MASK:
 """
 END_IN_TILES = (FIRST_LOOP, "    end_n = tl.cdiv(end_n, BLOCK_N)\n" + FIRST_LOOP)
 
+OF_HEAD = "k and v come from head h_k of batch entry b"
+
 
 def m_starts_at(number):
     return '(BLOCK_M,), -float("inf")', f"(BLOCK_M,), {number}"
@@ -134,6 +136,8 @@ WRONG_ANSWERS = (
     edit("5.6", "l and a small number", ("tl.where(l == 0.0, 1.0, l)", "l + 1e-6"), told="with nothing added to it"),
     edit("5.6", "full_n without S_k − S_q", (FULL, "(start_m + 1)"), told="a key that doesn't exist is read", gpu=None),
     edit("5.7", "l and a small number", ("tl.where(l == 0.0, 1.0, l)", "l + 1e-6"), told="with nothing added to it"),
+    *(edit("5.7", f"key head {text}", ("h // (H_q // H_k)", text), told="query head h reads key head h // (H_q // H_k)")
+      for text in ("h // H_q // H_k", "h * 0", "h // 2")),
     edit("5.7", "the second loop reads head h", ("h_k, start_n, last_seen, S_k, D, scale,\n                           True", "h, start_n, last_seen, S_k, D, scale,\n                           True"),
          told="so both loops read key head h_k", gpu="in both loops"),
     edit("5.8", "the grid is a number", ("grid = (triton.cdiv(S_q, tile.block_m) * B * H_q,)", "grid = triton.cdiv(S_q, tile.block_m) * B * H_q"),
@@ -160,6 +164,8 @@ WRONG_ANSWERS = (
     edit("5.3", "a global for −∞", m_starts_at("LOWEST"), helpers=(with_a_global,), told="Triton's compiler refuses the global LOWEST"),
     edit("5.4", "a constant for −∞", ('s, -float("inf")', "s, NO_SCORE"),
          helpers=(with_a_constant,), told="−3.403e+38 stands for −∞, and from 5.5 on, a row"),
+    edit("5.4", "keys end at S_q", ("offs_n[None, :] < S_k", "offs_n[None, :] < S_q"), told="keys end at S_k, not at S_q"),
+    edit("5.4", "keys end at D", ("offs_n[None, :] < S_k", "offs_n[None, :] < D"), told="keys end at S_k, not at D"),
     edit("5.4", "and", ("tl.where(offs_n[None, :] < S_k,", "tl.where(offs_n[None, :] >= 0 and offs_n[None, :] < S_k,"),
          told="join masks by &, not by `and`", gpu=None),
     edit("5.4", "keys not masked", ("start_n, S_k, D", "start_n, None, D", 2),
@@ -176,6 +182,9 @@ WRONG_ANSWERS = (
     edit("5.5", "masked after the maximum", (MASKING, ""), ("(4.2)\n", "(4.2)\n" + MASKING), told="the others get the score −inf"),
     edit("5.5", "no shift by 0", ('tl.where(m_new == -float("inf"), 0.0, m_new)', "m_new"), helpers=(softmax_step,),
          told="a row that has seen no key yet keeps m = −∞"),
+    edit("5.5", "batch and head exchanged with a mask", (", b, h_k, start_n, rows", ", h_k if MASK else b, b if MASK else h_k, start_n, rows", 2), told=OF_HEAD),
+    edit("5.5", "v of head 0 with a mask", ("load_tile(v, b, h_k,", "load_tile(v, b, 0 if MASK else h_k,"), told=OF_HEAD),
+    edit("5.5", "k of batch entry 0 with a mask", ("load_tile(k, b, h_k,", "load_tile(k, 0 if MASK else b, h_k,"), told=OF_HEAD),
     edit("5.5", "every load is masked", ("S_k if MASK else None", "S_k"), told="pass None for S_k", gpu=None),
     edit("5.5", "offs_n is computed for every tile, and so are the loads' masks", (MASKING, "    offs_n = start_n + tl.arange(0, BLOCK_N)\n" + MASKING),
          ("S_k if MASK else None", "S_k"), told="pass None for S_k", gpu=None),

@@ -367,32 +367,31 @@ def _loops_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return timed_in_turns({loops: partial(run, kernel) for loops, kernel in kernels.items()}, flops=flops_of(shape))
 
 
-FORWARD_TILES = [
-    TileConfig(*sizes)
-    for sizes in ((64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 8, 3), (128, 128, 4, 1), (128, 128, 8, 2))
-]
+NARROW = ((64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 8, 3), (128, 128, 4, 1), (128, 128, 8, 2))
+WIDE = ((64, 32, 4, 2), (64, 64, 4, 2), (64, 64, 8, 2), (128, 32, 8, 2), (128, 64, 8, 2))  # D = 256
+FORWARD_TILES = {D: [TileConfig(*sizes) for sizes in (WIDE if D == 256 else NARROW)] for D in (64, 128, 256)}
 
 
 def forward_tile_cases() -> Iterator[Measurement]:
     """Chapter 5: its forward with several tiles, S = 4,096: its time, and what the compiler made of it."""
-    for D, is_causal, tile in itertools.product((64, 128), (False, True), FORWARD_TILES):
-        shape = at_4096(D, is_causal)
-        yield (
-            about(5, "forward_tile", in_words(tile), **vars(shape)),
-            lambda shape=shape, tile=tile: _forward_tiles_in_turns(shape)[tile],
-        )
+    for D, is_causal in itertools.product(FORWARD_TILES, (False, True)):
+        shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, is_causal)
+        for tile in FORWARD_TILES[D]:
+            yield (
+                about(5, "forward_tile", in_words(tile), **vars(shape)),
+                lambda shape=shape, tile=tile: _forward_tiles_in_turns(shape)[tile],
+            )
 
 
 @functools.cache
 def _forward_tiles_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
     q, k, v = inputs(shape)
     scale = shape.D**-0.5
-    calls = {
-        tile: partial(forward.flash_forward, q, k, v, shape.is_causal, scale, config=tile) for tile in FORWARD_TILES
-    }
+    tiles = FORWARD_TILES[shape.D]
+    calls = {tile: partial(forward.flash_forward, q, k, v, shape.is_causal, scale, config=tile) for tile in tiles}
     rows = timed_in_turns(calls, flops=flops_of(shape))
     o, lse = next(iter(calls.values()))()
-    for tile in FORWARD_TILES:
+    for tile in tiles:
         compiled = forward.flash_forward_kernel[(-(-shape.S_q // tile.block_m) * shape.B * shape.H_q,)](
             *map(heads, (q, k, v, o)), lse, shape.H_q, shape.H_k, shape.S_q, shape.S_k, shape.D, scale,
             IS_CAUSAL=shape.is_causal, BLOCK_D=padded_d(shape.D), **tile.launch(),

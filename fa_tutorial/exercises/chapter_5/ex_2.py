@@ -3,7 +3,7 @@
 import torch
 
 from fa_tutorial.exercises.chapter_5.inner_step import BLOCKS, HALF, OVERLAP, half_inputs, logits, one_tile_inputs, own_maximum
-from fa_tutorial.exercises.forward_cases import attention_case, draw_qkv, launch, o_truth, tolerance, widened, with_fresh
+from fa_tutorial.exercises.forward_cases import attention_case, by_dots, draw_qkv, launch, o_truth, tolerance, widened, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
@@ -94,5 +94,6 @@ EXERCISE = Exercise(
     launch=launch,
     tolerance=tolerance,
     refused=widened,
+    note=by_dots,
     seen={"overlap": OVERLAP},
 )

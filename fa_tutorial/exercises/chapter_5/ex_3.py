@@ -15,7 +15,17 @@ from fa_tutorial.exercises.chapter_5.inner_step import (
     own_maximum,
     two_tiles_input,
 )
-from fa_tutorial.exercises.forward_cases import attention_case, by_infinity, draw_qkv, launch, o_truth, streams, tolerance, with_fresh
+from fa_tutorial.exercises.forward_cases import (
+    attention_case,
+    by_dots,
+    by_infinity,
+    draw_qkv,
+    launch,
+    o_truth,
+    streams,
+    tolerance,
+    with_fresh,
+)
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
@@ -119,6 +129,7 @@ EXERCISE = Exercise(
     launch=launch,
     tolerance=tolerance,
     refused=streams,
+    note=by_dots,
     adapt=by_infinity,
     seen={"overlap": OVERLAP, "stored_again": ONCE},
 )

@@ -15,7 +15,18 @@ from fa_tutorial.exercises.chapter_5.inner_step import (
     own_maximum,
     two_tiles_input,
 )
-from fa_tutorial.exercises.forward_cases import TILE, attention_case, by_infinity, draw_qkv, launch, o_truth, streams, tolerance, with_fresh
+from fa_tutorial.exercises.forward_cases import (
+    TILE,
+    attention_case,
+    by_dots,
+    by_infinity,
+    draw_qkv,
+    launch,
+    o_truth,
+    streams,
+    tolerance,
+    with_fresh,
+)
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
@@ -60,6 +71,8 @@ MISTAKES = {
     "one key too many: the last key is S_k − 1, so the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] <= S_k"),
     "one key too few: the last key is S_k − 1, so the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] < S_k - 1"),
     "the mask is the wrong way round: it hides the keys that are there, and keeps those past S_k": (KEYS_MASK, "offs_n[None, :] >= S_k"),
+    "keys end at S_k, not at S_q: the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] < S_q"),
+    "keys end at S_k, not at D: the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] < D"),
     "the scale comes from BLOCK_D: it is an argument, made from the true D": ("scale * dot", "BLOCK_D ** -0.5 * dot"),
 }  # fmt: skip
 RAGGED = "the last tile of keys may be ragged: keys past S_k have the score −inf, and their rows of v are 0, because 0 · NaN is NaN"
@@ -115,6 +128,7 @@ EXERCISE = Exercise(
     launch=launch,
     tolerance=tolerance,
     refused=streams,
+    note=by_dots,
     adapt=by_infinity,
     seen={"overlap": OVERLAP, "stored_again": ONCE},
 )

@@ -88,6 +88,7 @@ def inputs():
     for at in ((0, 1), (1, 0)):
         on, where = f"B = H = 2, b = {at[0]}, h_k = {at[1]}", "k and v come from head h_k of batch entry b"
         yield step(attention_case(*draw_qkv(2, 2, 16, 32, 16), on, where), at=at)
+        yield step(attention_case(*draw_qkv(2, 2, 16, 16, 16), f"MASK, {on}", where), rows, at=at)
     blocks = {"blocks": (32, 16, 64)}
     other = "blocks may differ: a tile of k or v has BLOCK_N rows"
     yield step(
