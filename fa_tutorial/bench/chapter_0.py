@@ -28,7 +28,7 @@ def measured(card: dict, provider: str, S: int, B: int = 1, H: int = 16, is_caus
 
 def naive_steps(card: dict) -> pd.DataFrame:
     """The rows of naive attention's kernels, of the whole call and of flash attention, by name: S = 4,096, 16 heads,
-    D = 64, fp16, in one run. card: results.load's."""
+    D = 64, fp16, in one run; "hidden" and "softmax, masked" in another. card: results.load's."""
     return results.select(card["kernels"], kernel="naive_step", S=4_096).set_index("provider")
 
 
