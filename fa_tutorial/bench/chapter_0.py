@@ -28,7 +28,7 @@ def measured(card: dict, provider: str, S: int, B: int = 1, H: int = 16, is_caus
 
 def naive_steps(card: dict) -> pd.DataFrame:
     """The rows of naive attention's kernels, of the whole call and of flash attention, by name: S = 4,096, 16 heads,
-    D = 64, fp16, in one run. card: results.load's."""
+    D = 64, fp16, in one run; "hidden" and "softmax, masked" in another. card: results.load's."""
     return results.select(card["kernels"], kernel="naive_step", S=4_096).set_index("provider")
 
 
@@ -80,45 +80,54 @@ def draw_memory(events: list[tuple[str, int]], names: dict[str, str]) -> Figure:
 
 
 def draw_roofline(points: dict[str, tuple[float, float]], peak: float, bandwidth: float) -> Figure:
-    """The roofline (0.8), naive attention's kernels, and flash attention by two counts of its bytes.
+    """The roofline (0.8), naive attention's kernels, and flash attention by two counts of its bytes; each point with
+    the share of its roof that it reaches.
 
-    points: (FLOP/byte, FLOP/s) of each of KERNELS, of "flash, k and v from HBM" and of "flash, k and v from L2".
+    points: (FLOP/byte, FLOP/s) of each of KERNELS, of "flash, k and v from HBM" and of "flash, k and v once".
     """
     figure = Figure(figsize=(7.5, 4))
     ax = figure.subplots()
     xs = [10 ** (place / 40) for place in range(-44, 169)]
     ax.loglog(xs, [ledger.attainable_flops(x, peak, bandwidth) / 1e12 for x in xs], "k-")
+    shares = {
+        name: f"{100 * rate / ledger.attainable_flops(x, peak, bandwidth):.0f} %" for name, (x, rate) in points.items()
+    }
     for (name, (x, rate)), marker in zip(points.items(), "os^vDD", strict=True):
         colour, edge = COLOURS[KERNELS.get(name, "blue")], "black" if name in KERNELS else COLOURS["blue"]
-        face = "white" if "L2" in name else colour
+        face = "white" if "once" in name else colour
         ax.plot(x, rate / 1e12, marker, color=face, markeredgecolor=edge, markersize=9)
-    for name, label, offset, side in (
-        ("divide", "divide", (9, -14), "left"),
-        ("softmax", "softmax", (9, -14), "left"),
-        ("q kᵀ", "q kᵀ, p v", (0, -27), "center"),
-        ("flash, k and v from HBM", "k and v from HBM", (5, -17), "left"),
-        ("flash, k and v from L2", "from L2", (9, -4), "left"),
+    for name, label, place in (
+        ("divide", "divide: {}", (0.45, 0.35)),
+        ("softmax", "softmax: {}", (2.2, 0.9)),
+        ("q kᵀ", "q kᵀ: {}", (12, 30)),
+        ("p v", "p v: {}", (8, 330)),
+        ("flash, k and v from HBM", "k and v 32 times\nfrom HBM: {}", (190, 18)),
+        ("flash, k and v once", "k and v once: {}", (1_000, 90)),
     ):
         x, rate = points[name]
-        text = ax.annotate(label, (x, rate / 1e12), offset, textcoords="offset points", ha=side, zorder=1)
-        text.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})  # it may lie on the ridge's line
+        ax.annotate(
+            label.format(shares[name]), (x, rate / 1e12), place, va="center", zorder=1,
+            arrowprops={"arrowstyle": "-", "color": GREY, "shrinkB": 5, "relpos": (0.5 if place[0] < x else 0, 0.5)},
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
+        )  # fmt: skip
     (far, rate), (near, _) = list(points.values())[-2:]
     ax.plot([far, near], [rate / 1e12] * 2, "--", color=COLOURS["blue"], zorder=1)
     ax.text((far * near) ** 0.5, 1.2 * rate / 1e12, "flash", ha="center")
-    ax.axvline(peak / bandwidth, color=GREY, linestyle=":")
+    ax.axvline(peak / bandwidth, color=GREY, linestyle=":", zorder=0)
     ax.text(170, 0.25, f"ridge: {peak / bandwidth:.0f} FLOP/byte")
-    ax.text(0.4, 60, "memory-bound", fontstyle="italic")
+    ax.text(0.12, 90, "memory-bound", fontstyle="italic")
     ax.text(180, 1_500, "compute-bound", fontstyle="italic")
     ax.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="TFLOP/s", ylim=(0.1, 4_500))
     return figure
 
 
-def draw_floors(ms: pd.Series, least: dict[str, dict[str, float]]) -> Figure:
-    """Naive attention's kernels and flash attention as measured, filled, and what they take at least, in outline.
+def draw_floors(ms: pd.Series, counted: dict[str, dict[str, float]]) -> Figure:
+    """Naive attention's kernels and flash attention as measured, filled, and what we count for them, in outline.
 
-    ms: naive_steps'. least: bar -> part -> milliseconds; the first bar's parts are naive attention's kernels.
+    ms: naive_steps'. counted: bar -> part -> milliseconds; the first bar's parts are naive attention's kernels, which
+    run one after another; the other bars are flash attention's, and may overlap.
     """
-    (first, floors), *others = least.items()
+    (first, floors), *others = counted.items()
     measured = {"naive": {name: ms[name] for name in KERNELS}, "flash": {"": ms["flash"]}}
     bars = {"naive": measured["naive"], first: floors, "flash": measured["flash"], **dict(others)}
     figure = Figure(figsize=(7.5, 3.6))
@@ -132,10 +141,16 @@ def draw_floors(ms: pd.Series, least: dict[str, dict[str, float]]) -> Figure:
             ax.text(left + part / 2, place, name, ha="center", va="center", fontsize=8)
             left += part
         ax.text(left + 0.015, place, f"{left:.2f} ms", va="center")
-    looks = {"measured": GREY, "at least": "white"}
+    ax.text(1.0, 1, "one after another:\nthe parts add up", va="center", fontsize=9)
+    top, bottom, edge = 2.75, len(bars) - 0.75, 0.39
+    ax.plot([edge - 0.02, edge, edge, edge - 0.02], [top, top, bottom, bottom], color=GREY, linewidth=1.2)
+    words = "different units can work at the same time:\nonly in turns do these add up"
+    ax.text(edge + 0.02, (top + bottom) / 2, words, va="center", fontsize=9)
+    looks = {"measured": GREY, "counted": "white"}
     ax.legend(
-        handles=[Patch(facecolor=face, edgecolor=GREY, label=label) for label, face in looks.items()], loc="lower right"
-    )
+        handles=[Patch(facecolor=face, edgecolor=GREY, label=label) for label, face in looks.items()],
+        loc="upper right", bbox_to_anchor=(1, 0.72),
+    )  # fmt: skip
     ax.set_yticks(range(len(bars)), bars)
     ax.invert_yaxis()
     ax.set(xlim=(0, 1.6), xlabel="ms at S = 4,096, 16 heads, D = 64, fp16 (NVIDIA H200)")
@@ -161,8 +176,10 @@ def measure_here(naive: Callable, sdpa: Callable) -> Here:
     H, S, D, dtype = (16, 4_096, 64, torch.float16) if on_gpu else (4, 2_048, 64, torch.float32)
     q, k, v = (torch.randn(1, H, S, D, device=hardware.device()).to(dtype) for _ in range(3))
     s, root = q @ k.transpose(-1, -2), D**0.5
+    used = torch.empty_like(s)
     calls = {
         "q kᵀ": lambda: q @ k.transpose(-1, -2),
+        "q kᵀ, into memory in use": lambda: torch.matmul(q, k.transpose(-1, -2), out=used),
         "divide": lambda: s / root,
         "softmax": lambda: torch.softmax(s, dim=-1),
         "p v": lambda: s @ v,

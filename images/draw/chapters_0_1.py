@@ -227,6 +227,7 @@ def draw_tiling() -> Figure:
         4.8,
         ((0.2, looks["now"], "scores on the chip now"), (3.0, looks["done"], "used and forgotten"), (5.4, looks["ahead"], "still to come")),
     )
+    write(ax, 6.9, 4.78, "SMs don't wait\nfor each other", ha="left", style="italic")
     return figure
 
 

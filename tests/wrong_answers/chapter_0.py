@@ -31,6 +31,7 @@ WRONG_ANSWERS = (
     edit("0.3", "its own keys", ("blocks * 2 * S", "blocks * 2 * block_m"), told="each block of queries reads all of k and v"),
     edit("0.3", "keys in full blocks", KEYS, told=RAGGED),
     edit("0.3", "rounded blocks", ("-(-S // block_m)", "round(S / block_m + 0.49)"), told=RAGGED),
+    edit("0.3", "without o", ("elements * itemsize", "(elements - S * D) * itemsize"), told="one of q and o is missing"),
     edit("0.4", "no limit", ("return before / after, limit", "return before / after"), told="want a tuple (gain, limit)"),
     edit("0.4", "another word", ('else "memory"', 'else "bandwidth"'), told='limit is the text "bandwidth", want "memory" or "arithmetic"'),
     edit("0.4", "words of the roofline", ('"arithmetic" if after == arithmetic else "memory"',
@@ -55,4 +56,5 @@ WRONG_ANSWERS = (
     edit("0.5", "other kernels", ('("softmax", "p v"', '("divide", "p v"'), ('("divide", "softmax"', '("q kᵀ", "softmax"'), told="a tensor joins the kernel that"),
     edit("0.5", "one kernel's time", ("ms[a] + ms[b]", "ms[a]"), told="the times of two kernels less the floor of one"),
     edit("0.5", "a vector too many", ("2 * vectors + scores)", "3 * vectors + scores)"), ("scores + 2 * vectors", "scores + 3 * vectors"), told="48 bytes"),
+    edit("0.5", "seconds", ("ms[a] + ms[b] - moved / bandwidth * 1e3", "(ms[a] + ms[b]) / 1e3 - moved / bandwidth"), told="that is in seconds"),
 )  # fmt: skip

@@ -54,7 +54,7 @@ def naive_step_cases() -> Iterator[Measurement]:
         yield about(0, "naive_step", step, **size), lambda step=step: _naive_steps_in_turns(*size.values())[step]
 
 
-OPERATIONS = ("q kᵀ", "divide", "mask", "softmax", "p v")
+OPERATIONS = ("q kᵀ", "divide", "hidden", "mask", "softmax", "softmax, masked", "p v")
 
 
 def _naive(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -70,8 +70,12 @@ def _naive_scaled_q(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
 
 def _naive_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     s = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    hidden = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1)
-    return torch.softmax(s.masked_fill(hidden, -math.inf), dim=-1) @ v
+    return torch.softmax(s.masked_fill(_hidden(s), -math.inf), dim=-1) @ v
+
+
+def _hidden(s: torch.Tensor) -> torch.Tensor:
+    """The causal mask of the scores: True where a key comes after the query."""
+    return torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1)
 
 
 NAIVE = {"naive": _naive, "naive, q scaled": _naive_scaled_q, "naive, causal": _naive_causal}
@@ -80,12 +84,15 @@ NAIVE = {"naive": _naive, "naive, q scaled": _naive_scaled_q, "naive, causal": _
 @functools.cache
 def _naive_steps_in_turns(B: int, H: int, S: int, D: int) -> dict[str, dict[str, Any]]:
     q, k, v, s = randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, S)
-    hidden = torch.ones(S, S, dtype=torch.bool, device=s.device).triu(1)
+    hidden = _hidden(s)
+    masked = s.masked_fill(hidden, -math.inf)
     calls = {
         "q kᵀ": lambda: q @ k.transpose(-1, -2),
         "divide": lambda: s / math.sqrt(D),
+        "hidden": lambda: _hidden(s),
         "mask": lambda: s.masked_fill(hidden, -math.inf),
         "softmax": lambda: torch.softmax(s, dim=-1),
+        "softmax, masked": lambda: torch.softmax(masked, dim=-1),
         "p v": lambda: s @ v,
         "flash": partial(peers.provider("sdpa_flash"), q, k, v),
     }

@@ -16,6 +16,7 @@ KEYS, FLOATS = "blocks * 2 * S * D", "4 * S"
 MISTAKES = {
     "you count k and v once, but each block of queries reads all of k and v": (KEYS, "2 * S * D"),
     "one of k and v is missing: each block of queries reads both": (KEYS, "blocks * S * D"),
+    "one of q and o is missing: the kernel reads q once, and writes o once": ("2 * S * D + blocks", "S * D + blocks"),
     "the float32 of each query is missing: 4 bytes for each": (f" + {FLOATS}", ""),
     "you multiply the float32 of each query by itemsize too: it takes 4 bytes, whatever itemsize is": (
         "elements * itemsize + 4 * S", "(elements + 4 * S) * itemsize"),
