@@ -241,32 +241,6 @@ def list_all_as_mixed(block_mask: Any, D: int) -> None:
     count[1] = 0
 
 
-def crowded_cases() -> Iterator[Measurement]:
-    """Programs of 96 and of 192 tiles, one to three of them on each SM: their difference is 96 tiles' time, without
-    launch and start."""
-    for D, kind in itertools.product(HEAD_DIMS, ("whole", "mixed")):
-        rows = functools.cache(partial(_crowded_in_turns, kind, D))
-        for on_an_sm, tiles in itertools.product((1, 2, 3) if D == 64 else (1, 2), (96, 192)):
-            words = about(10, "crowded", kind, D=D, on_an_sm=on_an_sm, tiles=tiles)
-            yield words, lambda rows=rows, key=(on_an_sm, tiles): rows()[key]
-
-
-def _crowded_in_turns(kind: str, D: int) -> dict[tuple[int, int], dict[str, Any]]:
-    """By (programs on an SM, tiles of each). Each program is a head of 64 queries, and all heads share k and v."""
-    sms, found = torch.cuda.get_device_properties(0).multi_processor_count, {}
-    for on_an_sm, tiles in itertools.product((1, 2, 3) if D == 64 else (1, 2), (96, 192)):
-        S_q, S_k = CONFIGS[D].block_m, tiles * CONFIGS[D].block_n
-        q, k, v = randn(1, on_an_sm * sms, S_q, D), randn(1, 1, S_k, D), randn(1, 1, S_k, D)
-        mod, aux = mods.first_keys_and_window, (0, S_k, S_k)  # every query sees every key
-        block_mask = make_block_mask(mod, S_q, S_k, aux=aux, B=1, H=1, device=q.device)
-        if kind == "mixed":
-            list_all_as_mixed(block_mask, D)
-        attend = partial(attention_with, q, k, v, mask_mod=mod, aux=aux, block_mask=block_mask)
-        assert (attend().float() - v.float().mean(dim=2)).abs().max() < 0.5
-        found[on_an_sm, tiles] = attend
-    return timed_in_turns(found)
-
-
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
     return itertools.chain(variant_cases(), block_mask_cases(), mixed_cases())
