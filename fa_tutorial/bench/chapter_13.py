@@ -204,7 +204,7 @@ def backward_sends(rows: pd.DataFrame) -> pd.DataFrame:
         }
         for name in ("two messages", "one message"):
             sends[name] = found[f"own tile {own}, {name}"] - found["computing alone"]
-        orders.append(pd.DataFrame(sends).dropna(how="all", subset=["two messages", "one message"]))
+        orders.append(pd.DataFrame(sends))
     return pd.concat(orders, keys=["own tile first", "own tile last"], names=["own"])
 
 
@@ -219,7 +219,7 @@ def print_ms(table: pd.DataFrame, *columns: str) -> None:
     wide = max(len(" ".join(own)) for *own, _, _ in table.index)
     print(f"{'ms':{22 + wide}}", *(f"{name:>13}" for name in table))
     for (*own, link, S), case in table.iterrows():
-        cells = (f"{ms:13.1f}".replace("-", "−") if ms == ms else f"{'–':>13}" for ms in case)
+        cells = (f"{ms:13.1f}".replace("-", "−") for ms in case)
         print(f"{S:9,} {link:11} {''.join(own):{wide}}", *cells)
 
 
