@@ -117,6 +117,7 @@ def gqa_keeping_the_lse_alone(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale,
     tl.store(lse_ptr + (b * H_q + h) * S_q + offs_m, lse, mask=offs_m < S_q)
 
 
+# Without the + 0.0 Triton compiles such a sum of products as a TF32 dot, whose o is rounded.
 NO_DOT = "correct (a product without dot doesn't use the tensor cores"
 RIGHT_ANSWERS = (
     ("5.1", tile_from_a_clamped_pointer), ("5.1", tile_loaded_transposed, "correct (offsets into x are 32-bit"), ("5.2", scores_by_keys),
@@ -127,10 +128,10 @@ RIGHT_ANSWERS = (
          ("tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q", "tl.cdiv(tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q, BLOCK_N) * BLOCK_N"),
          ("acc / l_or_one[:, None]", 'tl.where(m[:, None] == -float("inf"), 0.0, acc / tl.maximum(l, 1e-30)[:, None])'),
          helpers=(softmax_step, attend)),
-    edit("5.2", "products without dot", ("dot(q_tile, tl.trans(k_tile))", "tl.sum(q_tile.to(tl.float32)[:, None, :] * k_tile[None, :, :], axis=2)"),
-         ("dot(p.to(v_tile.dtype), v_tile)", "tl.sum(p[:, :, None] * v_tile[None, :, :], axis=1)"), told=NO_DOT, gpu=None),
+    edit("5.2", "products without dot", ("dot(q_tile, tl.trans(k_tile))", "tl.sum(q_tile.to(tl.float32)[:, None, :] * k_tile[None, :, :] + 0.0, axis=2)"),
+         ("dot(p.to(v_tile.dtype), v_tile)", "tl.sum(p[:, :, None] * v_tile[None, :, :] + 0.0, axis=1)"), told=NO_DOT, gpu=None),
     edit("5.3", "p v without dot", ("dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])",
-                                    "acc * alpha[:, None] + tl.sum(p[:, :, None] * v_tile[None, :, :], axis=1)"), told=NO_DOT, gpu=None),
+                                    "acc * alpha[:, None] + tl.sum(p[:, :, None] * v_tile[None, :, :] + 0.0, axis=1)"), told=NO_DOT, gpu=None),
     edit("5.3", "while", ("for start_n in range(0, S_k, BLOCK_N):", "start_n = 0\n    while start_n < S_k:"),
          ("        m = m_new\n", "        m = m_new\n        start_n += BLOCK_N\n")),
     edit("5.3", "one name in two loops, of two types", ("    for start_n in", "    for _ in range(2):\n        x = tl.zeros((BLOCK_M,), dtype=tl.float32)\n    for start_n in"),
