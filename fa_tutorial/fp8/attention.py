@@ -33,9 +33,8 @@ def flash_attention_fp8(
     The root mean square of the error, of o's: about 5 % on N(0, 1) inputs, and on inputs with outliers 4 to 6 % with
     rotate, 9 to 10 % without. That is of all rows together: with outliers the median row is 6 to 7 % off with rotate,
     7 to 10 % without. A mean of v survives. If k's channels have offsets, subtract k's mean over the keys before, which
-    softmax doesn't see. What is less than 2⁻¹⁹ of the largest number in its 128 rows
-    becomes 0, so one huge key or value hides its block. Two runs give the same bits. There is no gradient: train with
-    flash_attention.
+    softmax doesn't see. What is less than 2⁻¹⁹ of the largest number in its 128 rows becomes 0, so one huge key or
+    value hides its block. Two runs give the same bits. There is no gradient: train with flash_attention.
 
     On a Hopper GPU (compute capability 9.0) it runs in FP8. Where Triton's interpreter is on, PyTorch computes the
     same, but with sums in float32; `emulated` has the tensor core's as well. Raises TypeError for other dtypes,

@@ -61,9 +61,8 @@ ORDERS: dict[str, list[tuple]] = {
 def backward(order: str) -> Callable:
     """hopper.flash_backward with one of ORDERS."""
     module = hopper.backward
-    edits = list(ORDERS.get(order, []))
-    edits += [('("hopper backward", ', f'("{order}", ', 1), ('("prepare dq", ', f'("{order} 1", ', 1)]
-    text = edited(source_of(module), *edits)
+    names = [('("hopper backward", ', f'("{order}", ', 1), ('("prepare dq", ', f'("{order} 1", ', 1)]
+    text = edited(source_of(module), *ORDERS[order], *names)
     return defined(text, {"__name__": module.__name__})["flash_backward"]
 
 

@@ -193,7 +193,7 @@ def noting(b, h, i, j, aux):
 
 
 def refused(kernel):
-    """Whether a whole tile asks the mask, be it that its answer goes unused: the result doesn't show it."""
+    """What is wrong where a whole tile asks the mask, which the result doesn't show."""
     S, left, block = 96, 47, 16
     index, count = (x.to(hardware.device()) for x in lists(is_seen(1, 1, S, S, left), block, block))
     q, k, v, o = (torch.zeros(1, 1, S, block, device=hardware.device()) for _ in range(4))

@@ -117,13 +117,8 @@ def inputs():
         "dv": f"dv = pᵀ do, without the scale, which only s has, and with p {from_step}",
     }
     yield rows(1, 1, 16, 20, along)
-    yield rows(
-        1,
-        1,
-        48,
-        20,
-        "dk and dv add up over the tiles in the block's own row of index, each with the i, q, do, lse and delta of its own queries",
-    )
+    own = "dk and dv add up over the tiles in the block's own row of index, each with the i, q, do, lse and delta of its own queries"
+    yield rows(1, 1, 48, 20, own)
     yield rows(1, 1, 64, 10, "BLOCK_M and BLOCK_N may differ", blocks=(32, 16))
     yield rows(2, 2, 32, 5, "all heads share the lists, and a head's rows of lse and delta start at batch_head · S")
     yield rows(1, 1, 32, 20, words=", fp16", dtype=torch.float16)
