@@ -25,11 +25,11 @@ def draw_two_loop_orders() -> Figure:
     by_rows = {(row, col): 1 + row * BLOCKS + col for row in range(BLOCKS) for col in range(BLOCKS)}
     done_by = [sum(by_columns[row, col] <= NOW for col in range(BLOCKS)) for row in range(BLOCKS)]
     draw_loop_order(ax, 0.1, "FA1: outer loop over k, v", by_columns, "o, m, l", [f"{done}/{BLOCKS}" for done in done_by])
-    stored = [f"{BLOCKS}/{BLOCKS}" if by_rows[row, BLOCKS - 1] <= NOW else "" for row in range(BLOCKS)]
-    draw_loop_order(ax, 4.7, "FA2: outer loop over q", by_rows, "o, lse", stored)
+    done_by = [sum(by_rows[row, col] <= NOW for col in range(BLOCKS)) for row in range(BLOCKS)]
+    draw_loop_order(ax, 4.7, "FA2: outer loop over q", by_rows, "o, lse", [f"{done}/{BLOCKS}" if done else "" for done in done_by])
     texts = (
         (0.1, ("each column: read k, v", "each tile: read q, o, m, l; write o, m, l")),
-        (4.7, ("each row: read q; at its end write o, lse", "each tile: read k, v")),
+        (4.7, ("each row: read q; at its end write o, lse", "each tile: read k, v (acc, m, l stay on the chip)")),
     )
     for left, lines in texts:
         for i, line in enumerate(lines):
@@ -38,7 +38,9 @@ def draw_two_loop_orders() -> Figure:
     write(ax, 0.65, 4.85, f"tile {NOW} reads", ha="left")
     arrow(ax, (1.95, 4.85), (2.4, 4.85), "vermilion", dashed=True)
     write(ax, 2.5, 4.85, f"tile {NOW} writes", ha="left")
-    note = f"1 to {BLOCKS**2}: order of visits; dark: on the chip now; n/{BLOCKS}: o contains n of the {BLOCKS} blocks of keys so far"
+    note = (
+        f"1 to {BLOCKS**2}: order of visits; dark: on the chip now; n/{BLOCKS}: o, or acc, contains n of the {BLOCKS} blocks of keys so far"
+    )
     write(ax, 0.1, 5.2, note, ha="left")
     return figure
 
@@ -66,7 +68,9 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
         box(ax, left, y + i * side, 0.4, side, colour="blue", share=0.6 if on_chip_q else 0.15, line=2.2 if on_chip_q else 1)
         box(ax, x + i * side, 0.82, side, 0.2, colour="orange", share=0.6 if on_chip_k else 0.15, line=2.2 if on_chip_k else 1)
         box(ax, x + i * side, 1.02, side, 0.2, colour="green", share=0.6 if on_chip_k else 0.15, line=2.2 if on_chip_k else 1)
-        box(ax, x_out, y + i * side, 0.55, side, done[i], colour="purple", share=0.4 if done[i] else 0.0)
+        on_chip_o = on_chip_q and not down  # FA2 keeps its row's results, FA1 reads and writes them at each tile
+        look_of_o = {"share": 0.7 if on_chip_o else 0.4 if done[i] else 0.0, "line": 2.2 if on_chip_o else 1}
+        box(ax, x_out, y + i * side, 0.55, side, done[i], colour="purple", **look_of_o)
     for step in range(1, BLOCKS**2):
         (x0, y0), (x1, y1) = places[step], places[step + 1]
         if step % BLOCKS:

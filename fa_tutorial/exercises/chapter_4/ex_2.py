@@ -41,6 +41,7 @@ MISTAKES = {
     "acc / l divides element [i, d] by row d's l, and it takes row i's: l[..., None]": (O, "acc / l"),
     "acc is divided by l in every block, but the next block needs the undivided sum: divide once, at the end": [
         (ACC, f"({ACC}) / l[..., None]"), (f"rows] = {O}", "rows] = acc")],
+    "acc is divided by l in every block and once more at the end: divide once, at the end": (ACC, f"({ACC}) / l[..., None]"),
     "k is not transposed: s is q kᵀ": (".transpose(-1, -2)", ""),
     "the scale is 1/√D here: multiply by the scale that is given": ("scale * (q_tile", "q.shape[-1] ** -0.5 * (q_tile"),
     "the loop over keys runs to S_q: k and v have S_k rows": ("math.ceil(S_k / block_n)", "math.ceil(S_q / block_n)"),

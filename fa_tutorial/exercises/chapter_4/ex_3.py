@@ -26,6 +26,7 @@ MISTAKES = {
     "end leaves out a tile that the last row sees in part: round up": (END, "end = seen_by_last // block_n"),
     "end is found from the first row: the last row sees most": (END, "end = -(-seen_by_first // block_n)"),
     "end is one too many where the last row sees its last tile whole: round up, don't add 1": (END, "end = seen_by_last // block_n + 1"),
+    "end is not always full + 1: where the diagonal misses the tiles' corners, a row has two masked tiles": (END, "end = full + 1"),
     "full and end are one key short at the diagonal: row i sees i + 1 + S_k − S_q keys, key i + S_k − S_q among them": [
         ("first + 1", "first"), ("last + 1", "last")],
     "full and end are counted top left: S_k − S_q is missing": (" + S_k - S_q", ""),
