@@ -21,6 +21,12 @@ def idle_times_by_waves(tiles, slots, start, tile):
     return [sum(start + max(wave) * tile for wave in waves)] * slots
 
 
+def prices_in_waves(runs, times, slots):
+    waves = torch.tensor([[-(-len(run) // slots), sum(max(run[n : n + slots]) for n in range(0, len(run), slots))] for run in runs])
+    start, tile = torch.linalg.solve(waves.double() + torch.eye(2), torch.tensor(times).double())
+    return start, tile
+
+
 def window_kinds_by_pairs(left, S, block_m, block_n):
     distance = torch.arange(S) - torch.arange(S)[:, None]
     seen = ((distance <= 0) & (distance >= -left)).view(S // block_m, block_m, S // block_n, block_n)
@@ -222,12 +228,16 @@ WRONG_ANSWERS = (
     edit("10.8", "in float32", ("start // block", "(start // block).float()"), told="a tile's number is an integer"),
     ("10.8", packed_tiles_by_pairs, "a tensor of all 256 pairs is made: two queries decide a block"),
     ("10.8", packed_tiles_by_the_pairs_of_a_block, "a tensor holds the 256 pairs of a tile, or more: two queries decide a block"),
-    *(edit("10.9", f"not sorted: {words}", ("sorted(idle)", order), told="the times are right, but not in order")
+    edit("10.9", "one slot's share of the programs and all tiles", ("map(len, runs)", "(len(run) / slots for run in runs)"),
+         told="slots · time = programs · start + tiles · tile holds in both runs"),
+    edit("10.9", "the start alone", (" / programs, tile", " / programs"), told="want a tuple (start, tile)"),
+    ("10.9", prices_in_waves, "slots · time = programs · start + tiles · tile holds in both runs"),
+    *(edit("10.10", f"not sorted: {words}", ("sorted(idle)", order), told="the times are right, but not in order")
       for words, order in (("by slot", "idle"), ("late to early", "sorted(idle)[::-1]"))),
-    edit("10.9", "the list is emptied", ("for n in tiles:", "while tiles:\n        n = tiles.pop(0)"), told="changes its input tiles in place"),
-    edit("10.9", "the last of them", ("sorted(idle)", "max(idle)"), told="returns one number, want a list of 2"),
-    edit("10.9", "one start for each slot that works", ("start + n * tile", "n * tile"), ("sorted(idle)", "sorted(x + start * (x > 0) for x in idle)"),
+    edit("10.10", "the list is emptied", ("for n in tiles:", "while tiles:\n        n = tiles.pop(0)"), told="changes its input tiles in place"),
+    edit("10.10", "the last of them", ("sorted(idle)", "max(idle)"), told="returns one number, want a list of 2"),
+    edit("10.10", "one start for each slot that works", ("start + n * tile", "n * tile"), ("sorted(idle)", "sorted(x + start * (x > 0) for x in idle)"),
          told="has a start of its own"),
-    ("10.9", idle_times_by_waves, "a program keeps its own slot, and no other"),
-    edit("10.9", "a slot without a program is left out", ("sorted(idle)", "sorted(x for x in idle if x)"), told="idle from 0 on"),
+    ("10.10", idle_times_by_waves, "a program keeps its own slot, and no other"),
+    edit("10.10", "a slot without a program is left out", ("sorted(idle)", "sorted(x for x in idle if x)"), told="idle from 0 on"),
 )  # fmt: skip

@@ -18,7 +18,10 @@ def packed_tiles(cu, block):
 
 
 TOP, LAST = "cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, last, right=True)]"
-CLAMPED, EQUAL = "cu[(torch.searchsorted(cu, top) - 1).clamp(min=0)]", "an entry of cu that equals the token counts too, because its sequence begins there"
+CLAMPED, EQUAL = (
+    "cu[(torch.searchsorted(cu, top) - 1).clamp(min=0)]",
+    "an entry of cu that equals the token counts too, because its sequence begins there",
+)
 RETURN = "start // block, (stop + block - 1) // block"
 MISTAKES = {
     "end is rounded down: the last tile counts even if the sequence ends inside it": ("(stop + block - 1) // block", "stop // block"),
