@@ -17,7 +17,7 @@ from fa_tutorial import algorithm, barriers, figures, forward, fp8, layout, ledg
 from fa_tutorial.bench import chapter_8, chapter_12, chapter_13, results
 from fa_tutorial.exercises.chapter_8 import ex_1, ex_5
 from fa_tutorial.exercises.chapter_10.ex_3 import lists
-from fa_tutorial.exercises.chapter_10.ex_9 import idle_times
+from fa_tutorial.exercises.chapter_10.ex_10 import idle_times
 from fa_tutorial.exercises.chapter_11.ex_4 import choose_splits
 from fa_tutorial.exercises.chapter_12.ex_2 import fa2_softmax
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
@@ -535,13 +535,13 @@ def test_mask_tiles_answer_their_question(page, by):
 
 
 def check_queue(shown: dict) -> None:
-    """The slots fall idle when exercise 10.9 says, and no order that it tries ends before `soonest`."""
+    """The slots fall idle when exercise 10.10 says, and no order that it tries ends before `soonest`."""
     tiles, slots, start = (shown[name] for name in ("order", "slots", "start"))
     assert sorted(shown["idle"]) == idle_times(tiles, slots, start, 1.0) and shown["end"] == max(shown["idle"])
     assert shown["soonest"] == min(idle_times(order, slots, start, 1.0)[-1] for order in set(itertools.permutations(tiles)))
 
 
-def test_queue_plays_exercise_10_9(page):
+def test_queue_plays_exercise_10_10(page):
     check_queue(open_figure(page, "queue"))
     for values in ({"longest": 2}, {"slots": 6, "start": 3}, {"slots": 1}, {"slots": 3, "start": 0}):
         check_queue(put(page, **values))

@@ -69,42 +69,17 @@ def measured(mask: str, D: int, S: int = 16_384, mode: str = "fwd") -> float:
     return results.select(stored(S, mode), provider=mask, D=D)["ms"].item()
 
 
-def time_against_tiles(tiles: dict[str, float]) -> Figure:
-    """Each variant's forward in shares of `causal`'s, with its runs from the 20th to the 80th percentile.
-
-    tiles: each variant's share of the causal mask's tiles, a line.
-    """
-    figure, ax = plt.subplots(figsize=(1.6 + 1.7 * len(tiles), 3.2), layout="constrained")
-    style = {"textcoords": "offset points", "fontsize": 9}
-    for D, marker, aside in ((64, "o", -0.2), (128, "s", 0.2)):
-        found = results.select(stored(), D=D).set_index("provider")
-        shares, low, high = (found.loc[list(tiles), x] / found["ms"]["causal"] for x in ("ms", "ms_20", "ms_80"))
-        across = [x + aside for x in range(len(tiles))]
-        ax.errorbar(across, shares, [shares - low, high - shares], fmt=marker, capsize=4, label=f"time, D = {D}")
-        for point in zip(across, shares, strict=True):
-            ax.annotate(f"{point[1]:.2f}", point, (7, 0), va="center", **style)
-    for x, share in enumerate(tiles.values()):
-        ax.hlines(share, x - 0.35, x + 0.35, color="black", label=None if x else "tiles")
-        ax.annotate(f"{share:.2f}", (x, share), (0, -4), ha="center", va="top", **style)
-    ax.set_xticks(range(len(tiles)), list(tiles))
-    ax.set(xlim=(-0.6, len(tiles) - 0.4), ylim=(0, 1.12 * ax.get_ylim()[1]), ylabel="share of causal's")
-    ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
-    return figure
-
-
 def slots_at_work(idle: dict[str, list[float]], D: int) -> Figure:
     """How many slots of the GPU still work at each time, with the masks' measured times as vertical lines.
 
-    idle: when each slot falls idle, in ms, from early to late, for up to three masks or orders.
+    idle: when each slot falls idle, in ms, from early to late, for two masks.
     """
     figure, ax = plt.subplots(figsize=(8.5, 2.8), layout="constrained")
-    known = set(stored()["provider"])
-    for (name, times), look in zip(idle.items(), (("blue", "-"), ("vermilion", "--"), ("green", "-.")), strict=True):
+    for (name, times), look in zip(idle.items(), (("blue", "-"), ("vermilion", "--")), strict=True):
         colour, style = look
-        busy = [*range(len(times), 0, -1), 0]
-        ax.step([0, *times], [len(times), *busy[1:]], style, where="post", color=COLOURS[colour], label=name)
-        if name in known:
-            ax.axvline(measured(name, D), color=COLOURS[colour], linestyle=":", label=f"{name}, measured")
+        busy = range(len(times) - 1, -1, -1)
+        ax.step([0, *times], [len(times), *busy], style, where="post", color=COLOURS[colour], label=f"{name}, played")
+        ax.axvline(measured(name, D), color=COLOURS[colour], linestyle=":", label=f"{name}, measured end")
     ax.set(xlim=(0.3, 0.5), ylim=(0, 450), xticks=[0.3, 0.35, 0.4, 0.45, 0.5])
     ax.set(xlabel="ms (until 0.3 all slots work)", ylabel="slots at work")
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))

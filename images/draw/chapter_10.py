@@ -18,7 +18,7 @@ LOOP = (
     ("    s = scale · q_tile k_tileᵀ", "yellow", "the score", "soft cap, ALiBi, bias"),
     ("    s = where(seen, s, −∞)", "orange", "the mask", "window, documents, prefix"),
     ("    p, m, l, alpha = softmax_step(s, m, l)", None, "", ""),
-    ("    acc = alpha · acc + p v_tile", "blue", "acc", "dropout: fewer terms than in l"),
+    ("    acc = alpha · acc + p v_tile", "green", "acc", "dropout: fewer terms than in l"),
     ("o = acc / l;  lse = m + log l", None, "", ""),
 )
 
@@ -148,6 +148,35 @@ def draw_two_directions() -> Figure:
             box(ax, 4.75 + place * side, y, side, side, f"{tile[axis]}", **LOOKS[kind_of(*tile)])
         outline(ax, 4.75, y, len(needed) * side, side, dashed=dashed)
     legend(ax, 4.2, ((left, LOOKS["mixed"], "mixed"), (left + 1.4, LOOKS["whole"], "whole"), (left + 2.8, {}, "skipped")))
+    return figure
+
+
+# Each slot's programs, by their numbers of tiles, in a run of long programs and in one of short ones; a start takes START tiles.
+RUNS = (("a run of long programs", ((8, 4), (4, 8), (6, 6))), ("a run of as many short ones", ((2, 1), (1, 2), (2, 1))))
+START = 1.5
+
+
+@image("10_prices.png")
+def draw_prices() -> Figure:
+    """Two runs on three slots without a wait: as many starts, and a quarter of the tiles."""
+    left, tall, unit, top = 1.0, 0.36, 0.5, 0.25
+    figure, ax = canvas(3.75)
+    for name, slots in RUNS:
+        programs, tiles = sum(map(len, slots)), sum(map(sum, slots))
+        write(ax, left, top, f"{name}: {programs} starts and {tiles} tiles", BODY, ha="left", weight="bold")
+        for row, lengths in enumerate(slots):
+            x, y = left, top + 0.22 + row * tall
+            write(ax, left - 0.12, y + 0.15, f"slot {row}", ha="right")
+            for length in lengths:
+                box(ax, x, y, START * unit, 0.3, "start", "vermilion", share=0.45)
+                for tile in range(length):
+                    box(ax, x + (START + tile) * unit, y, unit, 0.3, "tile", "sky", share=0.45)
+                outline(ax, x, y, (START + length) * unit, 0.3, line=1.8)
+                x += (START + length) * unit
+        end, below = top + 0.22 + len(slots) * tall, left + (len(slots[0]) * START + sum(slots[0])) * unit
+        arrow(ax, (left, end + 0.12), (below, end + 0.12))
+        write(ax, below + 0.08, end + 0.12, "T", BODY, ha="left", weight="bold")
+        top = end + 0.6
     return figure
 
 

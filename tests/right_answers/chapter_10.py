@@ -79,6 +79,17 @@ def packed_tiles_by_sequences(cu, block):
     return cu[own[::block]] // block, (cu[own[last] + 1] - 1) // block + 1
 
 
+def prices_by_solving(runs, times, slots):
+    counts = torch.tensor([[len(run), sum(run)] for run in runs], dtype=torch.float64)
+    return torch.linalg.inv(counts) @ torch.tensor([slots * time for time in times], dtype=torch.float64)
+
+
+def prices_by_a_mean_program(runs, times, slots):
+    (t, u), (n, m) = ([slots * time / len(run) for run, time in zip(runs, times, strict=True)], [sum(run) / len(run) for run in runs])
+    tile = (t - u) / (n - m)
+    return t - n * tile, tile
+
+
 def idle_times_by_a_heap(tiles, slots, start, tile):
     idle = [0] * slots
     for n in tiles:
@@ -110,5 +121,7 @@ RIGHT_ANSWERS = (
     ("10.8", packed_tiles_by_tokens),
     ("10.8", packed_tiles_by_a_loop),
     ("10.8", packed_tiles_by_sequences),
-    ("10.9", idle_times_by_a_heap),
+    ("10.9", prices_by_solving),
+    ("10.9", prices_by_a_mean_program),
+    ("10.10", idle_times_by_a_heap),
 )  # fmt: skip

@@ -21,6 +21,12 @@ def idle_times_by_waves(tiles, slots, start, tile):
     return [sum(start + max(wave) * tile for wave in waves)] * slots
 
 
+def prices_in_waves(runs, times, slots):
+    waves = torch.tensor([[-(-len(run) // slots), sum(max(run[n : n + slots]) for n in range(0, len(run), slots))] for run in runs])
+    start, tile = torch.linalg.solve(waves.double() + torch.eye(2), torch.tensor(times).double())
+    return start, tile
+
+
 def window_kinds_by_pairs(left, S, block_m, block_n):
     distance = torch.arange(S) - torch.arange(S)[:, None]
     seen = ((distance <= 0) & (distance >= -left)).view(S // block_m, block_m, S // block_n, block_n)
@@ -101,9 +107,11 @@ WRONG_ANSWERS = (
     edit("10.2", "no window", ("(farthest <= 0) & (nearest >= -left)", "farthest <= 0"),
          ("(nearest <= 0) & (farthest >= -left)", "nearest <= 0"), told="the causal mask's kinds, without a window"),
     edit("10.2", "mixed and whole exchanged", ("is_needed.int() + is_whole.int()", "2 * is_needed.int() - is_whole.int()"),
-         told="a kind is 0 where no pair of the tile is seen, 1 where some are, 2 where all are"),
-    edit("10.2", "one query too many", ("(top + block_m - 1)", "(top + block_m)"), told="its last query its first + block_m − 1"),
-    edit("10.2", "one key too many", ("start + block_n - 1 - top", "start + block_n - top"), told="a tile's last key is its first + block_n − 1"),
+         told="mixed and whole are exchanged"),
+    edit("10.2", "one query too many", ("(top + block_m - 1)", "(top + block_m)"), told="the last query is taken one too far"),
+    edit("10.2", "one key too many", ("start + block_n - 1 - top", "start + block_n - top"), told="the last key is taken one too far"),
+    edit("10.2", "one query and one key too many", ("(top + block_m - 1)", "(top + block_m)"), ("start + block_n - 1 - top", "start + block_n - top"),
+         told="the last key and the last query are taken one too far"),
     edit("10.2", "queries and keys exchanged", ("start + block_n - 1 - top", "top + block_m - 1 - start"),
          ("start - (top + block_m - 1)", "top - (start + block_n - 1)"), told="a query sees keys before it, not after it"),
     edit("10.2", "the first query decides", ("(farthest <= 0)", "(start <= top)"), told="a later query of the tile may still see it"),
@@ -118,6 +126,8 @@ WRONG_ANSWERS = (
         ("the whole ones' counts by columns", ("count_ptr + row_blocks + row", "count_ptr + across + row")))),
     edit("10.3", "a row of index as long as there are blocks of queries", ("tl.cdiv(S_q, BLOCK_M), tl.cdiv(S_k, BLOCK_N)", "tl.cdiv(S_q, BLOCK_M), tl.cdiv(S_q, BLOCK_M)"),
          told="a row of index has ceil(S_k / BLOCK_N) entries", gpu="whole"),
+    edit("10.3", "the whole tiles right behind the mixed ones", ("row * across + across - 1 - t", "row * across + mixed + t"),
+         told="right behind the mixed ones: they stand at the row's end"),
     edit("10.3", "begins anew", ("    for t in range(whole)", "    l = tl.zeros((BLOCK_M,), dtype=tl.float32)\n    for t in range(whole)"),
          told="with one m, l and acc for both loops"),
     edit("10.3", "one loop, and every tile asks the mask", ("range(mixed)", "range(mixed + whole)"), ("range(whole)", "range(0)"),
@@ -181,6 +191,8 @@ WRONG_ANSWERS = (
     edit("10.6", "rows of lse by h", ("batch_head * S + i", "h * S + i", 2), told="a head's rows of lse and delta start at batch_head · S"),
     edit("10.6", "no casts", ("p.to(do_tile.dtype)", "p"), ("ds.to(q_tile.dtype)", "ds"), told="both factors of a dot must have one dtype"),
     edit("10.6", "the step gets S", ("STEP(s, dp", "STEP(s * scale, dp"), told="with i, lse and delta along the tile's queries"),
+    edit("10.6", "no scale in s", ("scale * dot(k_tile", "dot(k_tile"), told="s lacks the scale"),
+    edit("10.6", "i and j exchanged", ("b, h, i, j, aux, MASK_MOD", "b, h, j, i, aux, MASK_MOD"), told="STEP gets i and j exchanged"),
     edit("10.6", "scale on dv in place of dk", ("store_tile(dv, dv_acc", "store_tile(dv, scale * dv_acc"), ("scale * dk_acc", "dk_acc"),
          told="dk = scale · dsᵀ q, with ds from STEP"),
     *(edit("10.6", f"dp from {wrong[0]}", ("dot(v_tile, tl.trans(do_tile))", f"dot({wrong})"), told="It gets s = scale · k qᵀ and dp = v doᵀ")
@@ -206,16 +218,26 @@ WRONG_ANSWERS = (
     edit("10.7", "a mask of the kept pairs for the sum", ("z * (do @ v.T)", "(z > 0) * (do @ v.T)"),
          told="dp holds all of z"),
     edit("10.8", "the last block's query past the end", (".clamp(max=total - 1)", ""), told="where the last query is token 9: raises IndexError"),
+    edit("10.8", "right=True is forgotten for first", ("cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, top).clamp(min=1) - 1]"),
+         told="first's search lacks right=True: an entry of cu that equals the token counts too"),
+    edit("10.8", "right=True is forgotten for end", ("searchsorted(cu, last, right=True)", "searchsorted(cu, last)"),
+         told="end's search lacks right=True: an entry of cu that equals the token counts too"),
+    edit("10.8", "right=True is forgotten twice", ("cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, top).clamp(min=1) - 1]"),
+         ("searchsorted(cu, last, right=True)", "searchsorted(cu, last)"), told="both searches lack right=True: an entry of cu that equals the token counts too"),
     edit("10.8", "first alone", (", (stop + block - 1) // block", ""), told="want a tuple (first, end)"),
     edit("10.8", "in float32", ("start // block", "(start // block).float()"), told="a tile's number is an integer"),
     ("10.8", packed_tiles_by_pairs, "a tensor of all 256 pairs is made: two queries decide a block"),
     ("10.8", packed_tiles_by_the_pairs_of_a_block, "a tensor holds the 256 pairs of a tile, or more: two queries decide a block"),
-    *(edit("10.9", f"not sorted: {words}", ("sorted(idle)", order), told="the times are right, but not in order")
+    edit("10.9", "one slot's share of the programs and all tiles", ("map(len, runs)", "(len(run) / slots for run in runs)"),
+         told="slots · time = programs · start + tiles · tile holds in both runs"),
+    edit("10.9", "the start alone", (" / programs, tile", " / programs"), told="want a tuple (start, tile)"),
+    ("10.9", prices_in_waves, "slots · time = programs · start + tiles · tile holds in both runs"),
+    *(edit("10.10", f"not sorted: {words}", ("sorted(idle)", order), told="the times are right, but not in order")
       for words, order in (("by slot", "idle"), ("late to early", "sorted(idle)[::-1]"))),
-    edit("10.9", "the list is emptied", ("for n in tiles:", "while tiles:\n        n = tiles.pop(0)"), told="changes its input tiles in place"),
-    edit("10.9", "the last of them", ("sorted(idle)", "max(idle)"), told="returns one number, want a list of 2"),
-    edit("10.9", "one start for each slot that works", ("start + n * tile", "n * tile"), ("sorted(idle)", "sorted(x + start * (x > 0) for x in idle)"),
+    edit("10.10", "the list is emptied", ("for n in tiles:", "while tiles:\n        n = tiles.pop(0)"), told="changes its input tiles in place"),
+    edit("10.10", "the last of them", ("sorted(idle)", "max(idle)"), told="returns one number, want a list of 2"),
+    edit("10.10", "one start for each slot that works", ("start + n * tile", "n * tile"), ("sorted(idle)", "sorted(x + start * (x > 0) for x in idle)"),
          told="has a start of its own"),
-    ("10.9", idle_times_by_waves, "a program keeps its own slot, and no other"),
-    edit("10.9", "a slot without a program is left out", ("sorted(idle)", "sorted(x for x in idle if x)"), told="idle from 0 on"),
+    ("10.10", idle_times_by_waves, "a program keeps its own slot, and no other"),
+    edit("10.10", "a slot without a program is left out", ("sorted(idle)", "sorted(x for x in idle if x)"), told="idle from 0 on"),
 )  # fmt: skip

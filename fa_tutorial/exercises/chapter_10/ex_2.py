@@ -40,6 +40,12 @@ MISTAKES = {
         NEEDED, "(farthest <= 0) & (nearest > -left)"),
     "a tile is skipped because its first key is too far back for its last query: its last key may still be near enough for its first one": (
         NEEDED, "(farthest <= 0) & (farthest >= -left)"),
+    "mixed and whole are exchanged: 1 is a tile of which some pairs are seen, 2 one of which all are": (
+        "is_needed.int() + is_whole.int()", "2 * is_needed.int() - is_whole.int()"),
+    "the last query is taken one too far: it is the tile's first query + block_m − 1": ("(top + block_m - 1)", "(top + block_m)"),
+    "the last key is taken one too far: it is the tile's first key + block_n − 1": ("start + block_n - 1 - top", "start + block_n - top"),
+    "the last key and the last query are taken one too far: they are the first + block_n − 1 and the first + block_m − 1": [
+        ("(top + block_m - 1)", "(top + block_m)"), ("start + block_n - 1 - top", "start + block_n - top")],
     "the window is one key too narrow: a query sees its own key and `left` keys before it": ("-left", "1 - left"),
 }  # fmt: skip
 

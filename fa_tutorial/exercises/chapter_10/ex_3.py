@@ -58,6 +58,8 @@ MASKED = f"""        j = start_n + tl.arange(0, BLOCK_N)[None, :]
 MISTAKES = {
     "the whole tiles are missing: a second loop takes them from the end of the row of index": (WHOLE, "range(0)"),
     "the whole tiles are taken from the start of the row, where the mixed ones stand: they stand at its end": (END, ENTRY),
+    "the whole tiles are taken from right behind the mixed ones: they stand at the row's end, and what lies between means nothing": (
+        END, "row * across + mixed + t)"),
     "the whole tiles ask MASK_MOD: every pair of theirs is seen, so only the mixed ones ask": (PLAIN, MASKED),
     "no tile asks MASK_MOD: a mixed tile holds hidden pairs": (SEEN, "(j < S_k)"),
     "the counts are exchanged: count's first row is of the mixed tiles": [

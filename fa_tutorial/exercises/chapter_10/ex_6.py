@@ -56,6 +56,9 @@ MISTAKES = {
     "lse and delta are those of the block's keys: each listed tile has queries of its own": ("batch_head * S + i", "batch_head * S + j"),
     "i, lse and delta lie along the wrong axis: the tile's rows are keys, so i is [1, BLOCK_M], and j [BLOCK_N, 1]": [
         ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
+    "s lacks the scale: STEP takes scaled scores, s = scale · k qᵀ": ("scale * dot(k_tile", "dot(k_tile"),
+    "STEP gets i and j exchanged: i numbers the queries and j the keys, whichever way the tile lies": (
+        "b, h, i, j, aux, MASK_MOD", "b, h, j, i, aux, MASK_MOD"),
     "dk lacks the scale: s = scale · q k, so dk = scale · dsᵀ q": ("scale * dk_acc", "dk_acc"),
     "dk and dv are exchanged: ds meets q, and p meets do": [("store_tile(dk, scale", "store_tile(dv, scale"), ("store_tile(dv, dv", "store_tile(dk, dv")],
     "dk and dv are exchanged, but for the scale: dk adds up ds times q, and dv p times do": [

@@ -1,88 +1,87 @@
-"""Exercise 10.9, idle_times."""
+"""Exercise 10.9, prices."""
 
+import math
+
+import numpy as np
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import Wrong, adapting
+from fa_tutorial.exercises.running import adapting
 
 
-def idle_times(tiles, slots, start, tile):
-    """When each slot falls idle for good, from early to late."""
-    idle = [0.0] * slots
-    for n in tiles:
-        slot = idle.index(min(idle))
-        idle[slot] += start + n * tile
-    return sorted(idle)
+def prices(runs, times, slots):
+    """(start, tile): what each takes, if no slot was idle in either of two runs."""
+    (programs, programs_2), (tiles, tiles_2) = map(len, runs), map(sum, runs)
+    work, work_2 = (slots * time for time in times)  # of all slots together
+    tile = (programs_2 * work - programs * work_2) / (programs_2 * tiles - programs * tiles_2)
+    return (work - tiles * tile) / programs, tile
 
 
-LOOP, SLOT, TAKES = "for n in tiles:", "slot = idle.index(min(idle))", "start + n * tile"
+TILE, START = "(programs_2 * work - programs * work_2) / (programs_2 * tiles - programs * tiles_2)", "(work - tiles * tile) / programs"
+WORK = "(slots * time for time in times)"
 MISTAKES = {
-    "the slots take turns: a program waits for the first slot that falls idle, whichever that is": [
-        (LOOP, "for k, n in enumerate(tiles):"), (SLOT, "slot = k % slots")],
-    "a program goes to the slot with the fewest tiles, but starts take time, too: it takes the slot that falls idle first": [
-        ("idle = [0.0] * slots", "idle, load = [0.0] * slots, [0] * slots"), (SLOT, "slot = load.index(min(load))\n        load[slot] += n")],
-    "a program goes to the slot that falls idle last: it takes the first one": ("min(idle)", "max(idle)"),
-    "the start is missing: each program has one, however few its tiles": (TAKES, "n * tile"),
-    "a start comes with every tile: each program has one": (TAKES, "n * (start + tile)"),
-    "a slot forgets what it computed before: add the program's time": ("+= start", "= start"),
-    "the longest program starts first: they start in the list's order": (LOOP, "for n in sorted(tiles, reverse=True):"),
-    "the work is shared evenly, as the sum did: a program stays on its slot": ("sorted(idle)", "[sum(idle) / slots] * slots"),
+    "the slots are missing: in a run all slots work at once, so together they work slots times as long": (WORK, "times"),
+    "the time is divided by the slots: each slot works all of the time, so together they work slots times as long": (
+        WORK, "(time / slots for time in times)"),
+    "start and tile are exchanged: return the start first": (f"return {START}, tile", f"return tile, {START}"),
+    "the starts don't cancel: the runs may have different numbers of programs": (TILE, "(work - work_2) / (tiles - tiles_2)"),
+    "one run can't tell two prices: the start is missing in this tile": [(TILE, "work / tiles"), (START, "(work_2 - tiles_2 * tile) / programs_2")],
+    "the start is what all programs of the run take together: divide by their number": (START, "(work - tiles * tile)"),
+    "the start's tiles are one program's: a run pays for all tiles of all its programs": (START, "(work - runs[0][0] * tile) / programs"),
+    "a run's tiles are taken for those of its longest program: all slots together compute all of them": ("map(sum, runs)", "map(max, runs)"),
+    "a start is paid with every tile: each program has one": (START, "(work - tiles * tile) / tiles"),
 }  # fmt: skip
-CONDITIONS = {"few": "there may be fewer programs than slots: a slot that gets none is idle from 0 on"}
+CONDITIONS = {"programs": "the runs may have different numbers of programs"}
 
 
-def truth(tiles, slots, start, tile):
-    idle = torch.zeros(slots, dtype=torch.float64)
-    for n in tiles:
-        idle[idle.argmin()] += start + n * tile
-    return idle.sort().values
+def truth(runs, times, slots):
+    counts = torch.tensor([[len(run), sum(run)] for run in runs], dtype=torch.float64)
+    start, tile = torch.linalg.solve(counts, slots * torch.tensor(times, dtype=torch.float64))
+    return start, tile
 
 
 @adapting
 def adapt(answer, *args):
-    """The answer, with a list of numbers as a tensor. A list whose order alone is wrong, and one number, are told here."""
+    """The answer, with both prices in one array, as torch.linalg.solve or NumPy's gives them, as a tuple."""
     got = answer(*args)
-    is_list = isinstance(got, list | tuple) and all(isinstance(x, int | float) for x in got)
-    if isinstance(got, int | float):
-        raise Wrong(f"returns one number, want a list of {args[1]}, one for each slot")
-    if not is_list:
-        return got
-    got = torch.tensor(got, dtype=torch.float64)
-    wanted = truth(*args)
-    if got.shape == wanted.shape and not torch.allclose(got, wanted) and torch.allclose(got.sort().values, wanted):
-        raise Wrong("the times are right, but not in order: return them from early to late")
-    return got
+    return tuple(torch.as_tensor(got).flatten()) if isinstance(got, torch.Tensor | np.ndarray) and math.prod(got.shape) == 2 else got
 
 
 def inputs():
-    def queue(tiles, slots, start, tile, otherwise="", on="", **options):
-        on = on or f"programs of {', '.join(map(str, tiles))} tiles, {slots} slots, start = {start}, tile = {tile}"
-        return case(tiles, slots, start, tile, on=on, otherwise=otherwise, **options)
+    def two(long, short, slots, start, tile, otherwise="", on="", **options):
+        times = [(len(run) * start + sum(run) * tile) / slots for run in (long, short)]
+        said = " and ".join(
+            f"programs of {', '.join(map(str, run))} tiles took {time:g}" for run, time in zip((long, short), times, strict=True)
+        )
+        return case([long, short], times, slots, on=on or f"{said}, on {slots} slots", otherwise=otherwise, **options)
 
-    yield queue([3, 1], 2, 1.0, 2.0, "a program keeps its own slot, and no other, for start + n · tile")
-    yield queue([3, 1, 1], 2, 1.0, 2.0, "in order, the third program takes the slot that falls idle first, and has a start of its own")
-    yield queue([1, 2, 3, 1, 2, 2, 1, 5], 4, 0.5, 1.0, "the programs start in the list's order, each in the slot that falls idle first")
-    yield queue([2, 0, 0], 2, 1.0, 2.0, "a program of 0 tiles has its start, too")
-    yield queue([4, 4, 1, 1, 1], 1, 0.5, 2.0, "one slot computes all programs, one after another")
+    both = "slots · time = programs · start + tiles · tile holds in both runs, with one start and one tile"
+    yield two([3, 3], [1, 1], 2, 1.0, 2.0, f"the prices fit both runs: {both}")
+    yield two([1, 2, 3, 4], [1, 1, 2, 2], 2, 0.5, 1.0, f"programs may differ: {both}")
+    yield two([2, 2, 2], [5, 1, 1], 1, 3.0, 0.25, "a start may take longer than a program's tiles, and the second run may have more tiles")
+    yield two([4, 0, 4], [2, 0, 1], 3, 0.5, 2.0, "a program of 0 tiles has its start, too")
     draw = generator()
-    yield queue(torch.randint(1, 50, (60,), generator=draw).tolist(), 7, 0.3, 0.1, on="60 random programs, 7 slots", fresh=True)
-    yield queue([2, 1], 4, 1.0, 1.0, edge="few")
+    long, short = (torch.randint(1, high, (40,), generator=draw).tolist() for high in (90, 20))
+    yield two(long, short, 7, 0.3, 0.1, on="two runs of 40 random programs, 7 slots", fresh=True)
+    yield two([3, 2, 1], [4, 4], 2, 1.0, 2.0, edge="programs")
 
 
 EXERCISE = Exercise(
-    task="Say when each slot of a GPU falls idle, if the next program always takes the first slot that does.",
+    task="Find what a program's start takes, and a tile, from the times of two runs.",
     conditions=CONDITIONS,
     hints=(
-        "Keep one number for each slot: when it falls idle. All are 0 at first. Which slot does the next program take?",
-        "The slot with the least number. The program keeps it busy for start + n · tile more, so add that.",
+        "No slot is idle, so all slots together work slots · time. What do they do in that time, in starts and in tiles?",
+        "slots · time = programs · start + tiles · tile, once for each run: two equations, two unknowns. Multiply each by the other's number of "
+        "programs, and in their difference the starts cancel.",
     ),
-    solution=idle_times,
-    reasoning="A slot is busy until its number, and the next program waits for the least of them. The largest number is when the kernel ends, "
-    "and what the others lie below it is time that their slots wait.",
+    solution=prices,
+    reasoning="All slots together work slots · time, and that is a start for each program and the tiles of all of them. The difference of two runs, "
+    "each multiplied by the other's number of programs, has no start in it. torch.linalg.solve does the same.",
     inputs=inputs,
     truth=truth,
-    rule="the next program in the list takes the slot that falls idle first, for start + n · tile, and the result is sorted",
+    rule="slots · time = programs · start + tiles · tile in both runs, with one start and one tile",
     mistakes=MISTAKES,
     adapt=adapt,
+    parts=("start", "tile"),
 )
