@@ -157,6 +157,9 @@ def steps_in_turns(shape: Shape, in_turns: Callable = timed_in_turns) -> dict[st
 # Of causal programs: as they come; head after head, the longest row block of each first; heads side by side (8.4).
 ORDERS = ("chapter 5", "one by one", "side by side")
 SHORT_GRIDS = ((8, 4096), (2, 16_384), (8, 16_384))  # heads, S
+HEADS_AT_ONCE = (1, 2, 4, 8)  # (8.4)'s A, of eight heads
+
+MAXNREG = 128  # the registers of a thread with which four programs of four warps fit on an SM
 
 
 POINTS = list(itertools.product((64, 128), (False, True)))  # D, is_causal
