@@ -118,7 +118,7 @@ def order_cases() -> Iterator[Measurement]:
 
 
 def heads_cases() -> Iterator[Measurement]:
-    """Step 3's forward with so many heads at once, (8.4)'s A, with steps.TILE: eight causal heads of one sequence."""
+    """The forward in (8.4)'s order, with so many heads at once, its A, with steps.TILE: one sequence of eight heads."""
     for D, S, heads in itertools.product((64, 128), (4096, 16_384), HEADS_AT_ONCE):
         shape = Shape(1, 8, 8, S, S, D, True)
         yield (
@@ -200,7 +200,7 @@ def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 # ---------------------------------------------------------------- one change at a time
 
 LOAD_V = "    v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]\n"
-# Exercise 8.6's loop, from what it begins with to step 4's: a row -> the edits that bring its waste into the solution,
+# Exercise 8.6's loop, from what it begins with to step 3's: a row -> the edits that bring its waste into the solution,
 # each row's those of the row after it, and one waste more.
 WASTES = {
     "as given": [
@@ -223,7 +223,7 @@ WASTES = {
         ("    acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]\n", ""),
         ("v_tile, acc)", "v_tile, acc * alpha[:, None])"),
     ],
-    "mask, guard, scale": [],  # as short as step 4
+    "mask, guard, scale": [],  # as short as step 3
 }  # fmt: skip
 
 
@@ -235,7 +235,7 @@ def wasteful(name: str) -> str:
 
 
 def waste_cases() -> Iterator[Measurement]:
-    """Step 4 with each of WASTES, in turns, full, S = 4,096."""
+    """Step 3 with each of WASTES, in turns, full, S = 4,096."""
     for D, name in itertools.product((64, 128), WASTES):
         shape = at_4096(D, False)
         yield about(8, "waste", name, **vars(shape)), lambda shape=shape, name=name: _wastes_in_turns(shape)[name]
@@ -524,7 +524,7 @@ def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the ablation, whose rows are attention's."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
     tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True))
-    of_steps = itertools.chain(step_cases(), order_cases(), heads_cases(), capped_cases(), waste_cases())
+    of_steps = itertools.chain(step_cases(), order_cases(), waste_cases())
     return itertools.chain(
         of_steps, tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases(), memory_cases()
     )
