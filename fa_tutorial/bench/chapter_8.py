@@ -278,20 +278,17 @@ def show_numbers(name: str, programs: Programs) -> None:
         )
 
 
-def show_capped(programs: Programs) -> None:
-    """Print what the H200 takes for two kernels with steps.TILE and D = 64, as they are and with at most MAXNREG
-    registers a thread.
+def show_capped(name: str, programs: Programs) -> None:
+    """Print what the H200 takes for "chapter 5" or "base 2" with steps.TILE and D = 64, as it is and with at most
+    MAXNREG registers a thread.
     """
-    stored = [row for row in kernels_of_h200() if (row["chapter"], row["kernel"]) == (8, "registers")]
-    print(f"{'H200, D = 64':17} registers  spilled  programs  cycles    MHz  TFLOP/s")
-    for row in stored:
-        fit = programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"])
-        cycles = tile_cycles(row, 64, row["is_causal"])
-        print(
-            f"{row['provider'] + ', ' + mask(row['is_causal']):17} {row['registers']:9} {row['spilled_registers']:8}",
-            end="",
-        )
-        print(f" {fit:9} {cycles:7.0f} {mhz(row):6,.0f} {row['tflops']:8.0f}")
+    print(f"{f'H200, {name}':16} registers  spilled  programs  cycles    MHz  TFLOP/s")
+    for row in kernels_of_h200():
+        if (row["kernel"], row["provider"]) == ("registers", name):
+            fit = programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"])
+            cycles = tile_cycles(row, 64, row["is_causal"])
+            print(f"D = 64, {mask(row['is_causal']):8} {row['registers']:9} {row['spilled_registers']:8}", end=" ")
+            print(f"{fit:9} {cycles:7.0f} {mhz(row):6,.0f} {row['tflops']:8.0f}")
 
 
 def descriptor_loops(kernel: Any) -> list[dict[str, Any]]:

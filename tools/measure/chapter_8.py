@@ -524,7 +524,7 @@ def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the ablation, whose rows are attention's."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
     tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True))
-    of_steps = itertools.chain(step_cases(), order_cases(), waste_cases())
+    of_steps = itertools.chain(step_cases(), order_cases(), heads_cases(), capped_cases(), waste_cases())
     return itertools.chain(
         of_steps, tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases(), memory_cases()
     )
