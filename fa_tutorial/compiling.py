@@ -263,6 +263,31 @@ print(json.dumps(found))
     return _of_a_kernel(kernel, forward.flash_forward_kernel, code)
 
 
+def descriptor_loops(kernel: Any, course: Any) -> list[dict[str, Any]]:
+    """What becomes of exercise 8.3's kernel in fp16 on an H200 with chapter 8's tile of 64x64, for D = 64 and 128:
+    {"D", "registers": a thread's, "loop": how many instructions of each name}.
+
+    kernel: as shared_bytes takes it. course: the course's solution, in its place where it doesn't compile.
+    """
+    code = """
+import collections, torch
+from fa_tutorial import sass, tuned
+from fa_tutorial.tiles import TileConfig
+
+found = []
+for D in (64, 128):
+    on_tiles = [tuned.descriptors.descriptor_template(x, 64)(x) for x in compiling.inputs(torch.float16, D)[:4]]
+    with compiling.compiling_for(90) as launched:
+        kernel[(1,)](
+            *on_tiles, compiling.HEADS, *[compiling.LENGTH] * 2, 0.1,
+            BLOCK_M=64, BLOCK_N=64, D=D, num_warps=4, num_stages=3)
+    loop = collections.Counter(name.split(".")[0] for name in sass.inner_loop(sass.sass_of(launched[0][1])))
+    found.append({"D": D, "registers": compiling.read_ptxas(launched[0][2])[0], "loop": loop})
+print(json.dumps(found))
+"""
+    return _of_a_kernel(kernel, course, code)
+
+
 def multiplied_by(launches: Iterable[dict[str, Any]]) -> list[str]:
     """The machine instruction of the tensor cores in chapter 5's forward, fp16 and D = 128, on an H200, for each
     launch's options: "HGMMA", or "HMMA".

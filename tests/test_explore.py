@@ -679,7 +679,7 @@ def test_cycles_is_exercises_8_1_and_8_5(page):
         (64, "64 x 128", 2, 169, 443),
         (64, "128 x 128", 4, 255, 1000),
     ):
-        shown = put(page, D=D, tile=tile, stages=stages, registers=registers, loop=loop)
+        shown = put(page, kernel="finished", D=D, tile=tile, stages=stages, registers=registers, loop=loop)
         block_m, block_n = map(int, tile.split(" x "))
         cycles, removable = ex_5.EXERCISE.solution(D, block_m, block_n, 4, loop, shown["exponentials"])
         assert (shown["cycles"], shown["removable"]) == (cycles, removable)
@@ -695,33 +695,30 @@ def test_cycles_takes_what_was_compiled_for_a_tile(page):
     for row in chapter_8.compiled_tiles():
         block_m, block_n, warps, stages = row["tile"]
         if warps == 4 and block_m > 32 and stages > 1:
-            shown = put(page, D=row["D"], tile=f"{block_m} x {block_n}")
+            shown = put(page, kernel="finished", D=row["D"], tile=f"{block_m} x {block_n}")
             assert shown["registers"] == row["registers"] and abs(shown["loop"] - row["loop"]) <= 1  # two or three stages
 
 
-CYCLES_OF = {  # the kernels of the figure -> chapter 8's step, whether with the larger tile, its row
-    "chapter 5": ("", False, "chapter 5"),
-    "step 1: base 2": ("base 2", False, "base 2"),
-    "step 2: descriptors": ("descriptors", False, "descriptors"),
-    "step 4: a larger tile": ("order", True, "order, larger tile"),
-    "chapter 5, larger tile": ("", True, "chapter 5, larger tile"),
-    "step 1, larger tile": ("base 2", True, "base 2, larger tile"),
-}
+CYCLES_OF = {"chapter 5": "", "step 1: base 2": "base 2", "step 2: descriptors": "descriptors"}  # the figure's kernel -> chapter 8's step
 
 
+@pytest.mark.parametrize("larger", [False, True])
 @pytest.mark.parametrize("D", [64, 128])
 @pytest.mark.parametrize("name", CYCLES_OF)
-def test_cycles_shows_what_a_kernel_took(page, name, D):
+def test_cycles_shows_what_a_kernel_took(page, name, D, larger):
     open_figure(page, "cycles")
-    step, larger, stored = CYCLES_OF[name]
-    tile = steps.LARGER[D] if larger else steps.TILE
+    step, tile = CYCLES_OF[name], steps.LARGER[D] if larger else steps.TILE
     row = chapter_8.compiled_steps()[step, tile, D, False]
-    shown = put(page, D=D, kernel=name)
-    assert (shown["block_m"], shown["block_n"], shown["stages"]) == (tile.block_m, tile.block_n, tile.num_stages)
+    stored = chapter_8.stored_steps()[D, False][f"{step or 'chapter 5'}{', larger tile' if larger else ''}"]
+    shown = put(page, D=D, kernel=name, tile=f"{tile.block_m} x {tile.block_n}")
+    assert (shown["kernel"], shown["block_m"], shown["block_n"], shown["stages"]) == (name, tile.block_m, tile.block_n, tile.num_stages)
     assert (shown["registers"], shown["loop"], shown["bytes"]) == (row["registers"], row["loop"], row["shared_bytes"])
-    assert shown["measured"] == round(chapter_8.tile_cycles(chapter_8.stored_steps()[D, False][stored], D, False))
+    took = round(chapter_8.tile_cycles(stored, D, False)), round(chapter_8.mhz(stored)), round(stored["tflops"])
+    assert (shown["measured"], shown["mhz"], shown["rate"]) == took
     assert f"{shown['measured']:,}" in page.locator("#cycles").text_content()
+    assert f"took {took[0]:,}, at {took[1]:,} MHz: {took[2]} TFLOP/s" in page.locator("#verdict").inner_text()
     assert shown["exponentials"] == row["MUFU.EX2"] and put(page, loop=row["loop"] - 9)["measured"] == shown["measured"]
+    assert page.locator("#tile option:disabled").count() == 2  # a tile that this kernel wasn't compiled with
 
 
 def test_cycles_shows_what_a_tile_took(page):
@@ -729,25 +726,21 @@ def test_cycles_shows_what_a_tile_took(page):
     for row in (row for row in chapter_8.kernels_of_h200() if row["kernel"] == "tile" and not row["is_causal"]):
         block_m, block_n, warps, stages = map(int, re.findall(r"\d+", row["provider"]))
         if warps == 4 and block_m > 32 and stages > 1:
-            shown = put(page, D=row["D"], tile=f"{block_m} x {block_n}", stages=stages)
-            assert shown["measured"] == round(chapter_8.tile_cycles(row, row["D"], False)) and shown["kernel"] == "finished"
+            shown = put(page, kernel="finished", D=row["D"], tile=f"{block_m} x {block_n}", stages=stages)
+            took = round(chapter_8.tile_cycles(row, row["D"], False)), round(chapter_8.mhz(row)), round(row["tflops"])
+            assert (shown["measured"], shown["mhz"], shown["rate"], shown["kernel"]) == (*took, "finished")
 
 
 def test_cycles_answers_its_question(page):
     """Chapter 5 and step 1, where registers leave room for two programs only."""
     open_figure(page, "cycles")
     put(page, D=64)
-    for small, large, slower in (
-        ("chapter 5", "chapter 5, larger tile", True),
-        ("step 1: base 2", "step 1, larger tile", True),
-        ("step 2: descriptors", "step 4: a larger tile", False),
-    ):
-        before, after = (put(page, kernel=name) for name in (small, large))
-        assert after["cycles"] < before["cycles"]
+    for kernel, slower in (("chapter 5", True), ("step 1: base 2", True), ("step 2: descriptors", False)):
+        before, after = (put(page, kernel=kernel, tile=tile) for tile in ("64 x 64", "64 x 128"))
+        assert after["cycles"] < before["cycles"] and after["kernel"] == kernel
         assert (after["measured"] > before["measured"]) is (after["programs"] < before["programs"]) is slower
         assert ("the larger tile is slower" in page.locator("#verdict").inner_text()) is slower
-    put(page, tile="128 x 128")
-    assert page.locator("#verdict").inner_text().startswith("The finished kernel, with your tile.")
+    assert put(page, D=128)["block_m"] == 128  # the larger tile of the other D
 
 
 @by_mouse_or_touch

@@ -11,6 +11,7 @@ import machine_code
 from fa_tutorial import compiling, sass
 from fa_tutorial.bench import results
 from fa_tutorial.exercises import catalogue
+from fa_tutorial.exercises.chapter_8 import ex_3
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.tiles import dot, load_tile
 from fa_tutorial.tuned import steps
@@ -177,6 +178,8 @@ def test_chapter_8s_descriptors_load_a_tile_by_one_instruction_where_pointers_ta
         for step in ("base 2", "descriptors")
     }
     assert by == {"base 2": ["LDGSTS"] * 2 * 4, "descriptors": ["UTMALDG"] * 2}  # k's tile and v's
+    for row in compiling.descriptor_loops(*[ex_3.flash_forward_descriptor_kernel] * 2):
+        assert row["loop"]["UTMALDG"] == 2 and "LDGSTS" not in row["loop"] and row["registers"] <= 255
 
 
 @pytest.mark.slow

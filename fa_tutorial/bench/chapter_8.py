@@ -19,11 +19,12 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fa_tutorial import forward, hardware, tuned
+from fa_tutorial import compiling, forward, hardware, tuned
 from fa_tutorial.bench import peers, results
 from fa_tutorial.bench.cases import SHAPE, Case, Shape, about, literature
 from fa_tutorial.bench.tables import mask
 from fa_tutorial.bench.timing import randn, timed, timed_in_turns
+from fa_tutorial.exercises.chapter_8 import ex_3
 from fa_tutorial.figures import COLOURS
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import launching, steps
@@ -157,6 +158,9 @@ def steps_in_turns(shape: Shape, in_turns: Callable = timed_in_turns) -> dict[st
 # Of causal programs: as they come; head after head, the longest row block of each first; heads side by side (8.4).
 ORDERS = ("chapter 5", "one by one", "side by side")
 SHORT_GRIDS = ((8, 4096), (2, 16_384), (8, 16_384))  # heads, S
+HEADS_AT_ONCE = (1, 2, 4, 8)  # (8.4)'s A, of eight heads
+
+MAXNREG = 128  # the registers of a thread with which four programs of four warps fit on an SM
 
 
 POINTS = list(itertools.product((64, 128), (False, True)))  # D, is_causal
@@ -247,32 +251,59 @@ def changed(before: float, after: float) -> str:
     return f"{change(before, after)} {f'({percent(after / before)})':>6}"
 
 
-def cycles_changed(before: dict[str, Any], after: dict[str, Any], D: int, is_causal: bool) -> str:
-    """The cycles for 64 x 64 scores of two rows of stored_steps: fewer are better."""
-    return changed(*(tile_cycles(row, D, is_causal) for row in (before, after)))
+def rows_of(name: str, D: int, is_causal: bool) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What the compiler made of one of CHAIN, and its row of stored_steps."""
+    tile = steps.LARGER[D] if name in LARGER_STEP_OF else steps.TILE
+    made = compiled_steps()[(STEP_OF | LARGER_STEP_OF)[name], tile, D, is_causal]
+    return made, stored_steps()[D, is_causal][name]
 
 
-def rate_changed(before: dict[str, Any], after: dict[str, Any]) -> str:
-    return changed(before["tflops"], after["tflops"])
-
-
-def show_numbers(step: str, programs: Programs) -> None:
-    """Print what the compiler made of `step` with steps.TILE, and its cycles and rate on the H200, beside those of the
-    step before.
+def show_numbers(name: str, programs: Programs) -> None:
+    """Print what the compiler made of one of CHAIN, and its cycles, clock and rate on the H200, beside those of the one
+    before.
 
     cycles: an SM's for each 64 x 64 scores.
     """
-    names = steps.before(step), step
-    print(f"{'H200, ' + step:17} {'loop':>10} {'registers':>10} programs {'cycles':>19} {'TFLOP/s':>17}")
+    names = CHAIN[CHAIN.index(name) - 1], name
+    print(f"{'H200':15} {'loop':>10} {'registers':>10} programs {'cycles':>19} {'MHz':>19} {'TFLOP/s':>17}")
     for D, is_causal in HEADLINE_FIRST:
-        old, new = (compiled_steps()[name, steps.TILE, D, is_causal] for name in names)
+        (old, before), (new, after) = (rows_of(one, D, is_causal) for one in names)
         fit = [programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"]) for row in (old, new)]
-        rows = [stored_steps()[D, is_causal][name or "chapter 5"] for name in names]
+        cycles = (tile_cycles(row, D, is_causal) for row in (before, after))
         print(
-            f"D = {D:3}, {mask(is_causal):8}",
+            f"D = {D:3}, {mask(is_causal):6}",
             *(f"{change(old[key], new[key]):>10}" for key in ("loop", "registers")),
-            f"{change(*fit):>8} {cycles_changed(*rows, D, is_causal):>19} {rate_changed(*rows):>17}",
+            f"{change(*fit):>8} {changed(*cycles):>19} {changed(mhz(before), mhz(after)):>19}",
+            f"{changed(before['tflops'], after['tflops']):>17}",
         )
+
+
+def show_capped(name: str, programs: Programs) -> None:
+    """Print what the H200 takes for "chapter 5" or "base 2" with steps.TILE and D = 64, as it is and with at most
+    MAXNREG registers a thread.
+    """
+    print(f"{f'H200, {name}':16} registers  spilled  programs  cycles    MHz  TFLOP/s")
+    for row in kernels_of_h200():
+        if (row["kernel"], row["provider"]) == ("registers", name):
+            fit = programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"])
+            cycles = tile_cycles(row, 64, row["is_causal"])
+            print(f"D = 64, {mask(row['is_causal']):8} {row['registers']:9} {row['spilled_registers']:8}", end=" ")
+            print(f"{fit:9} {cycles:7.0f} {mhz(row):6,.0f} {row['tflops']:8.0f}")
+
+
+def descriptor_loops(kernel: Any) -> list[dict[str, Any]]:
+    """compiling.descriptor_loops of exercise 8.3's kernel: a reader's, or the course's where that doesn't compile."""
+    return compiling.descriptor_loops(kernel, ex_3.flash_forward_descriptor_kernel)
+
+
+def show_power(kernels: pd.DataFrame) -> None:
+    """Print the clock and the power at which three kernels settle on the H200. kernels: results.load's."""
+    words = {"sdpa_flash": "FlashAttention-2", "tuned": "the finished kernel", "sdpa_cudnn": "cuDNN"}
+    clocks = results.select(kernels, chapter=8, kernel="clock").set_index("provider")
+    for name, told in words.items():
+        row = clocks.loc[name]
+        print(f"H200, D = 128, full, {told:19}: {row['watts']:.0f} W at {row['mhz']:,.0f} MHz,", end=" ")
+        print(f"{row['tflops']:.0f} TFLOP/s")
 
 
 def time_until_done(programs: Iterable[tuple[int, int]], places: int) -> int:
@@ -296,31 +327,35 @@ def show_orders() -> None:
         print(f"{f'D = {D:3}, {heads} heads, S = {S:6,}':29} {first:12.0f} {found}")
 
 
-def spilled(row: dict[str, Any]) -> str:
-    """The registers that a thread spills, and how many of them the loop loads."""
-    return f"{row['spilled_registers']} ({row['LDL']})"
+def show_heads() -> None:
+    """Print the H200's rates with HEADS_AT_ONCE of eight causal heads at once."""
+    print(f"{'H200, 8 heads, TFLOP/s, A =':29}", *(f"{heads:6}" for heads in HEADS_AT_ONCE))
+    for S, D in itertools.product((4096, 16_384), (64, 128)):
+        found = results.select(pd.DataFrame(kernels_of_h200()), kernel="heads at once", S_q=S, D=D)
+        print(f"{f'D = {D:3}, S = {S:6,}':29}", *(f"{rate:6.0f}" for rate in found["tflops"]))
 
 
 SHOWN_TILES = {64: [TILES[64][n] for n in (0, 2, 6, 7, 9, 10)], 128: TILES[128]}
 
 
-def six_tiles() -> pd.DataFrame:
-    """Of six of TILES for each D: what the compiler makes of the finished kernel's loop, and, in one run of the H200,
-    its cycles for 64 x 64 scores, its clock and its rates in full attention and under the causal mask.
+def tiles_of_h200() -> pd.DataFrame:
+    """Of each of TILES: what the compiler makes of the finished kernel's loop, and, in one run of the H200, its cycles
+    for 64 x 64 scores, its clock and its rates in full attention and under the causal mask.
+
+    shown: six tiles for each D. The others, of D = 64, test the reader's rule.
     """
     rates = {(row["D"], row["provider"], row["is_causal"]): row for row in kernels_of_h200() if row["kernel"] == "tile"}
     rows = []
     for made in compiled_tiles():
         D, words = made["D"], in_words(TileConfig(*made["tile"]))
-        if tuple(made["tile"]) in SHOWN_TILES[D]:
-            full, causal = (rates[D, words, is_causal] for is_causal in (False, True))
-            took = {"cycles": round(tile_cycles(full, D, False)), "MHz": round(mhz(full))}
-            rows.append(
-                {"name": words, "stages": made["tile"][3], "spills loaded": made["LDL"]}
-                | made
-                | took
-                | {"TFLOP/s": round(full["tflops"]), "causal": round(causal["tflops"])}
-            )
+        full, causal = (rates[D, words, is_causal] for is_causal in (False, True))
+        rows.append(
+            {"name": words, "stages": made["tile"][3], "spills loaded": made["LDL"]}
+            | {"shown": tuple(made["tile"]) in SHOWN_TILES[D]}
+            | made
+            | {"cycles": round(tile_cycles(full, D, False)), "MHz": round(mhz(full))}
+            | {"TFLOP/s": round(full["tflops"]), "causal": round(causal["tflops"])}
+        )
     return pd.DataFrame(rows)
 
 
@@ -334,27 +369,30 @@ WASTES = {  # what is stored -> its words
 
 def show_wastes(predict: Predict) -> None:
     """Print what each repair of exercise 8.6's loop saves, full, with steps.LARGER: instructions, the cycles that
-    `predict` gives, and the H200's. cycles: for each 64 x 64 scores.
+    `predict` gives, and the H200's, its clock and its rate. cycles: for each 64 x 64 scores.
     """
-    print(f"{'H200, full':22}", "    ".join(f"{f'D = {D}: loop':>13}  by (8.5)  measured" for D in (64, 128)))
+    print(f"{'H200, full':20}", "   ".join(f"{f'D = {D}: loop':>13} by (8.5) cycles   MHz TFLOP/s" for D in (64, 128)))
     stored = {(row["D"], row["provider"]): row for row in kernels_of_h200() if row["kernel"] == "waste"}
     for name, words in WASTES.items():
         told = []
         for D in (64, 128):
             row = stored[D, name] | {"tile": astuple(steps.LARGER[D])}
-            told.append(f"{row['loop']:13} {predict(row):9,.0f} {tile_cycles(row, D, False):9,.0f}")
-        print(f"{words:22}", "    ".join(told))
+            cycles, clock = tile_cycles(row, D, False), mhz(row)
+            told.append(f"{row['loop']:13} {predict(row):8,.0f} {cycles:6,.0f} {clock:5,.0f} {row['tflops']:7.0f}")
+        print(f"{words:20}", "   ".join(told))
 
 
-# the rows of show_ladder -> their words
+CHAIN = ("chapter 5", "base 2", "descriptors", "descriptors, larger tile", LARGER_TILE)
+# the rows of the page's account -> their words
 LADDER = {
-    "basic": "chapter 5",
-    "chapter 5": "chapter 5, 64x64",
+    "basic": "chapter 5, its tile",
+    "chapter 5": "chapter 5",
     "base 2": "1: base 2",
     "descriptors": "2: descriptors",
-    "order": "3: order",
-    "order, larger tile": "4: a larger tile",
-    LARGER_TILE: "finished kernel",
+    "descriptors, larger tile": "3: a larger tile",
+    "order, larger tile": "and the order",
+    LARGER_TILE: "finished",
+    "sdpa_cudnn": "cuDNN",
 }
 
 
@@ -362,19 +400,12 @@ NOISE = 0.03  # a smaller change of a rate says nothing: step_noise
 
 
 def show_ladder() -> None:
-    """Print the H200's rate after each step, and its gain over the step before, ≈ for what is noise; cuDNN's."""
-    print(f"{'H200, TFLOP/s':20}", *(f"{f'D = {D}, {mask(causal)}':>16}" for D, causal in HEADLINE_FIRST))
-    gains = {name: [] for name in LADDER}
-    for point in HEADLINE_FIRST:
-        rates = [stored_steps()[point][name]["tflops"] for name in LADDER]
-        for name, before, rate in zip(LADDER, [None, *rates], rates, strict=False):
-            ratio = rate / (before or rate)
-            gain = f"({percent(ratio)})" if abs(ratio - 1) >= NOISE else "≈" if before else ""
-            gains[name].append(f"{rate:.0f} {gain:>6}")
+    """Print the H200's cycles, clock and rate after each step, under the causal mask; cuDNN's."""
+    print(f"{'H200, causal':20}", "   ".join(f"{f'D = {D}: cycles':>15}   MHz TFLOP/s" for D in (128, 64)))
     for name, words in LADDER.items():
-        print(f"{words:20}", *(f"{cell:>16}" for cell in gains[name]))
-    cudnn = (stored_steps()[point]["sdpa_cudnn"]["tflops"] for point in HEADLINE_FIRST)
-    print(f"{'cuDNN':20}", *(f"{rate:9.0f} {'':6}" for rate in cudnn))
+        rows = [(D, stored_steps()[D, True][name]) for D in (128, 64)]
+        cells = (f"{tile_cycles(row, D, True):15,.0f} {mhz(row):5,.0f} {row['tflops']:7.0f}" for D, row in rows)
+        print(f"{words:20}", "   ".join(cells))
 
 
 def show_ideas() -> None:
@@ -394,7 +425,6 @@ def show_ideas() -> None:
     print("two warp-specialised loops, as causal attention has:", two_loops)
 
 
-CHAIN = ("chapter 5", "base 2", "descriptors", "order, larger tile")  # the steps of full attention
 # instructions of a loop, by what they are for -> their opcodes, a colour
 KINDS = {
     "exp2": (("MUFU.EX2",), "vermilion"),
@@ -429,24 +459,35 @@ def draw_kinds(names: Sequence[str]) -> Figure:
     return figure
 
 
-def draw_wall(names: Sequence[str], predict: Predict) -> Figure:
-    """After each step, full: the cycles that `predict` gives, those of the H200, cuDNN's, and the wall."""
-    rows, steps_of = [*names, "cuDNN"], STEP_OF | LARGER_STEP_OF
-    figure = Figure(figsize=(10.5, 1.9 + 0.5 * len(rows)))
-    for ax, D in zip(figure.subplots(1, 2, sharey=True), (64, 128), strict=True):
-        for y, name in enumerate(rows):
-            measured = tile_cycles(stored_steps()[D, False]["sdpa_cudnn" if name == "cuDNN" else name], D, False)
-            if name != "cuDNN":
-                tile = steps.LARGER[D] if name in LARGER_STEP_OF else steps.TILE
-                ax.barh(y, predict(compiled_steps()[steps_of[name], tile, D, False]), color=COLOURS["sky"], height=0.5)
-            ax.plot(measured, y, "o", color="black", markeredgecolor="white", markersize=8)
-            ax.text(1.01, y, f"{measured:,.0f}", transform=ax.get_yaxis_transform(), va="center")
+COLUMNS = (("cycles", 1.07), ("MHz", 1.14), ("TFLOP/s", 1.22))  # right of draw_wall's bars
+
+
+def draw_wall(predict: Predict) -> Figure:
+    """After each of CHAIN, full: the cycles that `predict` gives, those of the H200 with its clock and its rate;
+    cuDNN's, and the wall.
+    """
+    names = [*CHAIN, "sdpa_cudnn"]
+    figure = Figure(figsize=(10.5, 6.4))
+    for ax, D in zip(figure.subplots(2, 1, sharex=True), (64, 128), strict=True):
+        beside = ax.get_yaxis_transform()
+        for y, name in enumerate(names):
+            row = stored_steps()[D, False][name]
+            cycles = tile_cycles(row, D, False)
+            if name in CHAIN:
+                ax.barh(y, predict(rows_of(name, D, False)[0]), color=COLOURS["sky"], height=0.5)
+            ax.plot(cycles, y, "o", color="black", markeredgecolor="white", markersize=8)
+            for (_, x), number in zip(COLUMNS, (cycles, mhz(row), row["tflops"]), strict=True):
+                ax.text(x, y, f"{number:,.0f}", transform=beside, ha="right", va="center")
+        for words, x in COLUMNS:
+            ax.text(x, -0.6, words, transform=beside, ha="right", va="bottom", fontsize=9)
         ax.axvline(4 * D + 256, color="black", linestyle=":")
-        ax.text(4 * D + 250, len(rows) - 0.55, f"the wall: {4 * D + 256} ", ha="right")
-        ax.text(1.01, -0.55, "H200", transform=ax.get_yaxis_transform(), va="bottom", fontsize=9)
-        ax.set(title=f"D = {D}", ylim=(len(rows) - 0.4, -0.5), xlabel="cycles for 64 x 64 scores")
+        ax.set(title=f"D = {D}, the wall at {4 * D + 256}", ylim=(len(names) - 0.4, -0.5))
         ax.grid(axis="y", visible=False)
-        ax.set_yticks(range(len(rows)), [LADDER.get(name, name) for name in rows])
+        ax.set_yticks(range(len(names)), [LADDER[name] for name in names])
+    before, after = (tile_cycles(stored_steps()[128, False][name], 128, False) for name in CHAIN[2:4])
+    ax.annotate("", (after, 2.75), (before, 2.2), arrowprops={"arrowstyle": "->", "color": COLOURS["vermilion"]})
+    ax.text(after + 15, 2.45, "more cycles, a faster clock", va="center", color=COLOURS["vermilion"], fontsize=9)
+    ax.set_xlabel("cycles for 64 x 64 scores")
     figure.legend(handles=[
         Patch(color=COLOURS["sky"], label="your model"),
         Line2D([], [], color="black", marker="o", linestyle="", markersize=7, label="H200"),

@@ -103,8 +103,8 @@ def forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, sc
     tl.store(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, lse, mask=offs_m < S_q)
 
 
-# Of 1 to 8 heads on an H200, 8 were fastest for causal S = 4,096, and 2 for S = 16,384 in one run of two. Both gains
-# hardly exceed the noise.
+# That a limit pays, no measurement shows: of 1 to 8 causal heads on an H200, 4 and 8 are the fastest for S = 4,096, and
+# for S = 16,384 all eight are as fast as two, or up to 4 % faster.
 KEYS_AT_ONCE = 32_768
 
 

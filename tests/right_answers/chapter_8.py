@@ -148,7 +148,7 @@ RIGHT_ANSWERS = (
     ("8.4", order_with_groups_from_the_end),
     ("8.5", cycles_by_the_whole_tile),
     edit("8.6", "S_k where there is a mask", ("load_tile(k, b, h_k, start_n, S_k", "load_tile(k, b, h_k, start_n, S_k if MASK else None")),
-    edit("8.6", "step 4's guard", ("    if MASK:  # only here may a row have seen no key\n    ", "")),
+    edit("8.6", "step 3's guard", ("    if MASK:  # only here may a row have seen no key\n    ", "")),
     edit(
         "8.6",
         "p and alpha guarded",

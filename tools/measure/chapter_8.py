@@ -12,10 +12,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import astuple
+from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -24,7 +25,9 @@ from fa_tutorial.attention import flash_attention
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Case, Shape, about, literature
 from fa_tutorial.bench.chapter_8 import (
+    HEADS_AT_ONCE,
     LARGER_STEP_OF,
+    MAXNREG,
     ORDERS,
     POINT,
     SHORT,
@@ -114,6 +117,72 @@ def order_cases() -> Iterator[Measurement]:
         yield about(8, "order", order, **vars(shape)), lambda shape=shape, order=order: _orders_in_turns(shape)[order]
 
 
+def heads_cases() -> Iterator[Measurement]:
+    """The forward in (8.4)'s order, with so many heads at once, its A, with steps.TILE: one sequence of eight heads."""
+    for D, S, heads in itertools.product((64, 128), (4096, 16_384), HEADS_AT_ONCE):
+        shape = Shape(1, 8, 8, S, S, D, True)
+        yield (
+            about(8, "heads at once", f"{heads}", **vars(shape)),
+            lambda shape=shape, heads=heads: _heads_in_turns(shape)[heads],
+        )
+
+
+@functools.cache
+def _heads_in_turns(shape: Shape) -> dict[int, dict[str, Any]]:
+    """Rows of each number of heads, in turns, from CUDA graphs, as _orders_in_turns."""
+    q, k, v = inputs(shape)
+    replays = {}
+    for heads in HEADS_AT_ONCE:
+        with mock.patch.object(tuned.forward, "heads_at_once", lambda S_k, heads=heads: heads):
+            call = partial(steps.flash_forward, q, k, v, True, shape.D**-0.5, tile=steps.TILE, step="order")
+            replays[heads] = graph_of(call).replay
+    return timed_in_turns(replays, flops=flops_of(shape), rounds=5)
+
+
+# ---------------------------------------------------------------- registers
+
+
+@dataclass(frozen=True)
+class Capped(TileConfig):
+    """A tile whose threads get at most so many registers: ptxas spills the rest."""
+
+    maxnreg: int = MAXNREG
+
+    def launch(self) -> dict[str, int]:
+        return super().launch() | {"maxnreg": self.maxnreg}
+
+
+def capped_cases() -> Iterator[Measurement]:
+    """Chapter 5's forward and step 1's with steps.TILE and D = 64, as they are and with at most MAXNREG registers a
+    thread, of which four programs fit, in turns, S = 4,096.
+    """
+    for is_causal, step, capped in itertools.product((False, True), ("", "base 2"), (False, True)):
+        shape = at_4096(64, is_causal)
+        yield (
+            about(8, "registers", step or "chapter 5", **vars(shape)) | {"capped": capped},
+            lambda shape=shape, key=(step, capped): _capped_in_turns(shape)[key],
+        )
+
+
+@functools.cache
+def _capped_in_turns(shape: Shape) -> dict[tuple[str, bool], dict[str, Any]]:
+    """Rows with a thread's registers, those that it spills, and a program's bytes of shared memory."""
+    q, k, v = inputs(shape)
+    calls, made = {}, {}
+    for step, capped in itertools.product(("", "base 2"), (False, True)):
+        tile = Capped(*astuple(steps.TILE)) if capped else steps.TILE
+        call = partial(steps.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, step=step, tile=tile)
+        *_, compiled = steps.launched(*call.args, **call.keywords)
+        calls[step, capped] = call
+        made[step, capped] = {
+            "registers": compiled.n_regs,
+            "spilled_registers": compiled.n_spills,
+            "shared_bytes": compiled.metadata.shared,
+        }
+    rows = counted_in_turns(calls, flops=flops_of(shape))
+    return {key: rows[key] | facts for key, facts in made.items()}
+
+
 @functools.cache
 def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     """Rows of each order, in turns, from CUDA graphs: a launch from Python may take longer than a short call."""
@@ -131,7 +200,7 @@ def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 # ---------------------------------------------------------------- one change at a time
 
 LOAD_V = "    v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]\n"
-# Exercise 8.6's loop, from what it begins with to step 4's: a row -> the edits that bring its waste into the solution,
+# Exercise 8.6's loop, from what it begins with to step 3's: a row -> the edits that bring its waste into the solution,
 # each row's those of the row after it, and one waste more.
 WASTES = {
     "as given": [
@@ -154,7 +223,7 @@ WASTES = {
         ("    acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]\n", ""),
         ("v_tile, acc)", "v_tile, acc * alpha[:, None])"),
     ],
-    "mask, guard, scale": [],  # as short as step 4
+    "mask, guard, scale": [],  # as short as step 3
 }  # fmt: skip
 
 
@@ -166,7 +235,7 @@ def wasteful(name: str) -> str:
 
 
 def waste_cases() -> Iterator[Measurement]:
-    """Step 4 with each of WASTES, in turns, full, S = 4,096."""
+    """Step 3 with each of WASTES, in turns, full, S = 4,096."""
     for D, name in itertools.product((64, 128), WASTES):
         shape = at_4096(D, False)
         yield about(8, "waste", name, **vars(shape)), lambda shape=shape, name=name: _wastes_in_turns(shape)[name]
@@ -455,7 +524,7 @@ def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the ablation, whose rows are attention's."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
     tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True))
-    of_steps = itertools.chain(step_cases(), order_cases(), waste_cases())
+    of_steps = itertools.chain(step_cases(), order_cases(), heads_cases(), capped_cases(), waste_cases())
     return itertools.chain(
         of_steps, tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases(), memory_cases()
     )

@@ -69,6 +69,7 @@ MISTAKES = {
     "alpha multiplies p v, too: it rescales the old acc alone, before p v is added": (
         f"{ACC}(p.to(v.dtype), v)", "alpha[:, None] * (acc + dot(p.to(v.dtype), v))"),
     "l is not rescaled when the maximum grows: l = alpha · l + Σ p": (L, "l + tl.sum(p, axis=1)"),
+    "the scale is missing: s = scale · q kᵀ": ("scale * dot(q", "dot(q"),
     "softmax is in base 2: scores in units of scale · q kᵀ take tl.exp, and tl.exp2 takes them times log₂ e": ("tl.exp(", "tl.exp2("),
 }  # fmt: skip
 

@@ -1,4 +1,4 @@
-"""Exercise 8.6, attend: a right but slow loop, as short as step 4's."""
+"""Exercise 8.6, attend: a right but slow loop, as short as step 3's."""
 
 import math
 
@@ -21,7 +21,7 @@ def attend(
     q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_log2,
     MASK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """A block of keys joins m, l and acc, in as few instructions as step 4's. Returns m, l, acc."""
+    """A block of keys joins m, l and acc, in as few instructions as step 3's. Returns m, l, acc."""
     k_tile = load_tile(k, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
     s = dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
     if MASK:
@@ -73,7 +73,7 @@ MISTAKES = {
 STRAY = "load_tile must know S_k where a tile may run past the last key: None loads all BLOCK_N rows"
 FLOAT32 = "only p v takes p in v's dtype: q is multiplied as it is, and the scores, l's sum of p, and alpha are float32"
 KEPT = "a row keeps its m, l and acc where it sees no key of a block: m_new is the larger of m and the block's maximum"
-STEP, MORE = "order", 12  # step 4 is this kernel with steps.LARGER; an edit makes ptxas arrange the whole loop anew
+STEP, MORE = "descriptors", 12  # step 3 is this kernel with steps.LARGER; an edit makes ptxas arrange the whole loop anew
 COUNTED = {
     "MUFU.EX2": "exponentials", "FFMA": "multiply-adds", "FMUL": "multiplications", "FADD": "additions", "FSETP": "comparisons",
     "ISETP": "integer comparisons, as of a mask", "FSEL": "selects", "LDL": "loads of spilled registers",
@@ -81,7 +81,7 @@ COUNTED = {
 
 
 def adapt(answer):
-    """The jitted function as attention of tensors, by step 4's kernel."""
+    """The jitted function as attention of tensors, by step 3's kernel."""
     check_begun(answer)
     kernel = steps.kernel(STEP, attend=answer)
 
@@ -90,7 +90,7 @@ def adapt(answer):
         given = {name: In(x, None, True) for name, x in (("q", q), ("k", k), ("v", v))}
         made = {"o": Out(q.shape, q.dtype, None, True), "lse": Out((B, H, S_q), torch.float32)}
         buffers = [buffer_of(name, arg) for name, arg in (given | made).items()]
-        args = [*buffers, H, H, 2, S_q, S_k, D, D**-0.5]
+        args = [*buffers, H, H, S_q, S_k, D, D**-0.5]
         meta = {"IS_CAUSAL": is_causal, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_D": D}
         try:
             [out] = run_poisoned(kernel, (triton.cdiv(S_q, 16) * B * H,), args, meta, Trace(buffers), (math.nan,))
@@ -102,7 +102,7 @@ def adapt(answer):
 
 
 def counts(answer):
-    """The rows of sass.counted for `answer` and for step 4; None where Triton can't compile for a Hopper GPU."""
+    """The rows of sass.counted for `answer` and for step 3; None where Triton can't compile for a Hopper GPU."""
     try:
         aim = sass.counted(STEP, steps.LARGER)
     except (ValueError, RuntimeError):
@@ -126,7 +126,7 @@ def refused(answer):
     for mine, aim in zip(*found, strict=True):
         more = {words: mine[op] - aim[op] for op, words in COUNTED.items() if mine[op] > aim[op] + 2}
         kinds = ", ".join(f"{n} more {words}" for words, n in more.items()) or "no more floating-point arithmetic"
-        told.append(f"at D = {mine['D']} the loop has {mine['loop']} instructions, step 4's {aim['loop']}, with {kinds}")
+        told.append(f"at D = {mine['D']} the loop has {mine['loop']} instructions, step 3's {aim['loop']}, with {kinds}")
     return "; ".join(told)
 
 
@@ -168,10 +168,10 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Make attend's loop without a mask as short as step 4's, with right results, and predict first down to which length that pays.",
+    task="Make attend's loop without a mask as short as step 3's, with right results, and predict first down to which length that pays.",
     hints=(
         "What does the loop do for each score that could be done once a row, once in the loop with a mask, or by another instruction? "
-        "A thread has 64 scores of step 4's tile, so an instruction too many for each score shows as 64 in the counts.",
+        "A thread has 64 scores of step 3's tile, so an instruction too many for each score shows as 64 in the counts.",
         "Without a mask, each row sees every key: no comparison is needed, and no guard. Where does a multiplication go into a multiply-add "
         "(8.3)?",
         "Mask only under `if MASK:`. Take the maximum of s, scale it, and subtract it in the exponent, s * scale_log2 − m. Guard a row by "

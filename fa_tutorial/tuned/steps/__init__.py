@@ -11,6 +11,7 @@ import difflib
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -92,6 +93,12 @@ def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: 
     """forward.flash_forward of chapter 5 by the kernel after `step`, for what forward.applies to. tile: chapter 5's
     unless given.
     """
+    return launched(q, k, v, is_causal, scale, step=step, tile=tile)[:2]
+
+
+def launched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float,
+             *, step: str, tile: TileConfig | None = None) -> tuple[torch.Tensor, torch.Tensor, Any]:  # fmt: skip
+    """flash_forward's o and lse, and what Triton compiled for it."""
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
@@ -101,7 +108,7 @@ def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: 
     rows = (tile.block_m, tile.block_n, tile.block_n, tile.block_m)
     tensors = [descriptor_template(x, n)(x) if tma else heads(x) for x, n in zip((q, k, v, o), rows, strict=True)]
     at_once = (forward.heads_at_once(S_k),) if done >= list(STEPS).index("order") else ()
-    kernel(step)[(triton.cdiv(S_q, tile.block_m) * B * H_q,)](
+    compiled = kernel(step)[(triton.cdiv(S_q, tile.block_m) * B * H_q,)](
         *tensors, lse, H_q, H_k, *at_once, S_q, S_k, D, scale, IS_CAUSAL=is_causal, BLOCK_D=padded_d(D), **tile.launch()
     )
-    return o, lse
+    return o, lse, compiled

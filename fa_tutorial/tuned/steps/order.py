@@ -1,4 +1,4 @@
-"""Chapter 8, step 3: programs of several heads side by side, causal ones the longest first."""
+"""Chapter 8, the order of programs: those of several heads side by side, causal ones the longest first."""
 
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.matmul import grouped_tile_device
