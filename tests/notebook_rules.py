@@ -167,11 +167,7 @@ def headings(notebook: dict) -> list[tuple[str, str, int]]:
 def exercise_headings(notebook: dict, exercises: Iterable[Exercise]) -> list[str]:
     """Every exercise has one heading, which is the last before its starter, and the chapter's first cell adds up their minutes."""
     exercises, found = list(exercises), headings(notebook)
-    faults = (
-        []
-        if sorted(number for number, *_ in found) == sorted(one.id for one in exercises)
-        else [f"headings of {found}, want one an exercise"]
-    )
+    faults = [] if [number for number, *_ in found] == [one.id for one in exercises] else [f"headings of {found}, want one an exercise"]
     for exercise in exercises:
         last, starters = "", starter_cells(notebook, exercise)
         for cell in notebook["cells"]:

@@ -23,8 +23,8 @@ CHAPTERS = sorted({exercise.chapter for exercise in EXERCISES})
 
 
 def marks(exercise: Exercise) -> list:
-    """A kernel's verdict takes seconds in the interpreter, 7.8 launches the package's kernels, and 8.6 compiles."""
-    return [pytest.mark.slow] if exercise.launch or exercise.id in ("7.8", "8.6") else []
+    """A kernel's verdict takes seconds in the interpreter, 7.8 launches the package's kernels, and 8.5 compiles."""
+    return [pytest.mark.slow] if exercise.launch or exercise.id in ("7.8", "8.5") else []
 
 
 MISTAKES = [pytest.param(exercise, mistake, marks=marks(exercise)) for exercise in EXERCISES for mistake in exercise.mistakes]

@@ -15,7 +15,7 @@ import torch
 
 from fa_tutorial import algorithm, barriers, figures, forward, fp8, layout, ledger, matmul, reading, reference, ring, softmax, warpgroups
 from fa_tutorial.bench import chapter_8, chapter_12, chapter_13, results
-from fa_tutorial.exercises.chapter_8 import ex_1, ex_5
+from fa_tutorial.exercises.chapter_8 import ex_1, ex_4
 from fa_tutorial.exercises.chapter_10.ex_3 import lists
 from fa_tutorial.exercises.chapter_10.ex_10 import idle_times
 from fa_tutorial.exercises.chapter_11.ex_4 import choose_splits
@@ -681,7 +681,7 @@ def test_cycles_is_exercises_8_1_and_8_5(page):
     ):
         shown = put(page, kernel="finished", D=D, tile=tile, stages=stages, registers=registers, loop=loop)
         block_m, block_n = map(int, tile.split(" x "))
-        cycles, removable = ex_5.EXERCISE.solution(D, block_m, block_n, 4, loop, shown["exponentials"])
+        cycles, removable = ex_4.EXERCISE.solution(D, block_m, block_n, 4, loop, shown["exponentials"])
         assert (shown["cycles"], shown["removable"]) == (cycles, removable)
         assert shown["bytes"] == 2 * D * (block_m + 2 * stages * block_n) + {2: 32, 3: 56, 4: 64}[stages]  # (8.2), and TMA's
         assert shown["programs"] == ex_1.EXERCISE.solution(4, registers, shown["bytes"])[0]

@@ -155,10 +155,10 @@ def steps_in_turns(shape: Shape, in_turns: Callable = timed_in_turns) -> dict[st
     return {name: row | ({"tile": in_words(tile_of[name])} if name in tile_of else {}) for name, row in rows.items()}
 
 
-# Of causal programs: as they come; head after head, the longest row block of each first; heads side by side (8.4).
+# Of causal programs: as they come; head after head, the longest row block of each first; heads side by side (8.5).
 ORDERS = ("chapter 5", "one by one", "side by side")
 SHORT_GRIDS = ((8, 4096), (2, 16_384), (8, 16_384))  # heads, S
-HEADS_AT_ONCE = (1, 2, 4, 8)  # (8.4)'s A, of eight heads
+HEADS_AT_ONCE = (1, 2, 4, 8)  # (8.5)'s A, of eight heads
 
 MAXNREG = 128  # the registers of a thread with which four programs of four warps fit on an SM
 
@@ -368,10 +368,10 @@ WASTES = {  # what is stored -> its words
 
 
 def show_wastes(predict: Predict) -> None:
-    """Print what each repair of exercise 8.6's loop saves, full, with steps.LARGER: instructions, the cycles that
+    """Print what each repair of exercise 8.5's loop saves, full, with steps.LARGER: instructions, the cycles that
     `predict` gives, and the H200's, its clock and its rate. cycles: for each 64 x 64 scores.
     """
-    print(f"{'H200, full':20}", "   ".join(f"{f'D = {D}: loop':>13} by (8.5) cycles   MHz TFLOP/s" for D in (64, 128)))
+    print(f"{'H200, full':20}", "   ".join(f"{f'D = {D}: loop':>13} by (8.4) cycles   MHz TFLOP/s" for D in (64, 128)))
     stored = {(row["D"], row["provider"]): row for row in kernels_of_h200() if row["kernel"] == "waste"}
     for name, words in WASTES.items():
         told = []

@@ -45,7 +45,7 @@ from fa_tutorial.bench.chapter_8 import (
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import first_call_s, graph_of, randn, timed, timed_in_turns
-from fa_tutorial.exercises.chapter_8 import ex_6
+from fa_tutorial.exercises.chapter_8 import ex_5
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import autotuning, ideas, steps
@@ -118,7 +118,7 @@ def order_cases() -> Iterator[Measurement]:
 
 
 def heads_cases() -> Iterator[Measurement]:
-    """The forward in (8.4)'s order, with so many heads at once, its A, with steps.TILE: one sequence of eight heads."""
+    """The forward in (8.5)'s order, with so many heads at once, its A, with steps.TILE: one sequence of eight heads."""
     for D, S, heads in itertools.product((64, 128), (4096, 16_384), HEADS_AT_ONCE):
         shape = Shape(1, 8, 8, S, S, D, True)
         yield (
@@ -200,7 +200,7 @@ def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 # ---------------------------------------------------------------- one change at a time
 
 LOAD_V = "    v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]\n"
-# Exercise 8.6's loop, from what it begins with to step 3's: a row -> the edits that bring its waste into the solution,
+# Exercise 8.5's loop, from what it begins with to step 3's: a row -> the edits that bring its waste into the solution,
 # each row's those of the row after it, and one waste more.
 WASTES = {
     "as given": [
@@ -231,7 +231,7 @@ def wasteful(name: str) -> str:
     """The source of `attend` with the wastes of one of WASTES."""
     names = list(WASTES)
     edits = [edit for row in reversed(names[names.index(name) :]) for edit in WASTES[row]]
-    return edited(source_of(ex_6.attend), *((*edit, 1) for edit in edits))
+    return edited(source_of(ex_5.attend), *((*edit, 1) for edit in edits))
 
 
 def waste_cases() -> Iterator[Measurement]:
@@ -247,7 +247,7 @@ def _wastes_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     tile, calls, made = steps.LARGER[shape.D], {}, {}
     q, k, v = inputs(shape)
     for name in WASTES:
-        attend = defined(wasteful(name), vars(ex_6))["attend"]
+        attend = defined(wasteful(name), vars(ex_5))["attend"]
         made[name] = next(row for row in sass.counted("order", steps.LARGER, attend=attend) if row["D"] == shape.D)
         text = steps.file_of("order").read_text(encoding="utf-8")
         steps.STEPS[name] = Path(tempfile.mkdtemp(), "waste.py")

@@ -1,131 +1,107 @@
-"""Exercise 8.4, launch_order."""
+"""Exercise 8.4, cycles_in_turns."""
 
-import heapq
-import itertools
 import random
-from collections.abc import Callable
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, adapting, show
 
 
-def launch_order(heads, row_blocks, at_once):
-    """[(head, row_block), ...]: the programs of a causal grid in the order in which they start."""
-    order = []
-    for first in range(0, heads, at_once):
-        group = range(first, min(first + at_once, heads))  # the last group may have fewer heads
-        for row_block in reversed(range(row_blocks)):  # the longest first
-            order += [(head, row_block) for head in group]
-    return order
+def cycles_in_turns(D, block_m, block_n, num_warps, instructions, exponentials):
+    """(cycles, removable): an SM's for 64 x 64 scores, a warp's instructions that can still leave."""
+    tiles = 64 * 64 / (block_m * block_n)  # of this size, in 64 x 64 scores
+    matmuls = 2 * 2 * 64 * 64 * D / 4096
+    to_issue = tiles * num_warps / 4  # one instruction of each warp, on four schedulers
+    issuing = instructions * to_issue
+    exponentiating = tiles * exponentials * num_warps * 32 / 16
+    removable = max(0, instructions - exponentiating / to_issue)  # until issuing takes no longer
+    return matmuls + max(issuing, exponentiating), removable
 
 
-GROUPS, GROUP, LONGEST = "range(0, heads, at_once)", "range(first, min(first + at_once, heads))", "reversed(range(row_blocks))"
-PAIRS = "[(head, row_block) for head in group]"
-ONE_BY_ONE = [(GROUPS, "range(heads)"), (GROUP, "range(first, first + 1)")]
+TILES, MATMULS, TURNS = "64 * 64 / (block_m * block_n)", "2 * 2 * 64 * 64 * D / 4096", "matmuls + max(issuing, exponentiating)"
+ISSUING, TO_ISSUE = "issuing = instructions * to_issue", "tiles * num_warps / 4"
+REMOVABLE = "max(0, instructions - exponentiating / to_issue)"
 MISTAKES = {
-    "that is chapter 5's order: the longest row block of the last head starts last, and then one SM works alone": [
-        *ONE_BY_ONE, (LONGEST, "range(row_blocks)")],
-    "the shortest row blocks start first: under the causal mask the last one sees the most keys, so start with it": (LONGEST, "range(row_blocks)"),
-    "one head after another leaves the last head alone at the end, with its longest row blocks: more heads may be open": ONE_BY_ONE,
-    "all heads are open: L2 holds only at_once of them": [(GROUPS, "range(0, heads, heads)"), (GROUP, "range(heads)")],
-    "the last group is taken for a full one: it has only the heads that are left": (GROUP, "range(first, first + at_once)"),
-    "the last heads run one after another, where heads isn't a multiple of at_once: they must run side by side, too": (
-        "    return order", """    rest = heads // at_once * at_once * row_blocks
-    return order[:rest] + sorted(order[rest:], key=lambda program: program[0])"""),
-    "the last heads are missing, where heads isn't a multiple of at_once": (GROUPS, "range(0, heads // at_once * at_once, at_once)"),
-    "fewer heads are open than L2 holds: at_once of them may be": ("    order = []", "    order, at_once = [], max(1, at_once - 1)"),
-    "head and row block are exchanged: a program is (head, row_block)": (PAIRS, "[(row_block, head) for head in group]"),
-    "row blocks count from 0: the last one is row_blocks − 1": (LONGEST, "range(row_blocks, 0, -1)"),
+    "that is for the program's whole tile: the result is for 64 x 64 scores, whatever the tile": (TILES, "1"),
+    "half of the matmuls' FLOPs are missing: there are two, q kᵀ and p v, of 2 · 64 · 64 · D each": (MATMULS, "2 * 64 * 64 * D / 4096"),
+    "four schedulers issue at the same time: an instruction of each of the num_warps warps takes num_warps / 4 cycles": (
+        ISSUING, "issuing = 4 * instructions * to_issue"),
+    "an instruction computes 32 exponentials, one for each thread of the warp: 32 / 16 cycles of the SM": ("* 32 / 16", "/ 16"),
+    "an exponential is one of the instructions: it takes an issue slot, too": (ISSUING, "issuing = (instructions - exponentials) * to_issue"),
+    "exponentials are one warp's: all num_warps warps have theirs": ("exponentials * num_warps * 32", "exponentials * 32"),
+    "issuing goes on while the exponentials' unit works: the longer of the two counts, not their sum": (
+        "max(issuing, exponentiating)", "issuing + exponentiating"),
+    "that is the model of 64 x 64 tiles with four warps, whose exponentials are hidden: count all warps, and the tile's share": (
+        TURNS, "matmuls + instructions"),
+    "the 16 exponentials a cycle are the SM's: its four schedulers share them": ("* 32 / 16", "* 32 / 16 / 4"),
+    "an exponential is one of the instructions, and takes an issue slot, too: in the cycles, and in what can leave": [
+        (ISSUING, "issuing = (instructions - exponentials) * to_issue"),
+        (REMOVABLE, "max(0, instructions - exponentials - exponentiating / to_issue)")],
+    "removable is negative: where the exponentials decide, nothing that leaves the loop saves a cycle, so it is 0": (
+        REMOVABLE, "instructions - exponentiating / to_issue"),
+    "removable counts all that are no exponentials: once issuing takes no longer than the exponentials, one more saves nothing": (
+        REMOVABLE, "instructions - exponentials"),
+    "the cycles are rounded down: they may be a fraction, so divide by /, not by //": (TURNS, "(matmuls + max(issuing, exponentiating)) // 1"),
+    "removable counts cycles: it is asked for a warp's instructions, each of which takes an SM num_warps / 4 cycles for its tile": (
+        REMOVABLE, "max(0, issuing - exponentiating)"),
 }  # fmt: skip
-CONDITIONS = {"last_group": "the last heads run side by side, too, when heads isn't a multiple of at_once"}
 
 
-def open_heads(order: list[tuple[int, int]]) -> int:
-    """The most heads that are open at the same time, each from its first program to its last."""
-    last = {head: place for place, (head, _) in enumerate(order)}
-    first = {head: place for place, (head, _) in reversed(list(enumerate(order)))}
-    return max((sum(first[head] <= place <= last[head] for head in first) for place in range(len(order))), default=0)
-
-
-def time_of(order: list[tuple[int, int]], sms: int) -> int:
-    """When all are done, if each SM takes the next program as soon as it is free, and row block n takes n + 1."""
-    free = [0] * sms
-    for _, row_block in order:
-        heapq.heapreplace(free, free[0] + row_block + 1)
-    return max(free)
-
-
-def enough(heads: int, row_blocks: int, sms: int) -> int:
-    """The work of a causal grid, divided by the SMs and rounded up."""
-    return -(-heads * row_blocks * (row_blocks + 1) // 2 // sms)
-
-
-@adapting
-def adapt(answer: Callable, heads: int, row_blocks: int, at_once: int, sms: int) -> tuple[int, int, int]:
-    """What an order is judged by: programs that aren't in it once, heads open, the time; as good as needed is good."""
-    order = answer(heads, row_blocks, at_once)
-    try:
-        order = [(head, row_block) for head, row_block in order]
-    except (TypeError, ValueError):
-        raise Wrong(f"returns {show(order)}, want a list of pairs (head, row_block)") from None
-    if twice := next((one for place, one in enumerate(order) if one in order[:place]), None):
-        raise Wrong(f"lists {twice} twice: {RULES['wrong programs']}")
-    wrong = len(set(itertools.product(range(heads), range(row_blocks))) ^ set(order))
-    if wrong:
-        return wrong, at_once, enough(heads, row_blocks, sms)
-    return wrong, max(at_once, open_heads(order)), max(enough(heads, row_blocks, sms), time_of(order, sms))
-
-
-def truth(heads, row_blocks, at_once, sms):
-    return 0, at_once, enough(heads, row_blocks, sms)
-
-
-RULES = {
-    "wrong programs": "every row block of every head is in the list once, as (head, row_block)",
-    "open heads": "a head is open from its first program in the list to its last, and L2 holds only at_once",
-    "time": "some SMs have nothing to do at the end, while others work: of each at_once heads, the longest row blocks start first, the shortest last",
-}
-GRIDS = [  # heads, row blocks, at_once, SMs: those that the order in groups does in that time
-    (groups * at_once, row_blocks, at_once, sms)
-    for groups, row_blocks, at_once, sms in itertools.product((1, 2, 3), range(2, 7), (2, 3, 4), range(2, 9))
-    if time_of(launch_order(groups * at_once, row_blocks, at_once), sms) == enough(groups * at_once, row_blocks, sms)
-]
+def truth(D, block_m, block_n, num_warps, instructions, exponentials):
+    flops = 2 * (2 * block_m * block_n * D)
+    rest = max(num_warps * instructions / 4, num_warps * exponentials * 32 / 16)
+    return (flops / 4096 + rest) * 64 * 64 / (block_m * block_n), max(0, instructions - 8 * exponentials)
 
 
 def inputs():
-    def grid(heads, row_blocks, at_once, sms, **options):
-        on = f"{heads} heads of {row_blocks} row blocks, {at_once} at once, on {sms} SMs"
-        return case(heads, row_blocks, at_once, sms, on=on, otherwise=RULES, **options)
+    def tile(*args, cycles, removable="as many as it takes until issuing takes no longer than the exponentials"):
+        return case(*args, otherwise={"cycles": cycles, "removable": removable})
 
-    yield grid(2, 4, 2, 4)
-    yield grid(4, 4, 2, 8)
-    yield grid(4, 4, 4, 8)
-    yield grid(6, 4, 2, 6)
-    yield grid(5, 4, 3, 5, edge="last_group")
-    yield grid(5, 6, 3, 6, edge="last_group")
-    yield grid(7, 5, 4, 9, edge="last_group")
-    for _ in range(4):
-        sizes = random.choice(GRIDS)
-        yield case(*sizes, on="a random grid of whole groups", otherwise=RULES, fresh=True)
+    hide = "the exponentials decide already: what leaves the loop saves nothing"
+    yield tile(
+        64, 64, 64, 4, 468, 34,
+        cycles="chapter 5's tile: 256 cycles of matmuls, then the longer of 468 of issuing and 4 · 34 · 32 / 16 = 272 of exponentials",
+        removable="468 cycles of issuing, one for each instruction of the 4 warps; and 34 instructions of 32 exponentials, in each of 4 warps, "
+        "at 16 a cycle, take 272",
+    )  # fmt: skip
+    yield tile(
+        64, 64, 64, 2, 200, 160, cycles="160 instructions of 32 exponentials, in each of 2 warps, at 16 a cycle: 640 cycles", removable=hide
+    )
+    yield tile(
+        128, 64, 64, 4, 40, 34, cycles="34 instructions of 32 exponentials, in each of 4 warps, at 16 a cycle: 272 cycles", removable=hide
+    )
+    yield tile(64, 64, 64, 8, 298, 34, cycles="8 warps on four schedulers: 298 · 8 / 4, not rounded")
+    yield tile(64, 128, 64, 4, 630, 68, cycles="128 x 64 scores are two times 64 x 64: half of the tile's cycles are asked for")
+    yield tile(
+        64, 64, 128, 4, 455, 66, cycles="64 x 128 scores are two times 64 x 64: half of the tile's cycles are asked for", removable=hide
+    )
+    yield tile(64, 32, 32, 4, 150, 10, cycles="32 x 32 scores are a quarter of 64 x 64: four times the tile's cycles")
+    yield tile(32, 128, 128, 4, 90, 4, cycles="128 x 128 scores are four times 64 x 64: 128 cycles of matmuls, and 90 / 4 of issuing")
+    yield tile(64, 64, 64, 2, 800, 68, cycles="other programs' warps use the schedulers that 2 warps leave: 800 · 2 / 4")
+    for _ in range(10):
+        sides = (random.choice((32, 64, 128)) for _ in range(2))
+        yield case(
+            random.choice((64, 128)), *sides, random.choice((4, 8)), random.randint(100, 900), random.randint(10, 140),
+            on="a random tile", fresh=True,
+        )  # fmt: skip
 
 
 EXERCISE = Exercise(
-    task="Decide in which order the programs of a causal grid start, so that at most at_once heads are open and no SM works alone at the end.",
-    conditions=CONDITIONS,
+    task="Predict the cycles that an SM takes for 64 x 64 scores with any tile, if its matmuls take turns with everything else, and say how "
+    "many instructions can still leave the loop.",
     hints=(
-        "Which programs should start last, so that all SMs are done at about the same time? And which first?",
-        "Take at_once heads at a time. Of such a group, all may be open, and the order among its programs is free.",
-        "In a group, start the last row block of each head, then the one before it of each, and so on. Then comes the next group.",
+        "Count three numbers of cycles for the program's whole tile: of its matmuls, of issuing its instructions, of its exponentials. "
+        "Which run at the same time?",
+        "Two matmuls have 2 · 2 · block_m · block_n · D FLOPs. Issuing takes num_warps · instructions / 4 cycles, and the exponentials "
+        "num_warps · exponentials · 32 / 16.",
+        "The cycles are (matmuls + the longer of the other two), times 64 · 64 / (block_m · block_n). An instruction that leaves saves "
+        "something as long as issuing is the longer one. From how many instructions on isn't it?",
     ),
-    solution=launch_order,
-    reasoning="Programs start roughly in the order of their numbers. With a group's longest row blocks first, short ones fill the gaps at the "
-    "end, and programs that run together share few heads' keys and values.",
-    more="The package's kernel computes its pair from its number, by matmul.grouped_tile_device, chapter 3's order of tiles.",
+    solution=cycles_in_turns,
+    reasoning="Each scheduler issues one instruction a cycle, for whichever of its warps is ready. An exponential is one such instruction, "
+    "but it keeps its unit busy for eight cycles, in which the scheduler issues others. So the longer of the two decides: eight "
+    "instructions for each exponential are free, and only what is beyond them is worth removing.",
+    parts=("cycles", "removable"),
     inputs=inputs,
     truth=truth,
-    rule="all programs once, at most at_once heads open, and all done as early as the work allows",
+    rule="matmuls, and then the longer of issuing and exponentials, for each 64 x 64 scores",
     mistakes=MISTAKES,
-    parts=("wrong programs", "open heads", "time"),
-    exact=True,
-    adapt=adapt,
-)
+)  # fmt: skip

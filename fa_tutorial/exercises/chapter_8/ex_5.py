@@ -1,107 +1,192 @@
-"""Exercise 8.5, cycles_in_turns."""
+"""Exercise 8.5, attend: a right but slow loop, as short as step 3's."""
 
-import random
+import math
 
+import torch
+
+from fa_tutorial import hardware, reference, sass
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.harness_kernel import In, Out, Stray, Trace, buffer_of, check_begun, run_poisoned
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.tiles import dot, heads, load_tile
+from fa_tutorial.tuned import steps
+
+triton = hardware.require_triton("Exercise 8.5")
+import triton.language as tl  # noqa: E402
 
 
-def cycles_in_turns(D, block_m, block_n, num_warps, instructions, exponentials):
-    """(cycles, removable): an SM's for 64 x 64 scores, a warp's instructions that can still leave."""
-    tiles = 64 * 64 / (block_m * block_n)  # of this size, in 64 x 64 scores
-    matmuls = 2 * 2 * 64 * 64 * D / 4096
-    to_issue = tiles * num_warps / 4  # one instruction of each warp, on four schedulers
-    issuing = instructions * to_issue
-    exponentiating = tiles * exponentials * num_warps * 32 / 16
-    removable = max(0, instructions - exponentiating / to_issue)  # until issuing takes no longer
-    return matmuls + max(issuing, exponentiating), removable
+@triton.jit
+def attend(
+    q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale_log2,
+    MASK: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """A block of keys joins m, l and acc, in as few instructions as step 3's. Returns m, l, acc."""
+    k_tile = load_tile(k, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    s = dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
+    if MASK:
+        offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        s = tl.where(offs_n[None, :] <= last_seen[:, None], s, -float("inf"))
+    m_new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)  # [BLOCK_M]
+    shift = m_new
+    if MASK:  # only here may a row have seen no key
+        shift = tl.where(m_new == -float("inf"), 0.0, m_new)
+    p = tl.exp2(s * scale_log2 - shift[:, None])  # [BLOCK_M, BLOCK_N]
+    alpha = tl.exp2(m - shift)  # [BLOCK_M]
+    l = alpha * l + tl.sum(p, axis=1)
+    acc = acc * alpha[:, None]  # [BLOCK_M, BLOCK_D]
+    v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    acc = dot(p.to(v_tile.dtype), v_tile, acc)
+    return m_new, l, acc
 
 
-TILES, MATMULS, TURNS = "64 * 64 / (block_m * block_n)", "2 * 2 * 64 * 64 * D / 4096", "matmuls + max(issuing, exponentiating)"
-ISSUING, TO_ISSUE = "issuing = instructions * to_issue", "tiles * num_warps / 4"
-REMOVABLE = "max(0, instructions - exponentiating / to_issue)"
+@triton.jit
+def first_m(q, k, m_ptr, ATTEND: tl.constexpr, N: tl.constexpr):
+    """m after one block of keys without a mask, [N]; scale_log2 = 1/2. k is v, too. q, k: Heads with D = N."""
+    l, last_seen = tl.zeros((N,), tl.float32), tl.full((N,), N - 1, tl.int32)
+    q_tile = load_tile(q, 0, 0, 0, N, N, N, N)
+    m, _, _ = ATTEND(q_tile, k, k, l - float("inf"), l, tl.zeros((N, N), tl.float32), 0, 0, 0, last_seen, N, N, 0.5, False, N, N)
+    tl.store(m_ptr + tl.arange(0, N), m)
+
+
 MISTAKES = {
-    "that is for the program's whole tile: the result is for 64 x 64 scores, whatever the tile": (TILES, "1"),
-    "half of the matmuls' FLOPs are missing: there are two, q kᵀ and p v, of 2 · 64 · 64 · D each": (MATMULS, "2 * 64 * 64 * D / 4096"),
-    "four schedulers issue at the same time: an instruction of each of the num_warps warps takes num_warps / 4 cycles": (
-        ISSUING, "issuing = 4 * instructions * to_issue"),
-    "an instruction computes 32 exponentials, one for each thread of the warp: 32 / 16 cycles of the SM": ("* 32 / 16", "/ 16"),
-    "an exponential is one of the instructions: it takes an issue slot, too": (ISSUING, "issuing = (instructions - exponentials) * to_issue"),
-    "exponentials are one warp's: all num_warps warps have theirs": ("exponentials * num_warps * 32", "exponentials * 32"),
-    "issuing goes on while the exponentials' unit works: the longer of the two counts, not their sum": (
-        "max(issuing, exponentiating)", "issuing + exponentiating"),
-    "that is the model of 64 x 64 tiles with four warps, whose exponentials are hidden: count all warps, and the tile's share": (
-        TURNS, "matmuls + instructions"),
-    "the 16 exponentials a cycle are the SM's: its four schedulers share them": ("* 32 / 16", "* 32 / 16 / 4"),
-    "an exponential is one of the instructions, and takes an issue slot, too: in the cycles, and in what can leave": [
-        (ISSUING, "issuing = (instructions - exponentials) * to_issue"),
-        (REMOVABLE, "max(0, instructions - exponentials - exponentiating / to_issue)")],
-    "removable is negative: where the exponentials decide, nothing that leaves the loop saves a cycle, so it is 0": (
-        REMOVABLE, "instructions - exponentiating / to_issue"),
-    "removable counts all that are no exponentials: once issuing takes no longer than the exponentials, one more saves nothing": (
-        REMOVABLE, "instructions - exponentials"),
-    "the cycles are rounded down: they may be a fraction, so divide by /, not by //": (TURNS, "(matmuls + max(issuing, exponentiating)) // 1"),
-    "removable counts cycles: it is asked for a warp's instructions, each of which takes an SM num_warps / 4 cycles for its tile": (
-        REMOVABLE, "max(0, issuing - exponentiating)"),
+    "a row that has seen no key gives NaN: m_new is −inf there, and −inf − (−inf) is NaN, so the loop with a mask needs a guard": (
+        "shift = tl.where(m_new == -float(\"inf\"), 0.0, m_new)", "shift = m_new"),
+    "keys past last_seen are not hidden where MASK is True, and there some rows don't see all keys": ("    if MASK:\n", "    if not MASK:\n"),
+    "m_new is the maximum of s, and s · scale_log2 is subtracted from: both must be scaled": (
+        "tl.max(s, axis=1) * scale_log2", "tl.max(s, axis=1)"),
+    "m is the maximum of s in what you return: the kernel makes lse of m in units of s · scale_log2": [
+        ("tl.max(s, axis=1) * scale_log2", "tl.max(s, axis=1)"), ("s * scale_log2 - shift[:, None]", "(s - shift[:, None]) * scale_log2"),
+        ("tl.exp2(m - shift)", "tl.exp2((m - shift) * scale_log2)")],
+    "s is not scaled: p = 2^(s · scale_log2 − m_new)": ("s * scale_log2 - shift", "s - shift"),
+    "l adds p in v's dtype: it adds p as it is, in float32": ("tl.sum(p, axis=1)", "tl.sum(p.to(k_tile.dtype), axis=1)"),
+    "l adds p in fp16: it adds p as it is, in float32": ("tl.sum(p, axis=1)", "tl.sum(p.to(tl.float16), axis=1)"),
+    "p is rounded to fp16 before l adds it: only p v takes p in v's dtype": ("    l = alpha", "    p = p.to(tl.float16)\n    l = alpha"),
+    "q is scaled and rounded before q kᵀ: multiply it as it is, and scale s in the exponent": [
+        ("dot(q_tile, tl", "dot((q_tile * scale_log2).to(q_tile.dtype), tl"), ("axis=1) * scale_log2", "axis=1)"), ("s * scale_log2 - shift", "s - shift")],
+    "l is not rescaled when the maximum grows": ("alpha * l + tl.sum", "l + tl.sum"),
+    "alpha multiplies p v, too: it rescales acc before p v is added": (
+        "acc = dot(p.to(v_tile.dtype), v_tile, acc)", "acc = dot(p.to(v_tile.dtype), v_tile, acc) * alpha[:, None]"),
+    "acc is not rescaled when the maximum grows": ("acc * alpha[:, None]", "acc"),
+    "the scores have the 11 bits of TF32: dot multiplies fp32 as it is, tl.dot doesn't": ("s = dot(", "s = tl.dot("),
+}  # fmt: skip
+STRAY = "load_tile must know S_k where a tile may run past the last key: None loads all BLOCK_N rows"
+FLOAT32 = "only p v takes p in v's dtype: q is multiplied as it is, and the scores, l's sum of p, and alpha are float32"
+KEPT = "a row keeps its m, l and acc where it sees no key of a block: m_new is the larger of m and the block's maximum"
+STEP, MORE = "descriptors", 12  # step 3 is this kernel with steps.LARGER; an edit makes ptxas arrange the whole loop anew
+COUNTED = {
+    "MUFU.EX2": "exponentials", "FFMA": "multiply-adds", "FMUL": "multiplications", "FADD": "additions", "FSETP": "comparisons",
+    "ISETP": "integer comparisons, as of a mask", "FSEL": "selects", "LDL": "loads of spilled registers",
 }  # fmt: skip
 
 
-def truth(D, block_m, block_n, num_warps, instructions, exponentials):
-    flops = 2 * (2 * block_m * block_n * D)
-    rest = max(num_warps * instructions / 4, num_warps * exponentials * 32 / 16)
-    return (flops / 4096 + rest) * 64 * 64 / (block_m * block_n), max(0, instructions - 8 * exponentials)
+def adapt(answer):
+    """The jitted function as attention of tensors, by step 3's kernel."""
+    check_begun(answer)
+    kernel = steps.kernel(STEP, attend=answer)
+
+    def on_tensors(q, k, v, is_causal):
+        (B, H, S_q, D), S_k = q.shape, k.shape[2]
+        given = {name: In(x, None, True) for name, x in (("q", q), ("k", k), ("v", v))}
+        made = {"o": Out(q.shape, q.dtype, None, True), "lse": Out((B, H, S_q), torch.float32)}
+        buffers = [buffer_of(name, arg) for name, arg in (given | made).items()]
+        args = [*buffers, H, H, S_q, S_k, D, D**-0.5]
+        meta = {"IS_CAUSAL": is_causal, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_D": D}
+        try:
+            [out] = run_poisoned(kernel, (triton.cdiv(S_q, 16) * B * H,), args, meta, Trace(buffers), (math.nan,))
+        except Stray as error:
+            raise Wrong(f"{STRAY}. It {error.access}") from None
+        return out["o"], out["lse"]
+
+    return on_tensors
+
+
+def counts(answer):
+    """The rows of sass.counted for `answer` and for step 3; None where Triton can't compile for a Hopper GPU."""
+    try:
+        aim = sass.counted(STEP, steps.LARGER)
+    except (ValueError, RuntimeError):
+        return None
+    return sass.counted(STEP, steps.LARGER, attend=answer), aim
+
+
+def refused(answer):
+    k = torch.arange(16.0, device=hardware.device()).view(1, 1, 16, 1).expand(1, 1, 16, 16)
+    q, m = torch.full_like(k, 1 / 16), torch.empty(16, device=k.device)
+    first_m[(1,)](heads(q), heads(k), m, answer, 16)
+    if (m - 7.5).abs().max() > 1e-3:  # the scores of each row are 0 to 15
+        return f"m is the maximum of s · scale_log2: for scores of 0 to 15 and scale_log2 = 0.5, yours is {m[0].item():.4g}, want 7.5"
+    try:
+        found = counts(answer)
+    except ValueError as error:
+        return str(error)
+    if found is None or all(mine["loop"] <= aim["loop"] + MORE for mine, aim in zip(*found, strict=True)):
+        return ""
+    told = []
+    for mine, aim in zip(*found, strict=True):
+        more = {words: mine[op] - aim[op] for op, words in COUNTED.items() if mine[op] > aim[op] + 2}
+        kinds = ", ".join(f"{n} more {words}" for words, n in more.items()) or "no more floating-point arithmetic"
+        told.append(f"at D = {mine['D']} the loop has {mine['loop']} instructions, step 3's {aim['loop']}, with {kinds}")
+    return "; ".join(told)
+
+
+def note(answer):
+    return "" if counts(answer) else "Triton can't compile for a Hopper GPU here, so the instructions aren't counted"
+
+
+def truth(q, k, v, is_causal):
+    return reference.attention(q, k, v, is_causal=is_causal)
+
+
+def tolerance(args, part):
+    """lse never goes through v's dtype, so it shows what was rounded to it."""
+    if part == "o" and args[0].dtype == torch.float16:
+        return 1e-2, 1e-2
+    return 1e-4 if args[0].abs().max() > 50 else 1e-5, 1e-5
 
 
 def inputs():
-    def tile(*args, cycles, removable="as many as it takes until issuing takes no longer than the exponentials"):
-        return case(*args, otherwise={"cycles": cycles, "removable": removable})
+    fixed = torch.Generator().manual_seed(8)
 
-    hide = "the exponentials decide already: what leaves the loop saves nothing"
-    yield tile(
-        64, 64, 64, 4, 468, 34,
-        cycles="chapter 5's tile: 256 cycles of matmuls, then the longer of 468 of issuing and 4 · 34 · 32 / 16 = 272 of exponentials",
-        removable="468 cycles of issuing, one for each instruction of the 4 warps; and 34 instructions of 32 exponentials, in each of 4 warps, "
-        "at 16 a cycle, take 272",
-    )  # fmt: skip
-    yield tile(
-        64, 64, 64, 2, 200, 160, cycles="160 instructions of 32 exponentials, in each of 2 warps, at 16 a cycle: 640 cycles", removable=hide
-    )
-    yield tile(
-        128, 64, 64, 4, 40, 34, cycles="34 instructions of 32 exponentials, in each of 4 warps, at 16 a cycle: 272 cycles", removable=hide
-    )
-    yield tile(64, 64, 64, 8, 298, 34, cycles="8 warps on four schedulers: 298 · 8 / 4, not rounded")
-    yield tile(64, 128, 64, 4, 630, 68, cycles="128 x 64 scores are two times 64 x 64: half of the tile's cycles are asked for")
-    yield tile(
-        64, 64, 128, 4, 455, 66, cycles="64 x 128 scores are two times 64 x 64: half of the tile's cycles are asked for", removable=hide
-    )
-    yield tile(64, 32, 32, 4, 150, 10, cycles="32 x 32 scores are a quarter of 64 x 64: four times the tile's cycles")
-    yield tile(32, 128, 128, 4, 90, 4, cycles="128 x 128 scores are four times 64 x 64: 128 cycles of matmuls, and 90 / 4 of issuing")
-    yield tile(64, 64, 64, 2, 800, 68, cycles="other programs' warps use the schedulers that 2 warps leave: 800 · 2 / 4")
-    for _ in range(10):
-        sides = (random.choice((32, 64, 128)) for _ in range(2))
-        yield case(
-            random.choice((64, 128)), *sides, random.choice((4, 8)), random.randint(100, 900), random.randint(10, 140),
-            on="a random tile", fresh=True,
-        )  # fmt: skip
+    def of(S_q, S_k, is_causal, on, otherwise="", factor=1.0, draw=fixed, dtype=torch.float32):
+        q, k, v = (torch.randn(1, 2, S, 16, generator=draw).to(hardware.device(), dtype) for S in (S_q, S_k, S_k))
+        return case(factor * q, k, v, is_causal, on=on, otherwise=otherwise, fresh=draw is not fixed)
+
+    yield of(16, 16, False, "16 queries, 16 keys", "each row sees every key, p = 2^(s · scale_log2 − m), and s, p, l, acc are float32")
+    yield of(16, 48, False, "16 queries, 48 keys", "when the maximum grows, l and acc shrink by alpha, which stays in float32")
+    yield of(16, 20, False, "16 queries, 20 keys", "the ragged block has a mask: its keys past last_seen are hidden")
+    yield of(32, 32, True, "causal, 32 queries, 32 keys", "where MASK is True, a row sees the keys up to its last_seen")
+    yield of(32, 40, True, "causal, 32 queries, 40 keys", KEPT)
+    yield of(40, 20, True, "causal, 40 queries, 20 keys", "the first 20 rows see no key: their m stays −inf, their l and acc 0")
+    yield of(32, 40, True, "causal, large scores", "scores may be large: m is the maximum of s · scale_log2", factor=100.0)
+    for words, is_causal in (("", False), ("causal, ", True)):
+        low = of(16, 16, is_causal, f"{words}16 queries, 16 keys, scores of −2³⁰", "scores may be as low as −2³⁰")
+        low.args[0].fill_(2.0**14), low.args[1].fill_(-(2.0**14))
+        yield low
+    yield of(16, 48, False, "fp16, 16 queries, 48 keys", FLOAT32, dtype=torch.float16)
+    yield of(40, 56, True, "causal, random", draw=generator())
 
 
 EXERCISE = Exercise(
-    task="Predict the cycles that an SM takes for 64 x 64 scores with any tile, if its matmuls take turns with everything else, and say how "
-    "many instructions can still leave the loop.",
+    task="Make attend's loop without a mask as short as step 3's, with right results, and predict first down to which length that pays.",
     hints=(
-        "Count three numbers of cycles for the program's whole tile: of its matmuls, of issuing its instructions, of its exponentials. "
-        "Which run at the same time?",
-        "Two matmuls have 2 · 2 · block_m · block_n · D FLOPs. Issuing takes num_warps · instructions / 4 cycles, and the exponentials "
-        "num_warps · exponentials · 32 / 16.",
-        "The cycles are (matmuls + the longer of the other two), times 64 · 64 / (block_m · block_n). An instruction that leaves saves "
-        "something as long as issuing is the longer one. From how many instructions on isn't it?",
+        "What does the loop do for each score that could be done once a row, once in the loop with a mask, or by another instruction? "
+        "A thread has 64 scores of step 3's tile, so an instruction too many for each score shows as 64 in the counts.",
+        "Without a mask, each row sees every key: no comparison is needed, and no guard. Where does a multiplication go into a multiply-add "
+        "(8.3)?",
+        "Mask only under `if MASK:`. Take the maximum of s, scale it, and subtract it in the exponent, s * scale_log2 − m. Guard a row by "
+        "its shift, as in 8.2, and only under `if MASK:`.",
     ),
-    solution=cycles_in_turns,
-    reasoning="Each scheduler issues one instruction a cycle, for whichever of its warps is ready. An exponential is one such instruction, "
-    "but it keeps its unit busy for eight cycles, in which the scheduler issues others. So the longer of the two decides: eight "
-    "instructions for each exponential are free, and only what is beyond them is worth removing.",
-    parts=("cycles", "removable"),
+    solution=attend,
+    reasoning="Each thread has 64 scores of the larger tile, so what is done for a score counts 64 times, and what is done for a row twice. "
+    "A constant MASK makes two loops, and the loop that runs most often pays for neither mask nor guard.",
     inputs=inputs,
     truth=truth,
-    rule="matmuls, and then the longer of issuing and exponentials, for each 64 x 64 scores",
+    rule="o = softmax(scale · q kᵀ) v, and 0 for a row that sees no key",
     mistakes=MISTAKES,
+    parts=("o", "lse"),
+    tolerance=tolerance,
+    adapt=adapt,
+    refused=refused,
+    note=note,
 )  # fmt: skip
