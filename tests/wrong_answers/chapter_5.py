@@ -1,5 +1,5 @@
 """Chapter 5: accesses past the ends of heads and tensors, lanes that hold anything, NaN from −inf − (−inf), loops that begin before key
-0, launches that are none."""
+0, tests that miss a bug."""
 
 from edits import edit
 
@@ -104,6 +104,18 @@ WRONG_ANSWERS = (
     edit("5.3", "the first tile of v", ("load_tile(v, b, h, start_n", "load_tile(v, b, h, 0"), told="v's tile never moves"),
     edit("5.9", "products doubled", ("2 * 2 * D / 4096", "8 * D / 4096"), told="4 D in all, and here they have 8 D"),
     edit("5.9", "one rate for all", ("1 / 16", "1 / 4096"), ("others / 128", "others / 4096"), told="only FLOPs of products go 4096 to a cycle"),
+    edit("5.8", "a third input", ("True)]", "True), (q, k, v, True)]"), told="it returns 3 inputs, want two at most"),
+    edit("5.8", "one shape", ("1, 4, 40", "1, 1, 64"), ("1, 2, 25", "1, 1, 64", 2), told="A reads k with q's strides"),
+    edit("5.8", "more keys than queries", ("1, 4, 40", "1, 4, 23"), told="F shows in rows that see no key"),
+    edit("5.8", "one key head", ("1, 2, 25", "1, 1, 25", 2), told="strides, so these must differ on an axis with more than one entry"),
+    edit("5.8", "rows of whole blocks", ("1, 4, 40", "1, 4, 64"), told="B launches too few programs"),
+    edit("5.8", "whole tiles of keys", ("1, 2, 25", "1, 2, 16", 2), told="C shows without a causal mask alone"),
+    edit("5.8", "three heads on two", ("1, 4, 40", "1, 3, 40"), told="H_q a multiple of H_k"),
+    edit("5.8", "fp16", ("torch.randn(1, 4, 40, 16)", "torch.randn(1, 4, 40, 16).half()"), told="q, k and v are float32, and finite"),
+    edit("5.8", "a long sequence", ("1, 4, 40", "1, 4, 4_000"), told="keep inputs small"),
+    edit("5.8", "one input alone", ("[(q, k, v, False), (q, k, v, True)]", "q, k, v, True"), told="want two at most"),
+    edit("5.8", "no list", ("[(q, k, v, False), (q, k, v, True)]", "q"), told="want a list of inputs"),
+    edit("5.8", "no mask said", ("(q, k, v, True)", "(q, k, v)"), told="an input is (q, k, v, is_causal)"),
     edit("5.9", "not at once", ("max(products, exponential, rest)", "max(products, rest)"), told="128 FLOPs take 1/32 of a cycle, and the exponential 1/16"),
     edit("5.9", "a fixed peak", ("peak *", "989 *", 2), told="at_once is the peak that was passed"),
     edit("5.9", "sixteen others a cycle", ("others / 128", "others / 16"), told="five others 5/128"),
@@ -146,10 +158,6 @@ WRONG_ANSWERS = (
       for text in ("h // H_q // H_k", "h * 0", "h // 2")),
     edit("5.7", "the second loop reads head h", ("h_k, start_n, last_seen, S_k, D, scale,\n                           True", "h, start_n, last_seen, S_k, D, scale,\n                           True"),
          told="so both loops read key head h_k", gpu="in both loops"),
-    edit("5.8", "the grid is a number", ("grid = (triton.cdiv(S_q, tile.block_m) * B * H_q,)", "grid = triton.cdiv(S_q, tile.block_m) * B * H_q"),
-         told="Triton takes a tuple"),
-    edit("5.8", "o on the CPU", (", device=q.device)\n    lse", ")\n    lse"), told="o has q's shape, dtype and device"),
-    edit("5.8", "o is a tensor", ("heads(o)", "o"), told="and is launched as heads(o)"),
     edit("5.2", "scores in the inputs' dtype", SCORES, told="fp16 rounds 2049 to 2048"),
     edit("5.3", "scores in the inputs' dtype", SCORES, told="fp16 rounds 2049 to 2048"),
     edit("5.3", "q scaled in its own dtype", SCALED_Q, ("s = scale * dot", "s = dot"),
@@ -233,20 +241,4 @@ WRONG_ANSWERS = (
          helpers=(attend,), told="fp16 ends at 65504"),
     edit("5.7", "lse stored past the end", ("mask=offs_m < S_q", "mask=offs_m < row_blocks * BLOCK_M"),
          told="a row past S_q, or of another head, is loaded or stored"),
-    edit("5.8", "not launched", ("    kernel[grid](", "    dict("), ("        heads(q), heads(k), heads(v), heads(o), lse, H_q, H_k, S_q, S_k, D, scale,\n", ""),
-         told="your kernel is launched 0 times"),
-    edit("5.8", "lse as Heads", ("heads(o), lse", "heads(o), heads(lse)"), told="lse is (B, H_q, S_q), float32, contiguous"),
-    edit("5.8", "a grid of two axes", ("grid = (triton.cdiv(S_q, tile.block_m) * B * H_q,)", "grid = (triton.cdiv(S_q, tile.block_m), B * H_q)"), told="so it has one axis"),
-    edit("5.8", "k without its strides", ("heads(k)", "k"), told="k is not launched as heads(k)"),
-    edit("5.8", "k made contiguous", ("heads(k)", "heads(k.contiguous())"), told="so a view needs no copy"),
-    edit("5.8", "a scale of its own", ("D, scale,", "D, D**-0.5,"), told="gives (H_q, H_k, S_q, S_k, D, scale)"),
-    edit("5.8", "never causal", ("IS_CAUSAL=is_causal", "IS_CAUSAL=False"), told="the caller says whether the mask is causal"),
-    edit("5.8", "causal where it isn't", ("IS_CAUSAL=is_causal", "IS_CAUSAL=not is_causal"), told="the caller says whether the mask is causal"),
-    edit("5.8", "blocks exchanged", ("**tile.launch()", "**(tile.launch() | {'BLOCK_M': tile.block_n, 'BLOCK_N': tile.block_m})"),
-         told="a tile of q or o has tile.block_m rows"),
-    edit("5.8", "no warps and stages", ("**tile.launch()", "BLOCK_M=tile.block_m, BLOCK_N=tile.block_n"),
-         told="how many warps and stages the kernel is compiled with"),
-    edit("5.8", "a fixed block", ("padded_d(D)", "64"), told="and at least 16, as tl.dot asks"),
-    edit("5.8", "no lse", ("return o, lse", "return o"), told="gives what is returned = a tensor of shape (1, 1, 64, 64), want (o, lse)"),
-    edit("5.8", "a copy of o", ("return o, lse", "return o.clone(), lse"), told="gives what is returned = (another tensor, lse), want (o, lse)"),
 )  # fmt: skip
