@@ -761,11 +761,24 @@ def test_tile_room_counts_by_5_3_and_fits_the_packages_tiles(page, D):
     shown = put(page, D=D, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, warps=tile.num_warps, stages=tile.num_stages)
     assert shown["shared"] == 2 * D * (tile.block_m + 2 * tile.num_stages * tile.block_n) and shown["fits"]
     assert shown["numbers"] == tile.block_m * (tile.block_n + D) / (32 * tile.num_warps) <= 160
-    assert shown["registers"] == ("tight" if D == 256 else "room")
+    assert shown["registers"] == ("spills" if D == 256 else "room")
     assert shown["programs"] == {64: 3, 128: 2, 256: 1}[D], "by shared memory alone"
     large = put(page, BLOCK_M=256, BLOCK_N=128, stages=4)
     assert large["fits"] == (D == 64) == (large["programs"] == 1)
     assert large["registers"] == "spills"
+
+
+def test_tile_room_agrees_with_the_compiled_tiles(page):
+    """Where it finds room nothing spilled, and where registers spill something did. Eight warps on 64 rows it refuses."""
+    open_figure(page, "tile_room")
+    rows = results.select(results.load("h200")["kernels"], kernel="forward_tile")
+    for row in rows[~rows["provider"].str.contains("6 stages|7 stages")].to_dict("records"):
+        sizes = dict(zip(("BLOCK_M", "BLOCK_N", "warps", "stages"), map(int, re.findall(r"\d+", row["provider"])), strict=True))
+        shown = put(page, D=row["D"], **sizes)
+        assert shown["shared"] == row["shared_bytes"] and shown["fits"]
+        assert (shown["registers"] == "spills") == (row["spilled_registers"] > 0)
+        assert shown["fed"] == (shown["warps"] == 4 or shown["BLOCK_M"] > 64)
+        assert ("right" in page.locator("#verdict").get_attribute("class")) == (shown["fed"] and not row["spilled_registers"])
 
 
 # ---------------------------------------------------------------- program_order

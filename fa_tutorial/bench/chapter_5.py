@@ -51,19 +51,33 @@ def programs_on_an_sm(row: Mapping[str, Any], num_warps: int) -> int:
     return min(65_536 // of_program, 228 * 1_024 // (int(row["shared_bytes"]) + 1_024))
 
 
+def show_programs(card: dict) -> None:
+    """Print the time of a tile with room for two programs on an SM, and with the stage that leaves room for one."""
+    rows = results.select(card["kernels"], kernel="forward_tile")
+    for D, tile, stages in ((64, "128x64, 8 warps", (6, 7)), (128, "64x64, 4 warps", (3, 4))):
+        times = []
+        for n in stages:
+            row = results.select(rows, D=D, provider=f"{tile}, {n} stages").iloc[0]
+            times.append(f"{n} stages, {programs_on_an_sm(row, int(tile.split()[1]))} on an SM: {row['ms']:.2f} ms")
+        print(f"D = {D:3}, {tile}: {';  '.join(times)}   (stored, H200)")
+
+
 def show_tiles(card: dict, dims: tuple[int, ...], *, with_times: bool = True) -> None:
-    """Print what the compiler made of the kernel with each timed tile, and its time; * marks forward.CONFIGS."""
+    """Print what the compiler made of the kernel with each tile that was timed for all of dims, and its time; * marks
+    forward.CONFIGS."""
     rows = results.select(card["kernels"], kernel="forward_tile", is_causal=False)
     rows, chosen = rows[rows["D"].isin(dims)], forward.CONFIGS[232_448]  # bytes of shared memory
     print(f"{'(stored, H200)':26}", *(f"{f'D = {D}':36}" for D in dims[:-1]), f"D = {dims[-1]}")
     heading = f"s, acc  registers  programs  {'   time' if with_times else '':7}"
     print(f"{'':26} {' '.join(heading for _ in dims)}".rstrip())
-    for tile in rows["provider"].unique():
+    for tile, times in rows["provider"].value_counts(sort=False).items():
+        if times < len(dims):
+            continue
         block_m, block_n, num_warps, _ = sizes = [int(word) for word in re.findall(r"\d+", tile)]
         line = f"{tile:26} "
         for D in dims:
             row = results.select(rows, provider=tile, D=D).iloc[0]
-            numbers = block_m * (block_n + D) // (32 * num_warps)
+            numbers = block_m * block_n // (32 * min(num_warps, block_m // 16)) + block_m * D // (32 * num_warps)
             spilled = f"+{row['spilled_registers']:.0f}" if row["spilled_registers"] else ""
             fit = f"{programs_on_an_sm(row, num_warps)} x {num_warps} warps"
             mark = "*" if TileConfig(*sizes) == chosen[D] else " "

@@ -500,6 +500,6 @@ def draw_kinds_of_work() -> Figure:
                         place = left + begin * cycle, y + 0.2 + 0.3 * lane
                         box(ax, *place, seen * cycle, 0.26, text if seen == cycles else "", colour, share=share)
                     begin += cycles
-    note = f"{window} cycles of an SM; a tile here: 1,024 scores; white: idle; at once, each lane works on another tile"
+    note = f"{window} cycles of an SM; a tile here: 1,024 scores; white: idle; at once, each kind of work is at another tile"
     write(ax, 0.1, 5.75, note, ha="left")
     return figure

@@ -146,7 +146,8 @@ RIGHT_ANSWERS = (
          ("    rows = S_k", "    offs_n = start_n + tl.arange(0, BLOCK_N)\n    rows = S_k"),
          ("acc = acc * alpha[:, None]", "v_tile = load_tile(v, b, h_k, start_n, rows, D, BLOCK_N, BLOCK_D)"),
          ("acc = dot(p.to(v_tile.dtype), v_tile, acc)", "acc = alpha[:, None] * acc + dot(p.to(v_tile.dtype), v_tile)")),
-    edit("5.8", "like q", ("torch.empty((B, H_q, S_q, D), dtype=q.dtype, device=q.device)", "torch.empty_like(q)"),
-         ("torch.empty((B, H_q, S_q), dtype", "q.new_zeros((B, H_q, S_q), dtype"), ("padded_d(D)", "max(16, triton.next_power_of_2(D))"),
-         ("(triton.cdiv(S_q, tile.block_m) * B * H_q,)", "lambda meta: (triton.cdiv(S_q, meta['BLOCK_M']) * B * H_q,)")),
+    edit("5.8", "lengths and layouts of their own",
+         ("torch.randn(1, 4, 40, 16)", "torch.randn(2, 77, 6, 20).transpose(1, 2)"),
+         ("torch.randn(1, 2, 25, 16), torch.randn(1, 2, 25, 16)", "None, None"),
+         ("[(q, k, v, False), (q, k, v, True)]", "(q[:, :, :71], k := torch.randn(2, 3, 30, 20), k, 1), (q[:, :, :33], k[:, :, :17], k[:, :, :17], 0)")),
 )  # fmt: skip

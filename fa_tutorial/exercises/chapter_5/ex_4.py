@@ -1,5 +1,7 @@
 """Exercise 5.4, any_length_kernel."""
 
+import ast
+
 import torch
 
 from fa_tutorial.exercises.chapter_5.inner_step import (
@@ -28,7 +30,9 @@ from fa_tutorial.exercises.forward_cases import (
     with_fresh,
 )
 from fa_tutorial.exercises.harness import Exercise
+from fa_tutorial.exercises.running import Wrong
 from fa_tutorial.matmul import tl, triton
+from fa_tutorial.source import source_of
 from fa_tutorial.tiles import dot, load_tile, store_tile
 
 
@@ -61,6 +65,16 @@ def any_length_kernel(q, k, v, o, H, S_q, S_k, D, scale,
         acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])  # [BLOCK_M, BLOCK_D]
         m = m_new
     store_tile(o, acc / l[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
+
+
+def by_choice(kernel):
+    """by_infinity's kernel; Wrong where its text multiplies something by ∞."""
+    for node in ast.walk(ast.parse(source_of(kernel))):
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+            a, b = (side.operand if isinstance(side, ast.UnaryOp) else side for side in (node.left, node.right))
+            if any(ast.unparse(x) == "float('inf')" and not isinstance(y, ast.Constant) for x, y in ((a, b), (b, a))):
+                raise Wrong(f"{ast.unparse(node)} is NaN where a key exists, because 0 · ∞ is NaN: choose the score by tl.where")
+    return by_infinity(kernel)
 
 
 KEYS_MASK, WHERE = "offs_n[None, :] < S_k", 'tl.where(offs_n[None, :] < S_k, s, -float("inf"))'
@@ -129,6 +143,6 @@ EXERCISE = Exercise(
     tolerance=tolerance,
     refused=streams,
     note=by_dots,
-    adapt=by_infinity,
+    adapt=by_choice,
     seen={"overlap": OVERLAP, "stored_again": ONCE},
 )

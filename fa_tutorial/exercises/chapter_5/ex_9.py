@@ -21,6 +21,9 @@ def speed_limits(D, others, peak):
 PRODUCTS, LONGEST, SUM = "2 * 2 * D / 4096", "max(products, exponential, rest)", "(products + exponential + rest)"
 MISTAKES = {
     "a score has two products, q kᵀ and p v, of 2 D FLOPs each: one is missing": (PRODUCTS, "2 * D / 4096"),
+    "a score's two products have 2 D FLOPs each, 4 D in all, and here they have 8 D": (PRODUCTS, "2 * 4 * D / 4096"),
+    "only FLOPs of products go 4096 to a cycle: 16 exponentials and 128 other operations do": [
+        ("exponential = 1 / 16", "exponential = 1 / 4096"), ("others / 128", "others / 4096")],
     "at once, the tensor cores wait where something else takes longer: the longest of the three decides": (LONGEST, "products"),
     "at once, exponentials and the others overlap too: the longest of the three decides": (LONGEST, "max(products, exponential + rest)"),
     "the other operations are missing in in_series": (SUM, "(products + exponential)"),
