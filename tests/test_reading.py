@@ -1,7 +1,9 @@
 """The lines of the forward kernel beside the official source's, which a fake checkout stands for."""
 
 import itertools
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -180,3 +182,32 @@ def test_words_stand_in_their_lines():
             for part in call.name.split("…"):
                 assert part in near, call
                 near = near.partition(part)[2] if part else near
+
+
+def quotes():
+    """The lines of theirs that the page quotes: (file, number, text)."""
+    page = json.loads((Path(__file__).parents[1] / "notebooks" / "12_reading_flash_attention.ipynb").read_text(encoding="utf-8"))
+    text = "\n".join("".join(cell["source"]) for cell in page["cells"] if cell["cell_type"] == "markdown")
+    files = reading.KERNEL, reading.SOFTMAX, reading.SOFTMAX, reading.KERNEL, reading.BACKWARD
+    for file, block in zip(files, re.findall(r"```cpp\n(.*?)```", text, re.DOTALL), strict=True):
+        for line in block.splitlines():
+            number, _, code = line.strip().partition(" ")
+            yield file, int(number), code
+
+
+def test_a_readers_lines_are_quoted():
+    quoted = {number for file, number, _ in quotes() if file == reading.KERNEL}
+    assert set.union(*reading.STEPS.values(), reading.WAITS) <= quoted
+
+
+def test_quotes_stand_in_their_source():
+    folder = reading.checkout()
+    if folder is None:
+        pytest.skip("no checkout of flash-attention 2.8.3 here")
+    left_out = r"FLASH_NAMESPACE::|cute::|template |params\.|Kernel_traits::|const float |\s"
+    for file, number, code in quotes():
+        near = re.sub(left_out, "", "".join((folder / file).read_text(encoding="utf-8").splitlines(keepends=True)[number - 1 : number + 3]))
+        at = -1
+        for part in re.sub(left_out, "", code).split("…"):
+            at = near.find(part, at + 1)
+            assert at >= 0, (file, number, code)
