@@ -310,6 +310,39 @@ print(json.dumps(found))
     return in_a_process(code)
 
 
+def loop_order(kernel: Any, num_stages: int) -> list[str]:
+    """What an iteration of a flash_forward_kernel's loop without a mask does, in its order, by Ampere's mma.sync: fp16,
+    D = 128, tiles of 128 rows and 32 keys, 4 warps, on an H200.
+
+    kernel: as shared_bytes takes it.
+    """
+    code = f"""
+import re, torch
+from fa_tutorial.tiles import TileConfig, heads
+
+q, k, v, o, _, lse = compiling.inputs(torch.float16, 128)
+with compiling.compiling_for(90) as launched:
+    kernel[(1,)](
+        *map(heads, (q, k, v, o)), lse, *[compiling.HEADS] * 2, *[compiling.LENGTH] * 2, 128, 0.1,
+        IS_CAUSAL=False, BLOCK_D=128, **TileConfig(128, 32, 4, {num_stages}).launch(), arch="sm80")
+ptx = launched[-1][1].asm["ptx"]
+loop = re.search(r"(\\$L\\w+):.*?bra\\S*\\s+\\1;", ptx, re.DOTALL)[0]
+steps, products = [], iter(("q kᵀ", "p v"))
+for step in re.findall(r"wait_group\\s+\\d+|commit_group|mma\\.sync|ex2", loop):
+    if step == "mma.sync":
+        steps += [] if steps[-1] in ("q kᵀ", "p v") else [next(products)]
+    elif step == "ex2":
+        steps += [] if steps[-1] == "softmax" else ["softmax"]
+    elif step == "commit_group":
+        steps.append("begin a copy")
+    else:
+        left = int(step.split()[1])
+        steps.append("wait for all copies" if left == 0 else f"wait until {{left}} copies are under way")
+print(json.dumps(steps))
+"""
+    return _of_a_kernel(kernel, forward.flash_forward_kernel, code)
+
+
 def masked_shared_bytes(masks: dict[str, tuple[Any, tuple]], D: int) -> dict[str, int]:
     """Bytes of shared memory that a block of chapter 10's forward takes on an H200 in fp16, by a mask's name.
 

@@ -1,7 +1,7 @@
 """Chapter 12: where the forward kernel's lines stand in the official source, flash-attention at v2.8.3.
 
-Names and line numbers alone, none of its code: `calls` lists what a function calls, `mark` marks the lines that a
-reader finds, `beside` links each line of ours to its like, and `both` reads it from a checkout on the reader's disk.
+Names and line numbers alone, none of its code: `mark` marks the lines that a reader finds, `beside` links each line of
+ours to its like, and `both` reads it from a checkout on the reader's disk.
 `their_loop` does in PyTorch what its loop does. `under_way` says what a call of FlashAttention-3's step may meet.
 """
 
@@ -113,97 +113,11 @@ DIFFERS = {
 }
 
 
-class Call(NamedTuple):
-    """What stands at a line of theirs: a function or an operator, and the names that it reads and writes."""
-
-    line: int
-    name: str
-    reads: str = ""
-    writes: str = ""
-    when: str = ""  # if not always
-
-
-FIRST, LATER = "in the first block", "in a later block"
-# A function of theirs -> its file, and its calls by part.
-CALLS: dict[str, tuple[str, dict[str, tuple[Call, ...]]]] = {
-    "compute_attn_1rowblock": (KERNEL, {"": (
-        Call(304, "clear", "", "acc_s"),
-        Call(305, "cp_async_wait"),
-        Call(306, "__syncthreads"),
-        Call(310, "copy", "tVgV", "tVsV", LATER),
-        Call(313, "copy", "tVgV", "tVsV", f"{FIRST}, with `Clear_OOB_MN`"),
-        Call(317, "cp_async_fence"),
-        Call(319, "gemm", "tSsQ tSsK", "acc_s"),
-        Call(328, "apply_mask", "acc_s", "acc_s"),
-        Call(332, "cp_async_wait"),
-        Call(333, "__syncthreads"),
-        Call(335, "copy", "tKgK", "tKsK", "of block `n_block - 1`"),
-        Call(338, "cp_async_fence"),
-        Call(343, "softmax_rescale_o", "acc_s scale_softmax_log2", "acc_s", f"{FIRST}, with `Is_first`"),
-        Call(344, "softmax_rescale_o", "acc_s acc_o scale_softmax_log2", "acc_s acc_o", LATER),
-        Call(347, "convert_type", "acc_s", "rP"),
-        Call(367, "gemm_rs", "tOrP tOsVt", "acc_o"),
-    )}),
-    "softmax_rescale_o": (SOFTMAX, {
-        "reduce_max, by reduce_": (
-            Call(49, "thread_reduce_", "tensor", "summary"),
-            Call(50, "quad_allreduce_", "summary", "summary"),
-        ),
-        "reduce_sum": (Call(62, "thread_reduce_", "tensor", "sum"),),
-        "the first block: Is_first": (
-            Call(142, "reduce_max", "scores", "row_max"),
-            Call(143, "scale_apply_exp2", "scores row_max softmax_scale_log2", "scores"),
-            Call(144, "reduce_sum", "scores", "row_sum"),
-        ),
-        "a later block": (
-            Call(147, "copy", "row_max", "scores_max_prev"),
-            Call(148, "reduce_max", "scores row_max", "row_max"),
-            Call(154, "… ? 0.0f : row_max(mi)", "row_max", "scores_max_cur"),
-            Call(157, "exp2f", "scores_max_prev scores_max_cur softmax_scale_log2", "scores_scale"),
-            Call(158, "*=", "scores_scale", "row_sum"),
-            Call(160, "*=", "scores_scale", "acc_o_rowcol"),
-            Call(162, "scale_apply_exp2", "scores row_max softmax_scale_log2", "scores"),
-            Call(165, "reduce_sum", "scores row_sum", "row_sum"),
-        ),
-    }),
-    "compute_dq_dk_dv_1colblock": (BACKWARD, {"": (
-        Call(472, "gemm", "tSsQ tSsK", "acc_s"),
-        Call(514, "apply_mask_causal", "scores", "scores"),
-        Call(534, "scale_apply_exp2", "scores lse scale_softmax_log2", "scores"),
-        Call(553, "copy", "tPaP", "tPsP"),
-        Call(575, "gemm", "tdPsdO tdPsV", "acc_dp"),
-        Call(589, "pointwise_mult", "scores dS dP_sum", "dS"),
-        Call(625, "copy", "tdSadS", "tdSsdS"),
-        Call(633, "gemm", "tdVsPt tdVsdOt", "acc_dv"),
-        Call(653, "gemm", "tdQsdS tdQsKt", "acc_dq"),
-        Call(676, "atomicAdd", "acc_dq", "tdQgdQaccum"),
-        Call(687, "gemm", "tdKsdSt tdKsQt", "acc_dk"),
-    )}),
-}  # fmt: skip
-
-
-def calls(function: str):
-    """A table of the calls of one of their functions, in its order, with the names that each reads and writes; the line
-    numbers are links. Returns an IPython.display.Markdown."""
-    from IPython.display import Markdown
-
-    file, parts = CALLS[function]
-    rows = [f"| line of {Path(file).name} | call | reads | writes |", "|---|---|---|---|"]
-    for part, its_calls in parts.items():
-        if part:
-            rows.append(f"| *{part}* | | | |")
-        for call in its_calls:
-            link = f"[{call.line}]({permalink(Place(file, call.line, call.line, call.name))})"
-            reads, writes = (", ".join(f"`{name}`" for name in names.split()) for names in (call.reads, call.writes))
-            rows.append(f"| {link} | `{call.name}`{', ' * bool(call.when)}{call.when} | {reads} | {writes} |")
-    return Markdown("\n".join(rows))
-
-
-# A step of `attend` -> the lines of the forward's calls that do it: any of them will do.
+# A step of `attend` -> the lines of the forward's loop that do it: any of them will do.
 STEPS: dict[str, set[int]] = {"load k": {335}, "q kᵀ": {319}, "times scale": {343, 344}, "mask": {328},
                               "softmax_step": {343, 344}, "acc · alpha": {344}, "load v": {310, 313},
                               "acc + p v": {367}}  # fmt: skip
-WAITS = {305, 306, 317, 332, 333, 338}  # of the forward's calls
+WAITS = {305, 306, 317, 332, 333, 338}  # of the forward's loop
 
 
 def mark(lines: dict[str, int | list[int]], struck: Iterable[int]) -> str:

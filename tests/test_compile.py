@@ -55,6 +55,12 @@ def test_a_launchs_instruction_of_the_tensor_cores():
     assert compiling.multiplied_by([{}, {"arch": "sm80"}]) == ["HGMMA", "HMMA"]
 
 
+def test_with_two_stages_the_copies_by_mma_sync_begin_after_the_products():
+    two, three = (compiling.loop_order(forward.flash_forward_kernel, stages) for stages in (2, 3))
+    assert two == ["wait for all copies", "q kᵀ", "softmax", "p v", "begin a copy", "begin a copy"]
+    assert three[0] == "wait until 2 copies are under way" and sorted(three[1:]) == sorted(two[1:])
+
+
 @pytest.mark.slow
 def test_instructions_of_a_readers_loop():
     """A matmul's, an exponential's for each of a thread's 32 scores; powers of 2 save multiplications, and nothing else."""

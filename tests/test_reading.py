@@ -1,7 +1,9 @@
 """The lines of the forward kernel beside the official source's, which a fake checkout stands for."""
 
 import itertools
+import json
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -44,17 +46,7 @@ def test_each_line_stands_beside_links_to_its_places(kernel):
         ]
 
 
-@pytest.mark.parametrize("function", reading.CALLS)
-def test_calls_are_in_their_lines_order_with_links(function):
-    file, parts = reading.CALLS[function]
-    links = re.findall(r"\| \[(\d+)\]\(\S+v2\.8\.3/(\S+)#L(\d+)-L\d+\) \|", reading.calls(function).data)
-    lines = [call.line for its_calls in parts.values() for call in its_calls]
-    assert lines == sorted(lines) and links == [(str(line), file, str(line)) for line in lines]
-
-
 def test_a_readers_lines_are_marked():
-    called = {call.line for call in reading.CALLS["compute_attn_1rowblock"][1][""]}
-    assert set.union(*reading.STEPS.values()) <= called
     assert reading.mark({step: list(lines) for step, lines in reading.STEPS.items()}, [0]).startswith("8 of 8 right\n")
     for lines in itertools.product(*reading.STEPS.values()):
         assert reading.mark(dict(zip(reading.STEPS, lines, strict=True)), [0]).startswith("8 of 8 right\n")
@@ -63,8 +55,8 @@ def test_a_readers_lines_are_marked():
 
 
 def test_waits_are_struck_out():
-    called = reading.CALLS["compute_attn_1rowblock"][1][""]
-    assert all(any(wait in call.name for wait in ("wait", "sync", "fence")) == (call.line in reading.WAITS) for call in called)
+    loop = [(number, code) for file, number, code in quotes() if file == reading.KERNEL and number > 300]
+    assert {number for number, code in loop if re.search("_wait|__sync|_fence", code)} == reading.WAITS
     assert reading.mark(reading.STEPS, reading.WAITS).endswith("right\n6 of 6 waits struck out")
     assert reading.mark(reading.STEPS, [0]).endswith("0 of 6 waits struck out")
     assert reading.mark(reading.STEPS, [305, 304]).endswith("1 of 6 waits struck out; no wait: 304")
@@ -170,13 +162,32 @@ def test_words_stand_in_their_lines():
         for place in places:
             lines = (folder / place.file).read_text(encoding="utf-8").splitlines()[place.first - 1 : place.last]
             assert place.word in "\n".join(lines), place
-    for file, parts in reading.CALLS.values():
-        lines = (folder / file).read_text(encoding="utf-8").splitlines()
-        for call in (call for its_calls in parts.values() for call in its_calls):
-            near = (
-                " ".join(" ".join(lines[call.line - 1 : call.line + 3]).split()).replace("( ", "(").replace(" )", ")")
-            )  # a call takes up to four lines
-            assert all(name in near for name in f"{call.reads} {call.writes}".split()), call
-            for part in call.name.split("…"):
-                assert part in near, call
-                near = near.partition(part)[2] if part else near
+
+
+def quotes():
+    """The lines of theirs that the page quotes: (file, number, text)."""
+    page = json.loads((Path(__file__).parents[1] / "notebooks" / "12_reading_flash_attention.ipynb").read_text(encoding="utf-8"))
+    text = "\n".join("".join(cell["source"]) for cell in page["cells"] if cell["cell_type"] == "markdown")
+    files = reading.KERNEL, reading.SOFTMAX, reading.SOFTMAX, reading.KERNEL, reading.BACKWARD
+    for file, block in zip(files, re.findall(r"```cpp\n(.*?)```", text, re.DOTALL), strict=True):
+        for line in block.splitlines():
+            number, _, code = line.strip().partition(" ")
+            yield file, int(number), code
+
+
+def test_a_readers_lines_are_quoted():
+    quoted = {number for file, number, _ in quotes() if file == reading.KERNEL}
+    assert set.union(*reading.STEPS.values(), reading.WAITS) <= quoted
+
+
+def test_quotes_stand_in_their_source():
+    folder = reading.checkout()
+    if folder is None:
+        pytest.skip("no checkout of flash-attention 2.8.3 here")
+    left_out = r"FLASH_NAMESPACE::|cute::|template |params\.|Kernel_traits::|const float |\s"
+    for file, number, code in quotes():
+        near = re.sub(left_out, "", "".join((folder / file).read_text(encoding="utf-8").splitlines(keepends=True)[number - 1 : number + 3]))
+        at = -1
+        for part in re.sub(left_out, "", code).split("…"):
+            at = near.find(part, at + 1)
+            assert at >= 0, (file, number, code)

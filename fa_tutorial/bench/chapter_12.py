@@ -83,3 +83,19 @@ def ruined_rows(changes: dict[str, dict[str, torch.Tensor]], guesses: Sequence[s
     handles = [Patch(linewidth=0.5, label=label, **look) for label, look in zip(NAMES, LOOKS, strict=True)]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
+
+
+def milliseconds(panels: dict[str, dict[str, float]]) -> Figure:
+    """Times as bars, with their milliseconds: a panel each, a bar for each name."""
+    figure, axes = plt.subplots(1, len(panels), figsize=(10, 2.2), layout="constrained", squeeze=False, sharex=True)
+    for ax, (title, times) in zip(axes[0], panels.items(), strict=True):
+        colours = [COLOURS["sky" if line == 0 else "orange"] for line in range(len(times))]
+        ax.barh(list(times), list(times.values()), color=colours, edgecolor="black", linewidth=0.5)
+        for line, ms in enumerate(times.values()):
+            ax.text(ms + 0.4, line, f"{ms:.2f} ms", va="center")
+        ax.set(title=title, xlim=(0, 1.35 * max(max(times.values()) for times in panels.values())), xlabel="ms")
+        ax.invert_yaxis()
+        ax.grid(False)
+    for ax in axes[0][1:]:
+        ax.set_yticklabels([])
+    return figure

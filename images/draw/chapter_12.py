@@ -74,6 +74,30 @@ def draw_parts(ax: Axes, parts: tuple, first: int, last: int, left: float, top: 
             box(ax, left + (start - first) * per_line, top, (end - start) * per_line, 0.6, text, colour, share=0.4)
 
 
+# ---------------------------------------------------------------- a name in its slots
+
+SLOTS = ("one thread's share?", "for which copy or product", "where", "of which tensor", "transposed?")
+SLOT_NAMES = (("gK", "", "", "g: global memory", "K: k", ""), ("tKgK", "t: yes", "K: the copy of k", "g: global memory", "K: k", ""),
+              ("tKsK", "t: yes", "K: the copy of k", "s: shared memory", "K: k", ""), ("tSrK", "t: yes", "S: s = q kᵀ", "r: registers", "K: k", ""),
+              ("tdVsPt", "t: yes", "dV: dv = pᵀ do", "s: shared memory", "P: p", "t: yes"))  # fmt: skip
+
+
+@image("12_names.png")
+def draw_names() -> Figure:
+    """Five names of FA2's, each cut into its slots."""
+    figure, ax = canvas(2.75)
+    left, wide, high = (0.95, 2.75, 4.65, 6.3, 7.75), (1.75, 1.85, 1.6, 1.4, 1.1), 0.36
+    for x, width, text in zip(left, wide, SLOTS, strict=True):
+        write(ax, x + width / 2, 0.25, text)
+    for n, (name, *slots) in enumerate(SLOT_NAMES):
+        y = 0.5 + n * 0.43
+        write(ax, 0.1, y + high / 2, name, HEAD, ha="left", weight="bold")
+        for x, width, text, colour in zip(left, wide, slots, ("black", "yellow", "sky", "orange", "purple"), strict=True):
+            if text:
+                box(ax, x, y, width - 0.05, high, text, colour, share=0.12 if colour == "black" else 0.4)
+    return figure
+
+
 # ---------------------------------------------------------------- the two loops
 
 # A step: its text, and its colour, that of the tensor. Theirs have a line, and the number of the step of yours that they do.
@@ -119,7 +143,13 @@ def draw_two_loops() -> Figure:
                         color="black" if moved else DARK, linewidth=2.2 if moved else 1, linestyle="-" if moved else ":")  # fmt: skip
     scale_to = inside_top + (0.85 + 4) * ROW + BOX / 2  # the scale goes with p
     ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - 0.16), (mine[2] + BOX / 2, scale_to), color="black", linewidth=2.2)
-    write(ax, YOURS_AT, 7.25, "thick lines: what has moved; one dotted line for m, alpha and l", ha="left")
+    write(
+        ax,
+        YOURS_AT,
+        7.25,
+        "thick lines: what has moved; one dotted line for m, alpha and l; not drawn: 304, 306, 317, 333, 338 and 347",
+        ha="left",
+    )
     return figure
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-import statistics
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -19,6 +18,7 @@ from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Shape, about
 from fa_tutorial.bench.chapter_8 import in_words, inputs
 from fa_tutorial.bench.sweep import Measurement
+from fa_tutorial.bench.timing import time_call, timed_in_turns
 from fa_tutorial.tiles import TileConfig, heads, padded_d
 
 hardware.require_triton("Measuring (tools/measure)")
@@ -35,15 +35,19 @@ TILES = [
         (128, 32, 4, 3), (128, 32, 4, 2), (128, 128, 8, 2), (64, 32, 4, 3), (128, 32, 8, 3),
     )
 ]  # fmt: skip
-# FA2's loop, whole or without a line -> fa2_kernel's arguments
+FA2 = ("sdpa_flash", None)  # it chooses its tile by itself
+# FA2's loop, whole, without a line, or with what chapter 5's kernel has in its place -> fa2_kernel's arguments
+WHOLE = {"COPIES": "early", "SWIZZLED": True, "EXP2": True}
 LOOPS = {
-    "whole": {"EARLY": True, "SWIZZLED": True},
-    "copies begin late": {"EARLY": False, "SWIZZLED": True},
-    "tiles aren't swizzled": {"EARLY": True, "SWIZZLED": False},
+    "whole": WHOLE,
+    "copies begin late": WHOLE | {"COPIES": "late"},
+    "tiles aren't swizzled": WHOLE | {"SWIZZLED": False},
+    "copies as in yours": WHOLE | {"COPIES": "together"},
+    "softmax as in yours": WHOLE | {"EXP2": False},
+    "both as in yours": WHOLE | {"COPIES": "together", "EXP2": False},
 }
 LOOP_TILES = {"128x128 4 warps": (128, 128, 4), "128x64 4 warps": (128, 64, 4), "128x32 4 warps": (128, 32, 4),
               "64x64 4 warps": (64, 64, 4), "128x64 8 warps": (128, 64, 8)}  # fmt: skip
-ROUNDS, FIRST = 12, 2  # the first rounds warm up
 
 
 def instruction_cases() -> Iterator[Measurement]:
@@ -68,13 +72,13 @@ def launched(tensors: tuple[torch.Tensor, ...], instruction: str, tile: TileConf
 
 @functools.cache
 def instructions_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    """Each provider's median, least and largest time. A tile that doesn't fit is left out, and a kernel that gives
+    """Each provider's time, with its fastest tile. A tile that doesn't fit is left out, and a kernel that gives
     another o than FA2, or multiplies by another instruction than asked for, is an error.
     """
     q, k, v = inputs(shape)
     o, lse = torch.empty_like(q), torch.empty(q.shape[:3], device=q.device)
-    calls: dict[tuple, Callable[[], Any]] = {("sdpa_flash",): partial(peers.provider("sdpa_flash"), q, k, v)}
-    want, facts = calls["sdpa_flash",](), {("sdpa_flash",): {}}
+    calls: dict[tuple, Callable[[], Any]] = {FA2: partial(peers.provider("sdpa_flash"), q, k, v)}
+    want, facts = calls[FA2](), {FA2: {}}
     for instruction, tile in itertools.product(INSTRUCTIONS, TILES):
         call = partial(launched, (q, k, v, o, lse), instruction, tile)
         try:
@@ -89,11 +93,9 @@ def instructions_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
         facts[instruction, tile] = {
             "tile": in_words(tile), "registers": compiled.n_regs, "spilled_registers": compiled.n_spills,
         }  # fmt: skip
-    rows: dict[str, dict[str, Any]] = {}
-    for name, row in in_turns(calls).items():
-        if name[0] not in rows or row["ms"] < rows[name[0]]["ms"]:
-            rows[name[0]] = row | facts[name]
-    return rows
+    best = fastest(calls, lambda name: name[0])
+    rows = timed_in_turns({name: calls[name] for name in best.values()})
+    return {provider: rows[name] | facts[name] for provider, name in best.items()}
 
 
 def loop_cases() -> Iterator[Measurement]:
@@ -110,11 +112,11 @@ def loop_cases() -> Iterator[Measurement]:
 
 @functools.cache
 def loops_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    """Each provider's median, least and largest time. A loop that gives another o than FA2 is an error."""
+    """Each provider's time. A loop that gives another o than FA2 is an error."""
     q, k, v = inputs(shape)
     o, S, D = torch.empty_like(q), q.shape[2], q.shape[3]
-    calls: dict[Any, Callable[[], Any]] = {"sdpa_flash": partial(peers.provider("sdpa_flash"), q, k, v)}
-    want, facts = calls["sdpa_flash"](), {}
+    calls: dict[tuple, Callable[[], Any]] = {FA2: partial(peers.provider("sdpa_flash"), q, k, v)}
+    want, facts = calls[FA2](), {}
     for (name, lines), (tile, (block_m, block_n, num_warps)) in itertools.product(LOOPS.items(), LOOP_TILES.items()):
         grid, sizes = (q.numel() // D // block_m,), (S, D**-0.5 * math.log2(math.e), D, block_m, block_n)
         call = partial(fa2_kernel[grid], q, k, v, o, *sizes, **lines, num_warps=num_warps)
@@ -123,33 +125,17 @@ def loops_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
             raise RuntimeError(f"{name}, {tile}: o isn't FA2's")
         calls[name, tile] = call
         facts[name, tile] = {"tile": tile, "registers": compiled.n_regs, "spilled_registers": compiled.n_spills}
-    rows = in_turns(calls)
-    best = {name: min(LOOP_TILES, key=lambda tile: rows[name, tile]["ms"]) for name in LOOPS}
-    found = {"sdpa_flash": rows["sdpa_flash"]}
-    for name, tile in best.items():
-        of_its_own = {"best_ms": rows[name, tile]["ms"], "best_tile": tile}
+    best = dict(fastest(calls, lambda name: name[0]).values())
+    timed = {(name, tile) for name in LOOPS for tile in (best["whole"], best[name])} | {FA2}
+    rows = timed_in_turns({name: calls[name] for name in calls if name in timed}, rounds=5)
+    found = {"sdpa_flash": rows[FA2]}
+    for name in LOOPS:
+        of_its_own = {"best_ms": rows[name, best[name]]["ms"], "best_tile": best[name]}
         found[name] = rows[name, best["whole"]] | facts[name, best["whole"]] | of_its_own
     return found
 
 
-def in_turns(calls: dict[Any, Callable[[], Any]]) -> dict[Any, dict[str, float]]:
-    """Each call's median, least and largest time, of rounds in which each is called once."""
-    times: dict[Any, list[float]] = {name: [] for name in calls}
-    for _ in range(ROUNDS):
-        for name, call in calls.items():
-            times[name].append(once(call))
-    rows = {}
-    for name, found in times.items():
-        ms, least, most = (round(of(found[FIRST:]), 3) for of in (statistics.median, min, max))
-        rows[name] = {"ms": ms, "ms_min": least, "ms_max": most}
-    return rows
-
-
-def once(call: Callable[[], Any]) -> float:
-    """Milliseconds of one call."""
-    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    start.record()
-    call()
-    end.record()
-    end.synchronize()
-    return start.elapsed_time(end)
+def fastest(calls: dict[Any, Callable[[], Any]], of: Callable[[Any], Any]) -> dict[Any, Any]:
+    """What `of` says of a name -> the name of its fastest call, by one short look at each."""
+    times = {name: time_call(call, warmup_ms=30, repeat_ms=30).ms for name, call in calls.items()}
+    return {group: min((name for name in calls if of(name) == group), key=times.get) for group in map(of, calls)}

@@ -42,6 +42,8 @@ MISTAKES = {
         "    return p,", "    acc = torch.zeros_like(acc) if is_first else acc\n    return p,"),
     "the exponentials are in base e: softmax_scale_log2 holds log₂ e already, so both are exp2": [
         (P, P.replace("exp2", "exp")), (ALPHA, ALPHA.replace("exp2", "exp"))],
+    "scale_log2 is divided by log₂ e: it holds log₂ e already, and exp2 wants it": [
+        (P, P.replace("scale_log2", "scale_log2 / math.log2(math.e)")), (ALPHA, ALPHA.replace("scale_log2", "scale_log2 / math.log2(math.e)"))],
     "a row that has seen nothing gives NaN: where its maximum is −inf, both exponentials take 0 for it": (
         "torch.where(new_max == -math.inf, 0.0, new_max)", "new_max"),
     "alpha is NaN where a row has seen nothing: −inf − (−inf) is NaN, so Check_inf takes 0 for its new maximum": (

@@ -27,6 +27,13 @@ AFTER = "line 731 scales dk after the loop, and convert_dQ scales dq"
 MISTAKES = {
     f"dq and dk are scaled: {AFTER}": (RESULTS, f"{SCALE} * (ds @ k), {SCALE} * (ds.T @ q), p.T @ do"),
     f"dq is scaled: {AFTER}": (RESULTS, f"{SCALE} * (ds @ k), ds.T @ q, p.T @ do"),
+    f"dk is scaled: {AFTER}": (RESULTS, f"ds @ k, {SCALE} * (ds.T @ q), p.T @ do"),
+    f"dq and dk are multiplied by scale_log2: {AFTER}, by the scale alone": (
+        RESULTS, "scale_log2 * (ds @ k), scale_log2 * (ds.T @ q), p.T @ do"),
+    "dv comes first: return dq, dk, dv": (RESULTS, "p.T @ do, ds.T @ q, ds @ k"),
+    "delta is added: pointwise_mult is p · (dp − delta)": (DS, DS.replace("- delta", "+ delta")),
+    "delta is summed over this block's keys alone: it is the whole row's, and comes as an argument": (
+        DS, "p * (do @ v.T - (p * (do @ v.T)).sum(dim=1, keepdim=True))"),
     "dq and dk are swapped: return dq, dk, dv": (RESULTS, "ds.T @ q, ds @ k, p.T @ do"),
     "lse is multiplied by scale_log2: it is a logarithm of scaled scores, so it needs only log₂ e": (
         P, "torch.exp2((s - lse[:, None]) * scale_log2)"),
@@ -40,6 +47,8 @@ MISTAKES = {
     "delta isn't subtracted: pointwise_mult is p · (dp − delta)": (DS, "p * (do @ v.T)"),
     "p is a softmax of this block alone: lse is the whole row's, so p is 2^(s · scale_log2 − lse · log₂ e)": (
         P, f"torch.softmax(s * {SCALE}, dim=1)"),
+    "p is a softmax of this block alone, with 0 for NaN: lse is the whole row's, so p is 2^(s · scale_log2 − lse · log₂ e)": (
+        P, f"torch.softmax(s * {SCALE}, dim=1).nan_to_num()"),
 }  # fmt: skip
 CONDITIONS = {"hidden": "a row may see no key, in this block or at all; in the second case its lse is +∞"}
 RULES = {
@@ -61,12 +70,13 @@ def inputs():
         tensors = (torch.as_tensor(x) for x in (q, k, v, do, lse, delta, seen))
         return case(*tensors, 0.5, **{"otherwise": RULES} | options)
 
-    draw = generator()
+    draw = torch.Generator().manual_seed(3)  # the same in every call, unlike what a fresh case has
     every, two = [[True, True], [True, True]], ([[1.0], [2.0]], [[2.0], [-1.0]], [[1.0], [3.0]], [[1.0], [-2.0]])
     yield step(*two, [1.0, 2.0], [0.5, -1.0], every, on="two rows and two keys, D = 1")
     yield step(*two, [1.0, 2.0], [0.5, -1.0], [[True, False], [True, True]], on="row 0 doesn't see key 1")
     q, k, v, do = (torch.randn(rows, 4, generator=draw) for rows in (3, 5, 5, 3))
     yield step(q, k, v, do, torch.ones(3), torch.ones(3), torch.rand(3, 5, generator=draw) > 0.3, on="3 rows, 5 keys, D = 4")
+    draw = generator()
     q, k, v, do = (torch.randn(rows, 8, generator=draw) for rows in (6, 4, 4, 6))
     lse, delta = 2 + torch.rand(6, generator=draw), torch.randn(6, generator=draw)
     yield step(q, k, v, do, lse, delta, torch.rand(6, 4, generator=draw) > 0.3, on="6 rows, 4 keys, D = 8", fresh=True)

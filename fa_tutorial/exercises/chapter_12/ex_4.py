@@ -77,7 +77,8 @@ def judged(test, which, told):
         words.append(f"change {change} {word}")
         if word != want:
             small = told is HIDE and word != "passes"
-            cause = cause or (f"change {change} is off by less than 0.01, which is too little for a test" if small else told[change])
+            few = ": with fewer keys one that leaks weighs more" if change == 5 else ""
+            cause = cause or (f"change {change} is off by less than 0.01, which is too little for a test{few}" if small else told[change])
     return verdict(" and ".join(words), cause)
 
 
