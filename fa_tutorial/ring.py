@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -238,7 +238,8 @@ def play(programs: Iterable[Program]) -> tuple[list[Any], list[int]]:
     (what each returned, bytes that each sent).
 
     A program is a generator: `k, v = yield k, v` sends a pair of tensors to the next rank, and receives the pair of the
-    one before. RuntimeError where a rank has returned and its neighbour still sends, for that one would wait for ever.
+    one before, as copies. RuntimeError where a rank has returned and its neighbour still sends, for that one would wait
+    for ever.
     """
     programs = [*programs]
     ranks = range(len(programs))
@@ -258,7 +259,14 @@ def play(programs: Iterable[Program]) -> tuple[list[Any], list[int]]:
         for rank in ranks:
             if rank not in done and (before := (rank - 1) % len(programs)) in done:
                 raise RuntimeError(f"rank {rank} waits for ever: rank {before} has returned and sends nothing")
-        received = messages[-1:] + messages[:-1]
+        received = [*map(copied, messages[-1:] + messages[:-1])]
+
+
+def copied(message: Any) -> Any:
+    """A message as it arrives: what its sender does to the tensors afterwards changes nothing."""
+    if isinstance(message, tuple | list):
+        return type(message)(map(copied, message))
+    return message.clone() if isinstance(message, torch.Tensor) else message
 
 
 def bytes_of(message: Any) -> int:
@@ -287,16 +295,15 @@ class Clock:
         return Message(self, self.link, coming)
 
 
-class Message(NamedTuple):
-    """One that comes while another leaves."""
+class Message:
+    """One that comes while another leaves. Only wait() returns what comes."""
 
-    clock: Clock
-    arrival: float
-    coming: Any
+    def __init__(self, clock: Clock, arrival: float, coming: Any) -> None:
+        self.clock, self.arrival, self._coming = clock, arrival, coming
 
     def wait(self) -> Any:
         self.clock.now = max(self.clock.now, self.arrival)
-        return self.coming
+        return self._coming
 
 
 def play_backward(

@@ -992,6 +992,8 @@ def test_ring_attention_plays_and_stops(page):
 def test_ring_clock_is_the_pages_clock(page):
     """Every setting takes as long as chapter 13's tables say, and ✓ stands where none adds less."""
     assert open_figure(page, "ring_clock")["total"] == 18
+    assert page.locator("input:visible, select:visible").count() == 3  # those of the question
+    page.locator("summary").click()
     assert put(page, own="last")["total"] == 17
     for ranks, (T_c, T_s) in itertools.product((2, 3, 4, 8), ((4, 1), (5, 3.25), (2, 6))):
         for own, messages, is_held in itertools.product(("first", "last"), (1, 2), (False, True)):
@@ -1011,6 +1013,7 @@ def test_ring_clock_is_the_pages_clock(page):
 @pytest.mark.parametrize("way", ["forward", "backward"])
 def test_ring_clock_has_the_stored_times(page, way):
     open_figure(page, "ring_clock")
+    page.locator("summary").click()
     put(page, way=way)
     for name, T_c, T_s in chapter_13.cases(chapter_13.load()["rows"], way):
         shown = put(page, case=" ".join(name.split()))

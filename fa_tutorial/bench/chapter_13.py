@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 from fa_tutorial import figures, hardware, processes, reference, ring
 from fa_tutorial.arguments import check_attention
 from fa_tutorial.attention import flash_attention
+from fa_tutorial.bench import results
 from fa_tutorial.tiles import MAX_D
 
 STORED = Path(__file__).with_name("ring.json")
@@ -148,6 +149,47 @@ def print_orders(rows: pd.DataFrame) -> None:
         print(f"{case['S']:9,} tokens {plain:8,.1f} {zigzag:9,.1f} {plain / zigzag:7.2f}")
 
 
+def print_parts(rows: pd.DataFrame) -> None:
+    """Ms of a quarter of one GPU's forward; of four tiles and three joins, each measured by itself, of the rank that
+    takes longest; and of a run that sends nothing."""
+    times = times_of(rows)
+    times = times[times["link"].eq("NVLink") & times["H_k"].eq(16)].set_index("S")
+    print("forward, ms       one GPU / 4  four tiles  three joins   together  sending nothing")
+    for S in (131_072, 1_048_576):
+        tile = {name: part_of("ring_tile", name, S, counter=True)["ms"] for name in ("own", *VISITORS)}
+        join = {name: part_of("ring_join", name, S)["ms"] for name in VISITORS}
+        ranks = []
+        for earlier in range(4):
+            visitors = {"earlier": earlier, "later": 3 - earlier}
+            tiles, joins = (sum(n * ms[name] for name, n in visitors.items()) for ms in (tile, join))
+            ranks.append((tile["own"] + tiles, joins))
+        tiles, joins = max(ranks, key=sum)
+        told = [part_of("ring_tile", "one GPU", S)["ms"], tiles, joins, tiles + joins, times["computing alone"][S]]
+        print(f"{S:9,} tokens", "{:11,.1f} {:11,.1f} {:12,.1f} {:10,.1f} {:16,.1f}".format(*told))
+
+
+def print_clocks() -> None:
+    """A tile's ms and its SMs' clock, with a million tokens: the own one, and a visitor's with all keys and with few
+    at once."""
+    print("1,048,576 tokens                          ms   the SMs' clock")
+    for words, provider, wanted in (
+        ("the own tile", "own", {}),
+        ("a later rank's keys", "later", {}),
+        ("the same, 32,768 at a time", "later", {"keys_at_once": 32_768}),
+    ):
+        row = part_of("ring_tile", provider, 1_048_576, counter=True, **wanted)
+        print(f"{words:34} {row['ms']:9,.1f} {row['mhz']:9,.0f} MHz, {row['watts']:.0f} W")
+
+
+VISITORS = ("earlier", "later")
+
+
+def part_of(kernel: str, provider: str, S: int, **wanted) -> pd.Series:
+    """The stored row of one tile or join of a rank of four, measured on one GPU."""
+    found = results.select(results.load("h200")["kernels"], chapter=13, kernel=kernel, provider=provider, S=S, **wanted)
+    return (found if "keys_at_once" in wanted else found[found["keys_at_once"].isna()]).iloc[0]
+
+
 def on_clock(
     way: str, T_c: float, T_s: float, ranks: int = 4, *, own: str = "first", messages: int = 2,
     is_held: bool = False, is_shared: bool = False,
@@ -182,11 +224,12 @@ def steps_of(way: str, own: str, T_c: float, T_s: float, ranks: int) -> list[tup
 
 def forward_sends(rows: pd.DataFrame) -> pd.DataFrame:
     """T_c and T_s of each case, and what sends add to the ms of its forward: by the clock, measured with equal shares
-    and with the counter, and what programs that start late would add to equal shares."""
+    (on "four H200s") and with the counter, and what programs that start late would add to equal shares."""
     found = of_cases(rows, "forward")
     sends = {"clock": {}, "late programs": {"is_held": True, "is_shared": True}}
     sends = {name: added(found, "forward", **how) for name, how in sends.items()}
     measured = {
+        "four H200s": found["equal shares"] - found["equal shares alone"],
         "equal shares": found["equal shares"] - found["equal shares alone"],
         "counter": found["ring"] - found["computing alone"],
     }
@@ -245,6 +288,9 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
             for link, fill in (("host memory", "full"), ("NVLink", "none")):
                 here = times[times["link"].eq(link) & times["H_k"].eq(H_k)]
                 ax.plot(here["x"], here["one GPU"] / here[way], marker, fillstyle=fill, **look)
+                for S, x in zip(here["S"], here["x"], strict=True):
+                    if way == "ring":  # how many tokens, once
+                        ax.text(x, 0.1, f"{S:,}", rotation=90, fontsize=8, ha="center", va="bottom")
         ax.set_title(f"g = {16 // H_k}")
         ax.set_xscale("log", base=2)
         ax.set_xticks([1 / 8, 1, 8, 64], ["1/8", "1", "8", "64"])
@@ -253,8 +299,8 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
         ax.plot([], [], color="grey", label="line: the clock")
         ax.plot([], [], "o", color="grey", label="full: host memory")
         ax.plot([], [], "o", color="grey", fillstyle="none", label="open: NVLink")
+        ax.set_ylim(0, 4.3)
     figure.axes[0].set_ylabel("4 GPUs: times as fast as one")
-    figure.axes[0].text(80, 3.35, "a million\ntokens", ha="center", va="top")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
     return figure
 
@@ -277,29 +323,16 @@ def print_ways(ways: Callable, rows: pd.DataFrame) -> None:
         print(f"{case['S']:9,} {case['link']:13} {g:3} {case['x']:5.2f} {clock} {measured}")
 
 
-def print_exchanges(ways: Callable, rows: pd.DataFrame) -> None:
-    """Ms of Ulysses' sends over the host's memory with nothing beside them, and on the clock: exercise 13.8's `ways`,
-    where a tile takes no time."""
-    times = in_order(times_of(rows))
-    print("all-to-all alone, ms      g     x   clock  measured")
-    for _, case in times[times["link"].eq("host memory")].iterrows():
-        g = 16 // case["H_k"]
-        clock, measured = ways(0.0, case["T_s"], 4, g)[2], case["exchanging alone"]
-        print(f"{case['S']:9,} {case['link']:13} {g:3} {case['x']:5.2f} {clock:7.1f} {measured:9.1f}")
-
-
 def print_training(rows: pd.DataFrame) -> None:
-    """Ms of the forward, and ms and GB of forward and backward together, by the ring and by Ulysses."""
+    """Ms of forward and backward together, and GB, by the ring and by Ulysses."""
     forward, backward = (times_of(rows, way).set_index(INDEX) for way in ("forward", "backward"))
     peaks = rows[rows["ranks"].eq(4)].pivot(index=INDEX, columns="provider", values="peak_bytes").astype(float) / 1e9
-    print("                                    forward, ms    with backward, ms     GB on each")
-    print("                          g     x    ring  Ulysses     ring  Ulysses    ring  Ulysses")
+    print("forward and backward              ms, ring  Ulysses    GB, ring  Ulysses")
     for _, case in in_order(forward.reset_index()).iterrows():
         here, names = (case["link"], case["S"], case["H_k"]), ["ring", "Ulysses"]
         if (back := backward.loc[here]).notna()["Ulysses"]:
-            print(f"{case['S']:9,} {case['link']:13} {16 // case['H_k']:3} {case['x']:5.2f}", end="")
-            print("{:8.1f}{:9.1f}".format(*case[names]), end="")
-            print("{:9.1f}{:9.1f}{:8.1f}{:9.1f}".format(*(case + back)[names], *peaks.loc[here][names]))
+            print(f"{case['S']:9,} {case['link']:13} g = {16 // case['H_k']}", end="")
+            print("{:14.1f}{:9.1f}{:12.1f}{:9.1f}".format(*(case + back)[names], *peaks.loc[here][names]))
 
 
 def print_short(rows: pd.DataFrame) -> None:

@@ -207,6 +207,34 @@ def draw_late_program() -> Figure:
     return figure
 
 
+@image("13_late_second.png")
+def draw_late_second() -> Figure:
+    """One step of the backward: the second of two messages finds no SM until the tile ends, and as one message both hide behind it."""
+    figure, ax = canvas(2.75)
+    unit, gradients, keys = 0.385, 4, 2  # dk and dv take twice as long as k and v
+    look = {"colour": "orange", "share": 0.6, "size": 9}
+    for left, name, messages in ((0.95, "two messages", ("dk, dv", "k, v")), (5.55, "one message", ("dk, dv and k, v",))):
+        held = gradients if len(messages) == 2 else gradients + keys
+        begins = begins_of(held, True)
+        tile = max(begin[-1] for begin in begins) + 1
+        end = tile + (keys if len(messages) == 2 else 0)
+        write(ax, left - 0.8, 0.2, f"{name}: {end} units of time", HEAD, ha="left", weight="bold")
+        draw_step(ax, left, 0.5, unit, begins, end)
+        last = 0.5 + (SMS - 1) * SM_GAP
+        box(ax, left, last, held * unit, SM_HIGH, messages[0], **look)
+        if len(messages) == 2:
+            box(ax, left + tile * unit, last, keys * unit, SM_HIGH, messages[1], **look)
+        ax.plot([left + tile * unit] * 2, [0.4, 0.5 + SMS * SM_GAP + 0.06], color="black", linewidth=2)
+        write(ax, left + tile * unit, 0.5 + SMS * SM_GAP + 0.18, "the tile's end")
+        name_sms(ax, left, 0.5)
+    legend(ax, 2.5, (
+        (0.95, {"colour": "sky", "share": 0.5}, "a work tile"),
+        (2.9, {"colour": "orange", "share": 0.6}, "a message's kernel"),
+        (5.4, WAITS, "nothing to compute"),
+    ))  # fmt: skip
+    return figure
+
+
 # ---------------------------------------------------------------- gradients that come home
 
 

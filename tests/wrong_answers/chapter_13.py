@@ -103,6 +103,23 @@ def overlapped_where_all_keys_come_before_any_tile(kv, ranks, start, tile):
     return start(dkv).wait()
 
 
+def overlapped_by_one_tile(kv, ranks, start, tile):
+    return tile(kv) * 0 + torch.eye(ranks)[0][:, None]
+
+
+def overlapped_without_waits(kv, ranks, start, tile):
+    own, home = kv, None
+    kv = start(kv)._coming
+    for step in range(1, ranks):
+        if step < ranks - 1:
+            passing = start(kv)
+        dkv = tile(kv) + (home._coming if home else 0)
+        home = start(dkv)
+        if step < ranks - 1:
+            kv = passing._coming
+    return tile(own) + home._coming
+
+
 def overlapped_where_all_keys_come_before_any_tile_and_the_own_is_last(kv, ranks, start, tile):
     kvs = [kv]
     for _ in range(1, ranks):
@@ -206,6 +223,8 @@ WRONG_ANSWERS = (
     edit("13.7", "no keys", ("kv = passing.wait()", "passing.wait()"), told="the parts of all ranks"),
     ("13.7", overlapped_where_all_keys_come_before_any_tile, "start them before a tile, and wait for them after it"),
     ("13.7", overlapped_where_all_keys_come_before_any_tile_and_the_own_is_last, "wait only where what comes is needed"),
+    ("13.7", overlapped_by_one_tile, "it takes 4 s, but `ranks` tiles and one message of k and v take 9 s in any order"),
+    ("13.7", overlapped_without_waits, "use what comes only after its wait()"),
     edit("13.7", "dk and dv late", ("        home = start(dkv)\n", ""), ("dkv = tile(kv) + home.wait()", "part = tile(kv)\n        dkv = start(dkv).wait() + part"),
          told="start them before the next tile, and wait for them after it"),
     edit("13.7", "a visitor's tile twice", ("        dkv = tile(kv) + home", "        tile(kv)\n        dkv = tile(kv) + home"), told="a rank computes `ranks` tiles"),
