@@ -193,6 +193,16 @@ def compiled_or(mine, ours) -> tuple[Any, dict[str, Any]]:
         return ours, compiled(ours)
 
 
+def has_overlap(loop: dict[str, Any]) -> bool:
+    """True where a loop that `compiled` or `stored` gives exponentiates while a matmul is under way."""
+    under_way = False
+    for name, _ in loop["events"]:
+        under_way = name == "HGMMA" or (under_way and name != "WARPGROUP.DEPBAR")
+        if under_way and name == "MUFU.EX2":
+            return True
+    return False
+
+
 def print_loop(name: str, loop: dict[str, Any]) -> None:
     """The events of a loop that `compiled` or `stored` gives, in order."""
     names = (event if n == 1 else f"{n}\N{NO-BREAK SPACE}{event}" for event, n in loop["events"])

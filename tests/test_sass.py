@@ -247,3 +247,9 @@ def test_the_counts_of_chapter_8s_steps_are_by_the_compiler_of_the_rates():
     assert len(stored["rows"]) == 4 * (len(steps.WITH_TILE) + 1 + len(steps.STEPS))
     measured = {card["provenance"]["triton"] for card in results.cards()}
     assert measured == {stored["triton"]}, "the chapter shows counts beside rates: compile them with the Triton that was measured"
+
+
+def test_a_loop_is_overlapped_where_exponentials_run_under_a_matmul():
+    assert {name: sass.has_overlap(sass.stored()[name]) for name in ("attend", "attend_one_stop", "overlapped")} == {
+        "attend": False, "attend_one_stop": False, "overlapped": True,
+    }  # fmt: skip

@@ -53,7 +53,7 @@ def test_any_gap_keeps_two_stops_in_step():
 
 def test_a_block_of_the_backward_idles_where_the_text_says_so():
     """Line by line at p, ds, the meeting and the store of dq; in the kernel's order at ds; nowhere with s′ behind dp."""
-    kernels = catalogue.find("9.7").solution()
+    kernels = catalogue.find("9.8").solution()
     without = [line for line in kernels if line != "issue s′"]
     idle = {}
     for name, order in (("line", chapter_9.LINE_BY_LINE), ("kernel", kernels), ("s′", [without[0], "issue s′", *without[1:]])):

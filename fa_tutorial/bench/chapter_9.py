@@ -22,7 +22,7 @@ from fa_tutorial.bench.cases import GRIDS, MODES
 from fa_tutorial.bench.timing import randn
 from fa_tutorial.hopper import ping_pong
 from fa_tutorial.source import excerpt, specialised
-from fa_tutorial.warpgroups import KEYS, ONE_STOP, ROWS, TWO_STOPS, cycles_per_block, matmul_cycles, two_consumers
+from fa_tutorial.warpgroups import KEYS, ROWS
 
 hardware.require_triton("Chapter 9's measurements")
 
@@ -66,51 +66,47 @@ def block_of(loop: str) -> str:
     return "\n".join(line.split("  #")[0] for line in lines if not line.startswith(("stamp(", "mbarrier.arrive(empty")))
 
 
-def draw_ladder(card: dict[str, Any], *names: str) -> Figure:
-    """A block of 64 x 128 scores, full, S = 4,096, in some of LOOPS and in "hopper": an SM's cycles, of them those that
-    its matmuls need, and the rate. Dashed: (9.2)."""
-    figure = Figure(figsize=(10, 1.2 + 0.36 * len(names)))
-    panels = figure.subplots(1, 2, sharey=True)
-    for ax, D in zip(panels, (64, 128), strict=True):
-        need, wall = 2 * matmul_cycles(D), cycles_per_block(D)
-        for n, name in enumerate(names):
-            cycles, rate = _ladder(card, name, D)
-            ax.barh(n, cycles, height=0.7, facecolor="C0", alpha=0.35)
-            ax.barh(n, need, height=0.7, facecolor="C0")
-            ax.text(need / 2, n, f"{need / cycles:.0%}", color="white", ha="center", va="center")
-            ax.text(1.03 * max(cycles, wall), n, f"{cycles:,.0f}; {rate:.0f} TFLOP/s", va="center")
-        ax.axvline(wall, color="black", linestyle="--", linewidth=1)
-        ax.set_xlim(0, 2.05 * wall)
-        ax.set_title(f"D = {D}: matmuls {need:,}; dashed: {wall:,.0f}", loc="left")
-        ax.xaxis.set_major_formatter("{x:,.0f}")
-        ax.grid(False)
-    panels[0].set_yticks(range(len(names)), names)
-    panels[0].invert_yaxis()
-    figure.supxlabel(f"an SM's cycles a block, {gpu(card)}, full, S = 4,096; dark: its matmuls", fontsize="medium")
-    return figure
+# Each row of the chapter's table, in its order, and the suspect that it tests: 1, they don't alternate; 2, a long
+# softmax; 3, the time goes elsewhere.
+TESTS = {
+    "chapter 8's": "", "two stops": "", "one stop": "1", "overlapped": "2", "two stops, consumer 1 late": "1",
+    "ping-pong": "1", "two programs": "1", "one program": "1", "one program, each tile loaded twice": "3",
+    "k's own ring": "3", "third consumer": "2", "persistent": "3", "hopper": "1",
+}  # fmt: skip
+HALF_BLOCKS = "two programs", "one program", "one program, each tile loaded twice"  # 64 keys at a time
 
 
-def _ladder(card: dict[str, Any], name: str, D: int) -> tuple[float, float]:
-    """Cycles a block, and TFLOP/s."""
-    wanted = {"provider": LOOPS.get(name, name), "D": D, "S_q": 4096, "is_causal": False}
-    row = results.select(card["kernels"], kernel="ladder", **wanted).iloc[0]
-    return _cycles_a_block(card, row), row["tflops"]
+def remedies(card: dict[str, Any], D: int) -> pd.DataFrame:
+    """The rows of one run, full, S = 4,096, by name, in the order of TESTS: cycles of an SM for 64 x 128 scores, MHz,
+    TFLOP/s, W, and where there are stamps the share of the time in which exactly one consumer is at a softmax."""
+    found = results.select(card["kernels"], kernel="remedy", D=D).set_index("provider")
+    found = found.loc[[name for name in TESTS if name in found.index]]
+    table = found[["mhz", "tflops", "watts"]].copy()
+    table["cycles"] = [_cycles_a_block(card, row) for _, row in found.iterrows()]
+    table["one"] = [of[1] if isinstance(of, list) else None for of in found["softmax_at_once"]]
+    return table
+
+
+def print_remedies(card: dict[str, Any], D: int, *new: str, beside: Sequence[str] = ()) -> None:
+    """The table up to the last of `new`, which are marked; with `beside` only those rows and the new ones."""
+    table, names = remedies(card, D), list(TESTS)
+    last = max(map(names.index, new))
+    shown = [name for name in table.index if name in (*beside, *new) or (not beside and names.index(name) <= last)]
+    watts = table["watts"]
+    head = f"{gpu(card)}, D = {D}, full, S = 4,096; {watts.min():.0f} to {watts.max():.0f} W"
+    print(f"{head:42}   cycles    MHz  TFLOP/s  one at a softmax  suspect")
+    for name in shown:
+        row, mark = table.loc[name], ">" if name in new else " "
+        one = f"{row['one']:.0%}" if pd.notna(row["one"]) else ""
+        words = f"{name}, 64 keys" if name in HALF_BLOCKS[:2] else name
+        numbers = f"{row['cycles']:9,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}"
+        print(f"{mark} {words:40}{numbers}{one:>18}{TESTS[name]:>9}".rstrip())
 
 
 def print_cycles(card: dict[str, Any], name: str) -> None:
-    """draw_ladder's cycles of one of its names, for D = 64 and 128, as a line of a table."""
-    print(f"{f'{name}, measured, {gpu(card)}':42}" + "".join(f"{_ladder(card, name, D)[0]:9,.0f}" for D in (64, 128)))
-
-
-def print_over_one_stop(card: dict[str, Any], *loops: str) -> None:
-    """The speed of some of ping_pong's loops over that of one stop, with and without a mask, at three lengths."""
-    found = results.select(card["kernels"], chapter=9, kernel="ladder")
-    of = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops", aggfunc="first")
-    print(f"speed over one stop's, {gpu(card)}, six cases each         D = 64             D = 128")
-    for loop in loops:
-        ratios = (of[LOOPS[loop]] / of[LOOPS["one stop"]]).dropna()
-        least_most = (f"{ratios[D].min():.2f} to {ratios[D].max():.2f}" for D in (64, 128))
-        print(f"{loop:45}" + "".join(f"{cell:>20}" for cell in least_most))
+    """The cycles of a row of the table, for D = 64 and 128, as a line of another."""
+    cycles = (remedies(card, D).loc[name, "cycles"] for D in (64, 128))
+    print(f"{f'{name}, measured, {gpu(card)}':42}" + "".join(f"{each:9,.0f}" for each in cycles))
 
 
 def _cycles_a_block(card: dict[str, Any], row: pd.Series) -> float:
@@ -145,9 +141,9 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
         row = clocked(card, loop, D)
         _draw_lanes(ax, row)
         cycles, alone = sum(row["cycles"].values()), row["cycles"]["stop"]
-        one, chance = row["softmax_at_once"][1], 2 * alone * (cycles - alone) / cycles**2
-        shares = f"exactly one at a softmax: {one:.0%} of the time, by chance {chance:.0%}"
-        ax.set_title(f"{loop}: {cycles / 2:,.0f} cycles a block; {shares}", loc="left")
+        chance = 2 * alone * (cycles - alone) / cycles**2
+        one = remedies(card, D).loc[loop, "one"]
+        ax.set_title(f"{loop}: exactly one at a softmax for {one:.0%} of the time, by chance {chance:.0%}", loc="left")
     panels[-1].set_xlim(0, 13_000)
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = {D}, full, S = 4,096")
@@ -187,33 +183,6 @@ def _from_to(cycles: dict[str, int], start: str, end: str) -> int:
         found, n = found + cycles[stamps[n]], (n + 1) % len(stamps)
         if stamps[n] == end:
             return found
-
-
-def print_late(card: dict[str, Any]) -> None:
-    """What becomes of two stops if consumer 1 starts later, and of one stop, by the model and measured: the share of
-    the time in which exactly one consumer is at a softmax, and the cycles a block without stamps."""
-    found = results.select(card["kernels"], kernel="late")
-    print(f"{gpu(card)}, D = 128, full, S = 4,096    one at a softmax      cycles a block")
-    print("consumer 1 starts                model measured      model measured")
-    for _, row in found.iterrows():
-        name, late = row["provider"].split(",")[0], int(row["late"])
-        if name == "two stops" or not late:
-            cycles, shares = two_consumers(TWO_STOPS if name == "two stops" else ONE_STOP, late=late)
-            when = f"{name}, {f'{late:,} cycles later' if late else 'together'}"
-            line = f"{when:33}{shares[1]:5.0%}{row['softmax_at_once'][1]:9.0%}"
-            print(f"{line}{cycles:11,.0f}{_cycles_a_block(card, row):9,.0f}")
-
-
-def print_programs(card: dict[str, Any], *names: str) -> None:
-    """Consumers that share a program, or have one each, D = 128: SM cycles of 64 x 128 scores, MHz, and the rate."""
-    found = results.select(card["kernels"], kernel="alone", D=128).set_index("provider")
-    watts = found.loc[list(names), "watts"]
-    print(f"{gpu(card)}, D = 128, full, S = {found['S_q'].iloc[0]:,}, 64 keys at a time;", end=" ")
-    print(f"{watts.min():.0f} to {watts.max():.0f} W")
-    print(" " * 50 + "cycles for 64 x 128    MHz  TFLOP/s")
-    for name in names:
-        row = found.loc[name]
-        print(f"{name:50}{_cycles_a_block(card, row):19,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}")
 
 
 def print_softmax(card: dict[str, Any], counts: list[int]) -> None:
@@ -266,105 +235,50 @@ def print_errors(card: dict[str, Any], attend=None) -> None:
 
 
 def draw_compared(card: dict[str, Any], mode: str, *others: str) -> Figure:
-    """hopper beside others at the twelve points, and how it compares with each of them, in words."""
+    """The speed of hopper over that of others, a line each, at the twelve points; and in words."""
     rates = tables.table(card["rows"], GRIDS["points"], mode, "fp16")
-    figure = Figure(figsize=(10, 3.2))
+    ratios = pd.DataFrame({peer: rates["hopper"] / rates[peer] for peer in others})
+    figure = Figure(figsize=(10, 3.0))
     panels = figure.subplots(1, 4, sharey=True)
     lengths = sorted({S for _, _, S in rates.index})
-    looks = {"hopper": "C0o-", "tuned": "C1s--", "sdpa_cudnn": "C2^-.", "flash_attn_4": "C3D:"}
+    looks = {"tuned": "C1s--", "sdpa_cudnn": "C2^-.", "flash_attn_4": "C3D:"}
     for ax, (D, is_causal) in zip(panels, itertools.product((64, 128), (False, True)), strict=True):
-        for kernel in ("hopper", *others):
-            of = [rates.loc[(D, is_causal, S), kernel] for S in lengths]
-            ax.plot(range(len(lengths)), of, looks[kernel], label=kernel, linewidth=2.4 if kernel == "hopper" else 1.4)
+        for peer in others:
+            of = [ratios.loc[(D, is_causal, S), peer] for S in lengths]
+            ax.plot(range(len(lengths)), of, looks[peer], label=f"over {peer}")
+        ax.axhline(1, color="black", linewidth=1)
         ax.set_xticks(range(len(lengths)), [f"{S // 1024}" for S in lengths])
         ax.set_title(f"D = {D}, {tables.mask(is_causal)}")
         ax.set_xlabel("S / 1,024")
-    panels[0].set_ylim(0, 1.08 * rates[["hopper", *others]].max(axis=None))
-    panels[0].set_ylabel(f"TFLOP/s, {MODES[mode]}, {gpu(card)}")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    panels[0].set_ylabel(f"hopper over another,\n{MODES[mode]}, {gpu(card)}")
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     print(f"{MODES[mode]}, {gpu(card)}: speed of the hopper kernel over another's, twelve cases")
     for peer in others:
-        ratios = rates["hopper"] / rates[peer]
-        mean, (D, is_causal, S) = np.exp(np.log(ratios).mean()), ratios.idxmin()
-        least = f"least {ratios.min():.2f}, at D = {D}, {tables.mask(is_causal)}, S = {S:,}"
-        print(f"  {peer:13} mean {mean:.2f}, most {ratios.max():.2f}, {least}")
+        of = ratios[peer]
+        mean, (D, is_causal, S) = np.exp(np.log(of).mean()), of.idxmin()
+        least = f"least {of.min():.2f}, at D = {D}, {tables.mask(is_causal)}, S = {S:,}"
+        print(f"  {peer:13} mean {mean:.2f}, most {of.max():.2f}, {least}")
     return figure
 
 
-def gains(card: dict[str, Any]) -> pd.DataFrame:
-    """What each step of the chapter, from chapter 8's kernel to hopper, gains over the one before: a column a step, a
-    row for each D, mask and length; 1 where a step changes nothing."""
+def print_speedup(card: dict[str, Any]) -> None:
+    """The least and the most that the forward gains over chapter 8's, at twelve points."""
     found = results.select(card["kernels"], chapter=9, kernel="step")
     of = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops", aggfunc="first")
-    two = of["two consumers"].fillna(of["roles"])  # where a third is not used
-    # Without a mask "order" is the same kernel.
-    with_counter = of["counter"].where(of.index.get_level_values("is_causal"), of["order"])
-    return pd.DataFrame({
-        "two consumers": of["one stop"] / of["tuned"],
-        "k's ring, any S": two / of["one stop"] * of["overlap"] / of["roles"],
-        "third consumer": of["roles"] / two,
-        "persistent": with_counter / of["overlap"],
-        "longest first": of["order"] / with_counter,
-        "ping-pong": (of["turns"] / of["order"]).fillna(1),
-    })  # fmt: skip
-
-
-def draw_steps(card: dict[str, Any]) -> Figure:
-    """`gains`, one after another, as speed over chapter 8's kernel, for three lengths; mean of full and causal. Hollow:
-    not a kernel that was measured, but the product of two gains."""
-    found = np.log(gains(card)).groupby(level=["D", "S_q"]).mean()
-    figure = Figure(figsize=(10, 4.2))
-    panels = figure.subplots(1, 2, sharey=True)
-    for ax, D in zip(panels, (64, 128), strict=True):
-        of = found.loc[D]
-        steps = [step for step in of.columns if (of[step] != 0).any()]
-        ends = []
-        looks = "C0o-", "C1s--", "C2^-."
-        for (S, row), look in zip(of.loc[[1024, 4096, 16_384], steps].iterrows(), looks, strict=True):
-            speed = np.exp(np.cumsum([0, *row]))
-            ax.plot(range(len(speed)), speed, look, label=f"S = {S:,}")
-            if "third consumer" in steps:  # k's ring with two consumers isn't measured
-                place = steps.index("k's ring, any S") + 1
-                ax.plot(place, speed[place], look[:3], markerfacecolor="white")
-            ends.append((speed[-1], look[:2]))
-            for n, gain in enumerate(np.exp(row)):
-                if gain < 0.97:  # a step that costs
-                    ax.text(
-                        n + 1,
-                        speed[n + 1] - 0.012,
-                        f"{gain - 1:.0%}".replace("-", "−"),
-                        color=look[:2],
-                        va="top",
-                        ha="center",
-                    )
-        middle = sum(last for last, _ in ends) / len(ends)
-        for place, (last, colour) in enumerate(sorted(ends)):
-            ax.text(len(steps) + 0.15, middle + 0.035 * (place - 1), f"{last:.2f}", color=colour, va="center")
-        ax.axhline(1, color="black", linewidth=1)
-        ax.set_xticks(range(len(steps) + 1), ["chapter 8's", *steps], rotation=30, ha="right")
-        ax.set_xlim(-0.3, len(steps) + 0.7)
-        ax.set_title(f"D = {D}", loc="left")
-    panels[0].set_ylim(0.88, 1.28)
-    panels[0].set_ylabel("speed over chapter 8's kernel,\nmean of full and causal")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    last = gains(card).prod(axis=1)
-    print(f"{gpu(card)}, all steps together: {last.min():.2f} to {last.max():.2f} times as fast as chapter 8's kernel")
-    for D in (64, 128):
-        cycles, _ = _ladder(card, "hopper", D)
-        need = 2 * matmul_cycles(D)
-        busy = f"{need:,.0f} of them the tensor cores are busy: {need / cycles:.0%}"
-        print(f"D = {D:3}, full, S = 4,096: {cycles:,.0f} cycles a block; for {busy}")
-    return figure
+    last = of["turns"].fillna(of["order"]) / of["tuned"]
+    print(f"{gpu(card)}, twelve cases: {last.min():.2f} to {last.max():.2f} times as fast as chapter 8's kernel")
 
 
 def print_persistent(card: dict[str, Any]) -> None:
-    """TFLOP/s, causal, S = 4,096, with a program for each work tile, and persistent, by how the next is found."""
-    found = results.select(card["kernels"], chapter=9, kernel="step", S_q=4096, is_causal=True)
+    """TFLOP/s with a program for each work tile, and persistent, by how the next is found: causal, S = 4,096; and a
+    short full one. Where all work tiles are alike, nothing is counted."""
+    found = results.select(card["kernels"], chapter=9, kernel="step")
     heads = "a program each", "fixed numbers", "a counter"
-    print(f"{f'{gpu(card)}, causal, S = 4,096, TFLOP/s':34}" + "".join(f"{head:>15}" for head in heads))
-    for D in (64, 128):
-        of = results.select(found, D=D).set_index("provider")["tflops"]
-        print(f"{f'D = {D}':34}" + "".join(f"{of[step]:15.0f}" for step in ("overlap", "persistent", "counter")))
+    print(f"{f'{gpu(card)}, TFLOP/s':34}" + "".join(f"{head:>15}" for head in heads))
+    for (S, is_causal), D in itertools.product(((4096, True), (1024, False)), (64, 128)):
+        of = results.select(found, D=D, S_q=S, is_causal=is_causal).set_index("provider")["tflops"]
+        cells = "".join(f"{of[step]:15.0f}" for step in ("overlap", "persistent", "counter"))
+        print(f"{f'{tables.mask(is_causal)}, S = {S:,}, D = {D}':34}{cells}")
 
 
 # A block of the backward at one consumer: 64 keys meet 64 queries, D = 128. Cycles of a matmul and of p by (9.1); those
@@ -390,7 +304,7 @@ class Lanes(NamedTuple):
 
 
 def lanes_of(order: Sequence[str]) -> Lanes:
-    """Plays a block's lines, in exercise 9.7's words, at a consumer that has the tensor cores to itself."""
+    """Plays a block's lines, in exercise 9.8's words, at a consumer that has the tensor cores to itself."""
     found, now = Lanes({}, {}, {}), 0
     for line in order:
         if line.startswith("issue "):

@@ -199,6 +199,8 @@ class Stage:
                 return "consumer C waits for its own turn, at turns.index(C), and passes it on at turns.index(1 - C)"
             if self.asked > self.passed:
                 return "you have not passed the turn on since you had it: arrive at turns.index(1 - C) once both matmuls are issued"
+            if self.asked == self.play.blocks - 1:
+                return "there is one turn for each block i ≥ 1, and none for the last p v"
             return "a consumer's parity flips from block to block, and in block 1 consumer 0 begins: its wait passes on a fresh barrier"
         if any(barrier is one for one in self.empty):
             return "a consumer waits for full[stage], and arrives at empty[stage]"

@@ -65,8 +65,14 @@ TURN, PASS = "        mbarrier.wait(turns.index(C), (i - C) % 2)\n", "        mb
 
 
 def moved(line, after):
-    """The change of 9.7's solution that moves a line to behind another."""
+    """The change of 9.8's solution that moves a line to behind another."""
     return (f'        "{line}",\n', ""), (f'        "{after}",\n', f'        "{after}",\n        "{line}",\n')
+
+
+def meeting_moved(step):
+    """The change of 9.7's solution that moves a use to its end."""
+    line = "        yield use(i, stage)  " + step + "\n"
+    return (line, ""), ("  # dq", f"  # dq\n{line}")
 
 
 WRONG_ANSWERS = (
@@ -220,20 +226,33 @@ WRONG_ANSWERS = (
     edit("9.5", "exchanged in block 1", ("(i - C) % 2", "(i - 1) % 2"), told="in block 1 consumer 0 begins"),
     edit("9.5", "the next turn before the softmax", (TURN, ""), (PASS, PASS + TURN.replace("i - C", "i - C + 1")),
          ("    for i in", f"    {TURN.replace('i - C', '1 - C').strip()}\n    for i in"), told="a softmax needs no turn"),
-    edit("9.7", "no meeting before dq", *moved("meet", "issue dq"), told="dq = ds k reads the other consumer's rows"),
-    edit("9.7", "dk after the meeting", *moved("issue dk", "meet"), told="dk and s′ need nothing of the other consumer"),
-    edit("9.7", "s′ after the meeting", *moved("issue s′", "meet"), told="dk and s′ need nothing of the other consumer"),
-    edit("9.7", "dq after the wait", *moved("issue dq", "wait for dk, s′"), told="issue the next matmul before you wait for the last"),
-    edit("9.7", "p′ when dq is done", *moved("wait for dq", "release q, do"), told="issue the next matmul before you wait for the last"),
-    edit("9.7", "dv′ when dq is done", *moved("wait for dq", "p′"), told="issue the next matmul before you wait for the last"),
-    edit("9.7", "dq added at the end", *moved("add dq", "wait for dv′"), told="“add dq” can stand before the last wait, while a matmul runs"),
-    edit("9.7", "released late", *moved("release q, do", "add dq"), told="“release q, do” is possible at once"),
-    edit("9.7", "ds before dp", *moved("hand over ds", "issue dp"), told="ds = p ∘ dp"),
-    edit("9.7", "added before it is there", *moved("add dq", "p′"), told="once it is there"),
-    edit("9.7", "dv′ before p′", *moved("p′", "issue dv′"), told="dv += p_t′ do′"),
-    edit("9.7", "p′ before s′", *moved("p′", "issue s′"), told="p′ = exp2(s′)"),
-    edit("9.7", "waits first", *moved("issue dp", "wait for dp"), told="a wait is for a matmul that was issued before"),
-    edit("9.7", "a line missing", ('        "meet",\n', ""), told="“meet” stands 0 times"),
-    edit("9.7", "another line", ('"meet",', '"meet", "barrier",'), told="'barrier' is none of the 14 lines"),
-    edit("9.7", "a string", ('    return [', '    return "dp, ds"\n    return ['), told="returns a str, want a list of the lines"),
+    edit("9.5", "a turn for the last p v", ("    acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES)",
+         "    mbarrier.wait(turns.index(C), (blocks - C) % 2)\n    acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES)"),
+         told="there is one turn for each block i ≥ 1, and none for the last p v"),
+    edit("9.7", "nothing yielded", ("yield ", "", 8), told="want a generator, which yields each action"),
+    edit("9.7", "dq before dk", *meeting_moved("# dk"), told="where “use tile 0 in stage 0” (dk) is due"),
+    edit("9.7", "full never waited for", ("        yield wait(full[stage], parity)\n", ""), told="where “wait for full[0], parity 0” is due"),
+    edit("9.7", "it meets one parity too early", ("wait(ds_full[stage], parity)", "wait(ds_full[stage], 1 - parity)"),
+         told="a stage's parity flips once a round of its ring"),
+    edit("9.7", "two arrivals", ("yield arrive(ds_full[stage])", "yield arrive(ds_full[stage])\n        yield arrive(ds_full[stage])"),
+         told="yields “arrive at ds_full[0]”, where “use tile 0 in stage 0” is due"),
+    edit("9.7", "arrives at full", ("arrive(empty[stage])", "arrive(full[stage])"), told="arrives at full[0], which expects the producer"),
+    edit("9.7", "the last is not released", ("yield arrive(empty[stage])", "if i < blocks - 1:\n            yield arrive(empty[stage])"),
+         told="where “arrive at empty[0]” is due"),
+    edit("9.8", "no meeting before dq", *moved("meet", "issue dq"), told="dq = ds k reads the other consumer's rows"),
+    edit("9.8", "dk after the meeting", *moved("issue dk", "meet"), told="dk and s′ need nothing of the other consumer"),
+    edit("9.8", "s′ after the meeting", *moved("issue s′", "meet"), told="dk and s′ need nothing of the other consumer"),
+    edit("9.8", "dq after the wait", *moved("issue dq", "wait for dk, s′"), told="issue the next matmul before you wait for the last"),
+    edit("9.8", "p′ when dq is done", *moved("wait for dq", "release q, do"), told="issue the next matmul before you wait for the last"),
+    edit("9.8", "dv′ when dq is done", *moved("wait for dq", "p′"), told="issue the next matmul before you wait for the last"),
+    edit("9.8", "dq added at the end", *moved("add dq", "wait for dv′"), told="“add dq” can stand before the last wait, while a matmul runs"),
+    edit("9.8", "released late", *moved("release q, do", "add dq"), told="“release q, do” is possible at once"),
+    edit("9.8", "ds before dp", *moved("hand over ds", "issue dp"), told="ds = p ∘ dp"),
+    edit("9.8", "added before it is there", *moved("add dq", "p′"), told="once it is there"),
+    edit("9.8", "dv′ before p′", *moved("p′", "issue dv′"), told="dv += p_t′ do′"),
+    edit("9.8", "p′ before s′", *moved("p′", "issue s′"), told="p′ = exp2(s′)"),
+    edit("9.8", "waits first", *moved("issue dp", "wait for dp"), told="a wait is for a matmul that was issued before"),
+    edit("9.8", "a line missing", ('        "meet",\n', ""), told="“meet” stands 0 times"),
+    edit("9.8", "another line", ('"meet",', '"meet", "barrier",'), told="'barrier' is none of the 14 lines"),
+    edit("9.8", "a string", ('    return [', '    return "dp, ds"\n    return ['), told="returns a str, want a list of the lines"),
 )  # fmt: skip

@@ -94,6 +94,8 @@ def consumer(o_ptr, q, k, v, q_full, full, empty, start_m, blocks, scale_log2, s
     zeros, m, l, acc = new_state(k.shape[2], k.shape[1])
     if STAMPED:
         stamps_ptr += (gl.program_id(0) * CONSUMERS + C) * blocks * ping_pong.N_STAMPS
+        sm = gl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+        gl.store(stamps_ptr, sm.to(gl.int64))  # block 0 has no stamps
     mbarrier.wait(q_full, 0)
     l, acc = ping_pong.attend(q.slice(C * 64, 64), k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, empty,
                               zeros, stamps_ptr, C, LOOP, STAMPED)  # fmt: skip
@@ -159,7 +161,7 @@ SHAPES = {D: Shape(2, 2048 // D, 2048 // D, 6144, 6144, D, False) for D in ALONE
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Alone, stamps: torch.Tensor | None = None):
-    """o. stamps: (programs, consumers, blocks, 5) int64 for ping_pong.STAMPS of each block; block 0 has none."""
+    """o. stamps: (programs, consumers, blocks, 5) int64 for ping_pong.STAMPS of each block; block 0 gets the SM."""
     S, D = q.shape[2:]
     o, rows = torch.empty_like(q), 64 * how.consumers
     tiles = [ladder.descriptor(x.view(-1, D), n) for x, n in ((q, rows), (k, how.keys), (v, how.keys))]
@@ -192,12 +194,31 @@ def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 def clocked(shape: Shape, how: Alone) -> dict[str, int]:
     """The mean cycles from each of ping_pong.STAMPS to the next, of all blocks in the middle of the loop."""
+    return mean_parts(stamped(shape, how)[:, :, 4:-4])
+
+
+def stamped(shape: Shape, how: Alone) -> torch.Tensor:
+    """The stamps of a call: (programs, consumers, blocks, 5), with each program's SM first."""
     q, k, v = inputs(shape)
     sizes = q.numel() // shape.D // 64 // how.consumers, how.consumers, shape.S_k // how.keys, len(ping_pong.STAMPS)
     stamps = torch.zeros(sizes, dtype=torch.int64, device=q.device)
     for _ in range(3):
         attend(q, k, v, how, stamps)
-    return mean_parts(stamps.cpu()[:, :, 4:-4])
+    return stamps.cpu()
+
+
+def shares(shape: Shape, how: Alone) -> list[float]:
+    """Of several SMs the mean share of the time in which 0, 1, 2 consumers are at a softmax, of one program or two."""
+    stamps = stamped(shape, how)
+    inner = stamps[:, :, 4:-4]
+    if how.consumers == 2:
+        groups = list(inner[5::37])
+    else:
+        clock, sm = inner[:, 0], stamps[:, 0, 0, 0]
+        found = [group for one in range(5, len(sm), 37) if (group := together(clock, sm, one)) is not None]
+        groups = [clock[group] for group in found if len(group) == how.programs]
+    at_once = torch.tensor([softmax_at_once(of) for of in groups], dtype=torch.float64)
+    return at_once.mean(0).round(decimals=3).tolist()
 
 
 def mean_parts(blocks: torch.Tensor) -> dict[str, int]:
@@ -215,3 +236,13 @@ def softmax_at_once(alive: torch.Tensor) -> list[float]:
     )
     at_once = (begun > ended).sum(0)
     return [(at_once == n).double().mean().item() for n in range(len(alive) + 1)]
+
+
+def together(clock: torch.Tensor, sm: torch.Tensor, one: int) -> list[int] | None:
+    """`one` and the programs that share most of its time on its SM; None where it has none. clock: their stamps,
+    (programs, blocks, 5); sm: each one's."""
+    begun, ended = clock[:, 0, 1], clock[:, -1, 3]
+    shared = torch.minimum(ended, ended[one]) - torch.maximum(begun, begun[one])
+    many = (sm == sm[one]) & (2 * shared > ended[one] - begun[one])
+    found = many.nonzero()[:, 0].tolist()
+    return found if len(found) > 1 else None

@@ -23,7 +23,7 @@ from fa_tutorial.source import defined, edited
 from fa_tutorial.tiles import padded_d
 from fa_tutorial.tuned import steps
 from fa_tutorial.tuned.descriptors import descriptor_template
-from measure.alone import mean_parts, softmax_at_once
+from measure.alone import mean_parts, softmax_at_once, together
 
 triton = hardware.require_triton("Chapter 9's measurements")
 
@@ -110,10 +110,10 @@ def _clocked_row(shape: Shape) -> dict[str, Any]:
     clock, sm = into["stamps"].cpu(), into["sm"].cpu()
     clock[:, :, 0], clock[:, :, 4] = clock[:, :, 1], clock[:, :, 3]
     clock = clock[:, 4:-5]
-    together = [group for one in range(5, len(sm), 37) if (group := _together(clock, sm, one)) is not None]
-    at_once = [softmax_at_once(clock[group]) for group in together]
+    groups = [group for one in range(5, len(sm), 37) if (group := together(clock, sm, one)) is not None]
+    at_once = [softmax_at_once(clock[group]) for group in groups]
     at_once = [of for of in at_once if len(of) == len(at_once[0])]
-    group = together[len(together) // 2]
+    group = groups[len(groups) // 2]
     shown = clock[group]
     start = shown[:, 8, 0].max()
     first = [int((of[:, 0] <= start).sum()) - 1 for of in shown]
@@ -125,10 +125,6 @@ def _clocked_row(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _together(clock: torch.Tensor, sm: torch.Tensor, one: int) -> list[int] | None:
-    """`one` and the programs that share most of its time on its SM; None where it has none."""
-    begun, ended = clock[:, 0, 1], clock[:, -1, 3]
-    shared = torch.minimum(ended, ended[one]) - torch.maximum(begun, begun[one])
-    many = (sm == sm[one]) & (2 * shared > ended[one] - begun[one])
-    found = many.nonzero()[:, 0].tolist()
-    return found if len(found) > 1 else None
+def shares(shape: Shape) -> list[float]:
+    """Of several SMs the mean share of the time in which 0, 1, … programs are at a softmax."""
+    return _clocked_row(shape)["softmax_at_once"]

@@ -1,4 +1,4 @@
-"""Chapter 9: the plain forward's loops, the finished kernel's steps, their errors, clocks, and from which size on
+"""Chapter 9: each remedy, the finished kernel's steps, their errors, clocks, and from which size on
 "auto" takes Hopper's kernels.
 """
 
@@ -22,8 +22,8 @@ from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
 from fa_tutorial.source import defined, edited, source_of
 from measure import alone, backward_orders, chapter_8_clock
-from measure.chapter_8 import counted_in_turns, counter_row, repeated_us, settled
-from measure.clocks import cycles_in_turns
+from measure.chapter_8 import counter_row, repeated_us, settled
+from measure.clocks import cycles_in_turns, settled_in_turns
 
 hardware.require_triton("Chapter 9's measurements")
 from fa_tutorial.hopper import ladder, ping_pong  # noqa: E402
@@ -74,34 +74,7 @@ def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return timed_in_turns(calls, flops=flops_of(shape), rounds=6)
 
 
-Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], torch.Tensor]
-PING_PONG: dict[str, Call] = {
-    f"{loop}, 3 stages": partial(ping_pong.flash_forward, loop=loop, stages=3) for loop in ping_pong.LOOPS
-}
-WHOLE: dict[str, Call] = PING_PONG | {
-    "two stops, 3 stages": lambda q, k, v, _, scale: ladder.flash_forward(q, k, v, scale, stages=3),
-    "tuned": tuned.flash_forward,
-    "hopper": hopper.flash_forward,
-}
-
-
-def ladder_of(shape: Shape) -> dict[str, Call]:
-    return PING_PONG if shape.is_causal or shape.S_q < 4096 else WHOLE
-
-
-def ladder_cases() -> Iterator[Measurement]:
-    """The plain forward's loops, chapter 8's forward and this chapter's, measured by turns: full, S = 4,096 and
-    16,384; and ping_pong's loops at all twelve points."""
-    for shape in GRIDS["points"].shapes:
-        for name in ladder_of(shape):
-            yield about(9, "ladder", name, **vars(shape)), lambda shape=shape, name=name: _in_turns(shape)[name]
-
-
-@functools.cache
-def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    q, k, v = inputs(shape)
-    calls = {name: partial(call, q, k, v, shape.is_causal, shape.D**-0.5) for name, call in ladder_of(shape).items()}
-    return counted_in_turns(calls, flops=flops_of(shape))
+Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], Any]
 
 
 # ladder.attend with ping_pong's clock. A block's stamps begin where p v of the block before is issued.
@@ -228,6 +201,71 @@ def _late_in_turns(shape: Shape, loop: str) -> dict[int, dict[str, Any]]:
     return rows
 
 
+SHARE_OF = {
+    128: {
+        "two programs": alone.Alone(2, 1, 64, 3, 128), "one program": alone.Alone(1, 2, 64, 3),
+        "one program, each tile loaded twice": alone.Alone(1, 2, 64, 3, loads=2),
+    },
+    64: {},
+}  # fmt: skip
+LATER = 1200  # cycles by which a late consumer 1 begins after consumer 0
+LAST_LOOPS = {  # finished kernels, without stamps
+    "k's own ring": hopper.forward.STEPS["overlap"],
+    "persistent": hopper.forward.STEPS["order"],
+    "hopper": hopper.forward.BEST,
+}
+
+
+def remedies_of(D: int) -> dict[str, Call]:
+    """Name -> a forward that takes 64 rows and 128 keys, or as many scores, a block: chapter 8's, and each remedy that
+    chapter 9 tries, in its order. Without a mask and at D = 128, "persistent" is hopper's kernel."""
+    found: dict[str, Call] = {"chapter 8's": tuned.flash_forward}
+    for name, how in SHARE_OF[D].items():
+        found[name] = lambda q, k, v, _, __, how=how: alone.attend(q, k, v, how)
+    found["two stops"] = _stamped("two stops")
+    found["two stops, consumer 1 late"] = _stamped("two stops", LATER)
+    found |= {loop: _stamped(loop) for loop in ping_pong.LOOPS}
+    config = hopper.forward.CONFIGS[D]
+    if D == 64:
+        two = dataclasses.replace(config, consumers=2, registers=240)
+        found["k's own ring"] = partial(hopper.flash_forward, step=LAST_LOOPS["k's own ring"], config=two)
+        found["third consumer"] = partial(hopper.flash_forward, step=LAST_LOOPS["k's own ring"], config=config)
+        return found | {name: partial(hopper.flash_forward, step=LAST_LOOPS[name]) for name in ("persistent", "hopper")}
+    return found | {
+        name: partial(hopper.flash_forward, step=LAST_LOOPS[name]) for name in ("k's own ring", "persistent")
+    }
+
+
+def remedy_cases() -> Iterator[Measurement]:
+    """Each of remedies_of in turns, full, S = 4,096: cycles, MHz and TFLOP/s of the same calls without stamps; and of
+    most of them by stamps, in further calls, the share of the time in which 0, 1, … consumers are at a softmax."""
+    for D in (128, 64):
+        shape = dataclasses.replace(POINT, D=D, H_q=2048 // D, H_k=2048 // D)
+        for name in remedies_of(D):
+            yield (
+                about(9, "remedy", name, **vars(shape)),
+                lambda shape=shape, name=name: _remedies_in_turns(shape)[name],
+            )
+
+
+@functools.cache
+def _remedies_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    q, k, v = inputs(shape)
+    calls = {name: partial(call, q, k, v, False, shape.D**-0.5) for name, call in remedies_of(shape.D).items()}
+    rows = settled_in_turns(calls, flops_of(shape))
+    for name, row in rows.items():
+        if name == "chapter 8's":
+            row["softmax_at_once"] = chapter_8_clock.shares(shape)
+        elif name in SHARE_OF[shape.D]:
+            row["softmax_at_once"] = alone.shares(shape, SHARE_OF[shape.D][name])
+        elif name.startswith("two stops") or name in ping_pong.LOOPS:
+            stamps = stamps_of(shape)
+            for _ in range(3):
+                calls[name](stamps=stamps)
+            row["softmax_at_once"] = _at_once(stamps.cpu()[:, :, 4:-4])
+    return rows
+
+
 def error_cases() -> Iterator[Measurement]:
     """The largest errors of the ladder's kernels and of the finished ones, and of plain attention."""
     yield about(9, "ladder_errors", "hopper"), _error_row
@@ -292,7 +330,7 @@ def busy_cases() -> Iterator[Measurement]:
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
-        step_cases(), ladder_cases(), alone.alone_cases(), clocked_cases(), late_cases(),
+        step_cases(), remedy_cases(), alone.alone_cases(), clocked_cases(), late_cases(),
         chapter_8_clock.clocked_cases(), backward_orders.order_cases(),
         error_cases(), clock_cases(), auto_rule_cases(), busy_cases(),
     )  # fmt: skip

@@ -5,7 +5,11 @@ Unlike a call's time, their number hardly depends on the clock, which power and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -50,28 +54,93 @@ def mhz_between(before: torch.Tensor, after: torch.Tensor) -> float:
 
 
 def cycles_in_turns(calls: dict[str, Callable[[], Any]], *, rounds: int = 5) -> dict[str, int]:
-    """SM cycles of each of `calls`, measured a little at a time in turns: the median of the SMs and of 10 calls a
-    round.
+    """SM cycles of each of `calls`, measured a little at a time in turns: the median of 10 calls a round."""
+    return {name: round(of[:, 0].median().item()) for name, of in readings_in_turns(calls, rounds).items()}
+
+
+def settled_in_turns(calls: dict[str, Callable[[], Any]], flops: int, *, rounds: int = 3) -> dict[str, dict[str, Any]]:
+    """In turns, each call at the clock at which it settles when it is repeated: SM cycles, MHz, ms and TFLOP/s of the
+    same calls, and the power that is drawn meanwhile. `flops`: of each call."""
+    watts: dict[str, list[float]] = {name: [] for name in calls}
+    with power_samples() as samples:
+
+        def repeat(name: str) -> None:
+            begun = time.perf_counter()
+            while time.perf_counter() - begun < SETTLING_S:
+                for _ in range(20):
+                    calls[name]()
+                torch.cuda.synchronize()
+            watts[name] += [watt for when, watt in list(samples) if when > begun + SETTLING_S / 2]
+
+        found = readings_in_turns(calls, rounds, calls_a_round=30, before=repeat)
+    rows = {}
+    for name, of in found.items():
+        cycles, ns = of.median(0).values.tolist()
+        low, high = (of[:, 1].quantile(q).item() for q in (0.2, 0.8))
+        rows[name] = {"cycles": round(cycles), "mhz": round(cycles / ns * 1e3), "tflops": round(flops / ns / 1e3, 2)}
+        rows[name] |= {"ms": round(ns / 1e6, 6), "ms_20": round(low / 1e6, 6), "ms_80": round(high / 1e6, 6)}
+        if watts[name]:
+            rows[name]["watts"] = round(torch.tensor(watts[name]).median().item())
+    return rows
+
+
+SETTLING_S = 0.3
+
+
+@contextlib.contextmanager
+def power_samples() -> Iterator[list[tuple[float, float]]]:
+    """A list that grows: when nvidia-smi said, by time.perf_counter, that the GPU draws how many watts."""
+    samples: list[tuple[float, float]] = []
+    index = torch.cuda.current_device()
+    query = [
+        "nvidia-smi",
+        "-i",
+        str(index),
+        "--query-gpu=power.draw.instant",
+        "--format=csv,noheader,nounits",
+        "-lms",
+        "20",
+    ]
+
+    def read(lines) -> None:
+        for line in lines:
+            with contextlib.suppress(ValueError):
+                samples.append((time.perf_counter(), float(line)))
+
+    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as sampler:
+        reader = threading.Thread(target=read, args=(sampler.stdout,), daemon=True)
+        reader.start()
+        try:
+            yield samples
+        finally:
+            sampler.terminate()
+            reader.join(5)
+
+
+def readings_in_turns(
+    calls: dict[str, Callable[[], Any]], rounds: int, *, calls_a_round: int = 10,
+    before: Callable[[str], None] | None = None,
+) -> dict[str, torch.Tensor]:  # fmt: skip
+    """[n, 2] of each of `calls`: SM cycles and nanoseconds of n calls, the median of the SMs, measured in turns.
 
     L2 is flushed before each call, and what the two readings take by themselves is subtracted. A call must take longer
-    than its launch.
+    than its launch. before: called with a name, ahead of its calls of a round.
     """
     require_gpu()
     flush = torch.empty(2**28, dtype=torch.int8, device="cuda")  # several times as large as L2
-    found: dict[str, list[float]] = {name: [] for name in calls}
-    nothing: list[float] = []
+    found: dict[str, list[torch.Tensor]] = {name: [] for name in calls}
+    nothing: list[torch.Tensor] = []
     for order in rounds_of(calls, rounds):
-        for into, call in [(nothing, lambda: None), *((found[name], calls[name]) for name in order)]:
+        for name, into, call in [(None, nothing, lambda: None), *((name, found[name], calls[name]) for name in order)]:
             call()
+            if before is not None and name is not None:
+                before(name)
             readings = []
-            for _ in range(10):
+            for _ in range(calls_a_round):
                 flush.zero_()
-                before = read_clocks()
+                start = read_clocks()
                 call()
-                readings.append(read_clocks() - before)
-            into += torch.stack(readings)[:, :, 0].double().median(1).values.tolist()
-
-    def median(numbers: list[float]) -> float:
-        return torch.tensor(numbers, dtype=torch.float64).median().item()
-
-    return {name: round(median(numbers) - median(nothing)) for name, numbers in found.items()}
+                readings.append(read_clocks() - start)
+            into.append(torch.stack(readings).double().median(1).values)
+    itself = torch.cat(nothing).median(0).values
+    return {name: (torch.cat(of) - itself).cpu() for name, of in found.items()}
