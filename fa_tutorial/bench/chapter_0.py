@@ -124,6 +124,40 @@ def draw_roofline(points: dict[str, tuple[float, float]], peak: float, bandwidth
     return figure
 
 
+def draw_speed_ups(rows: list[dict[str, float]]) -> Figure:
+    """Left the gain of fusing, measured and at most, right how many times its floor each call takes, by length.
+
+    rows: at each S "measured", a bound by each other name, and for "naive" and "flash" the times of their floors.
+    """
+    figure = Figure(figsize=(7.5, 3.3), layout="constrained")
+    panels = figure.subplots(1, 2, width_ratios=(3, 2))
+    lengths, calls = [row["S"] for row in rows], {"naive": ("vermilion", "s"), "flash": ("blue", "D")}
+    for name in [name for name in rows[0] if name != "S"]:
+        values = [row[name] for row in rows]
+        ax = panels[int(name in calls)]
+        if name not in ("measured", *calls):
+            ax.plot(lengths, values, "--", color=GREY)
+            ax.text(lengths[0], max(values) + 0.15, name, va="bottom", fontsize=9)
+            continue
+        colour, marker = calls.get(name, ("black", "o"))
+        ax.plot(lengths, values, marker=marker, color=COLOURS.get(colour, colour))
+        for row, value in zip(rows, values, strict=True):
+            above = value == max(values) if name == "measured" else value == max(row["naive"], row["flash"])
+            place = (7 if name == "flash" and above else 0, 7 if above else -15)
+            ax.annotate(f"{value:.1f}", (row["S"], value), place, textcoords="offset points", ha="center", fontsize=9)
+    panels[0].set(title="naive's time / flash's (dashed: at most)", ylim=(0, 8.7))
+    panels[0].text(lengths[1] * 1.15, rows[1]["measured"] - 0.3, "measured", fontsize=9)
+    panels[1].set(title="times its floor", ylim=(0, 3.5))
+    panels[1].text(lengths[0], rows[0]["naive"] - 0.6, "naive", color=COLOURS["vermilion"], fontsize=9, ha="center")
+    panels[1].text(lengths[0] * 1.35, rows[0]["flash"] - 0.25, "flash", color=COLOURS["blue"], fontsize=9)
+    for ax in panels:
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(lengths, [f"{S:,}" for S in lengths], fontsize=9)
+        ax.set_xlabel("S (16 heads, D = 64, fp16)")
+        ax.margins(x=0.1)
+    return figure
+
+
 def draw_floors(ms: pd.Series, floors: dict[str, float], flash: dict[str, float], more: dict[str, float]) -> Figure:
     """Naive attention and flash attention as measured, filled, and what we count for them, in outline.
 
