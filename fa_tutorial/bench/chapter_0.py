@@ -125,9 +125,9 @@ def draw_roofline(points: dict[str, tuple[float, float]], peak: float, bandwidth
 
 
 def draw_speed_ups(rows: list[dict[str, float]]) -> Figure:
-    """Left the gain of fusing, measured and at most, right how many times its floor each call takes, by length.
+    """Left the gain of fusing, measured and of perfect kernels, right each call's time over its floor, by length.
 
-    rows: at each S "measured", a bound by each other name, and for "naive" and "flash" the times of their floors.
+    rows: at each S "measured", by other names what perfect kernels gain, and "naive" and "flash" over their floors.
     """
     figure = Figure(figsize=(7.5, 3.3), layout="constrained")
     panels = figure.subplots(1, 2, width_ratios=(3, 2))
@@ -145,7 +145,7 @@ def draw_speed_ups(rows: list[dict[str, float]]) -> Figure:
             above = value == max(values) if name == "measured" else value == max(row["naive"], row["flash"])
             place = (7 if name == "flash" and above else 0, 7 if above else -15)
             ax.annotate(f"{value:.1f}", (row["S"], value), place, textcoords="offset points", ha="center", fontsize=9)
-    panels[0].set(title="naive's time / flash's (dashed: at most)", ylim=(0, 8.7))
+    panels[0].set(title="naive's time / flash's (dashed: if perfect)", ylim=(0, 8.7))
     panels[0].text(lengths[1] * 1.15, rows[1]["measured"] - 0.3, "measured", fontsize=9)
     panels[1].set(title="times its floor", ylim=(0, 3.5))
     panels[1].text(lengths[0], rows[0]["naive"] - 0.6, "naive", color=COLOURS["vermilion"], fontsize=9, ha="center")
