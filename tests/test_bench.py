@@ -575,3 +575,15 @@ def test_memory_events_leave_out_views_and_what_is_still_there():
     x = torch.zeros(4, 2, device="meta")
     events = chapter_0.memory_events(lambda x: (x.T + 1).exp()[1:] * 2, x)
     assert events == [("1 add", 32), ("2 exp", 32), ("1 add", -32), ("3 mul", 16), ("2 exp", -32)]
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU's calls are timed otherwise")
+def test_no_kernel_here_beats_its_floor(monkeypatch):
+    """However steady the plain matmul and copy are: chapter 0's table would call impossible what it has measured."""
+    unsteady = itertools.cycle((35.0, 22.0, 9.0, 35.0, 13.0, 90.0, 21.0, 40.0))
+    monkeypatch.setattr(chapter_0, "_fastest", lambda call: next(unsteady))
+    found = chapter_0.measure_here(naive, naive)
+    product, s, q = 2 * found.H * found.S**2 * found.D, found.H * found.S**2 * 4, found.H * found.S * found.D * 4
+    work = {"q kᵀ": (product, s + 2 * q), "divide": (0, 2 * s), "softmax": (0, 2 * s), "p v": (product, s + 2 * q)}
+    for name, (flops, moved) in work.items():
+        assert found.ms[name] / 1e3 >= max(flops / found.peak, moved / found.bandwidth) * (1 - 1e-9), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import partial
 from timeit import repeat
 from typing import NamedTuple
 
@@ -26,10 +27,10 @@ def measured(card: dict, provider: str, S: int, B: int = 1, H: int = 16, is_caus
     return results.select(card["rows"], provider=provider, S_q=S, **case).iloc[0]
 
 
-def naive_steps(card: dict) -> pd.DataFrame:
-    """The rows of naive attention's kernels, of the whole call and of flash attention, by name: S = 4,096, 16 heads,
-    D = 64, fp16, in one run; "hidden" and "softmax, masked" in another. card: results.load's."""
-    return results.select(card["kernels"], kernel="naive_step", S=4_096).set_index("provider")
+def naive_steps(card: dict, S: int = 4_096) -> pd.DataFrame:
+    """The rows of naive attention's kernels by name, of one run: 16 heads, D = 64, fp16. At S = 4,096 also of the whole
+    calls, of flash attention and of what torch.compile makes. card: results.load's."""
+    return results.select(card["kernels"], kernel="naive_step", S=S).set_index("provider")
 
 
 def memory_events(call: Callable[..., torch.Tensor], *args: torch.Tensor) -> list[tuple[str, int]]:
@@ -55,7 +56,8 @@ def memory_events(call: Callable[..., torch.Tensor], *args: torch.Tensor) -> lis
 
 
 def draw_memory(events: list[tuple[str, int]], names: dict[str, str]) -> Figure:
-    """What is in memory after each of memory_events' events, as a stack of tensors. names: of each tensor made."""
+    """What is in memory after each of memory_events' events, as a stack of tensors. names: of each tensor made. The
+    axis says chapter 0's sizes."""
     figure = Figure(figsize=(7.5, 3.4))
     ax = figure.subplots()
     colours = dict(zip(names, KERNELS.values(), strict=True))
@@ -74,7 +76,7 @@ def draw_memory(events: list[tuple[str, int]], names: dict[str, str]) -> Figure:
     ax.axhline(max(totals), color=GREY, linestyle=":", zorder=0)
     made = [f"{'make' if size > 0 else 'free'}\n{names[name]}" for name, size in events]
     ax.set_xticks(range(len(events)), made)
-    ax.set(ylabel="MiB in memory", ylim=(0, 1.15 * max(totals)))
+    ax.set(ylabel="MiB in memory", xlabel="16 heads, S = 4,096, D = 64, fp16", ylim=(0, 1.15 * max(totals)))
     ax.grid(axis="x", visible=False)
     return figure
 
@@ -116,41 +118,78 @@ def draw_roofline(points: dict[str, tuple[float, float]], peak: float, bandwidth
     ax.axvline(peak / bandwidth, color=GREY, linestyle=":", zorder=0)
     ax.text(170, 0.25, f"ridge: {peak / bandwidth:.0f} FLOP/byte")
     ax.text(0.12, 90, "memory-bound", fontstyle="italic")
+    ax.text(0.12, 1_500, "FLOPs: divide 1 a score, softmax 5,\nelse the products' alone", fontsize=9, va="center")
     ax.text(180, 1_500, "compute-bound", fontstyle="italic")
     ax.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="TFLOP/s", ylim=(0.1, 4_500))
     return figure
 
 
-def draw_floors(ms: pd.Series, counted: dict[str, dict[str, float]]) -> Figure:
-    """Naive attention's kernels and flash attention as measured, filled, and what we count for them, in outline.
+def draw_speed_ups(rows: list[dict[str, float]]) -> Figure:
+    """Left the gain of fusing, measured and of perfect kernels, right each call's time over its floor, by length.
 
-    ms: naive_steps'. counted: bar -> part -> milliseconds; the first bar's parts are naive attention's kernels, which
-    run one after another; the other bars are flash attention's, and may overlap.
+    rows: at each S "measured", by other names what perfect kernels gain, and "naive" and "flash" over their floors.
     """
-    (first, floors), *others = counted.items()
-    measured = {"naive": {name: ms[name] for name in KERNELS}, "flash": {"": ms["flash"]}}
-    bars = {"naive": measured["naive"], first: floors, "flash": measured["flash"], **dict(others)}
-    figure = Figure(figsize=(7.5, 3.6))
+    figure = Figure(figsize=(7.5, 3.3), layout="constrained")
+    panels = figure.subplots(1, 2, width_ratios=(3, 2))
+    lengths, calls = [row["S"] for row in rows], {"naive": ("vermilion", "s"), "flash": ("blue", "D")}
+    for name in [name for name in rows[0] if name != "S"]:
+        values = [row[name] for row in rows]
+        ax = panels[int(name in calls)]
+        if name not in ("measured", *calls):
+            ax.plot(lengths, values, "--", color=GREY)
+            ax.text(lengths[0], max(values) + 0.15, name, va="bottom", fontsize=9)
+            continue
+        colour, marker = calls.get(name, ("black", "o"))
+        ax.plot(lengths, values, marker=marker, color=COLOURS.get(colour, colour))
+        for row, value in zip(rows, values, strict=True):
+            above = value == max(values) if name == "measured" else value == max(row["naive"], row["flash"])
+            place = (7 if name == "flash" and above else 0, 7 if above else -15)
+            ax.annotate(f"{value:.1f}", (row["S"], value), place, textcoords="offset points", ha="center", fontsize=9)
+    panels[0].set(title="naive's time / flash's (dashed: if perfect)", ylim=(0, 8.7))
+    panels[0].text(lengths[1] * 1.15, rows[1]["measured"] - 0.3, "measured", fontsize=9)
+    panels[1].set(title="times its floor", ylim=(0, 3.5))
+    panels[1].text(lengths[0], rows[0]["naive"] - 0.6, "naive", color=COLOURS["vermilion"], fontsize=9, ha="center")
+    panels[1].text(lengths[0] * 1.35, rows[0]["flash"] - 0.25, "flash", color=COLOURS["blue"], fontsize=9)
+    for ax in panels:
+        ax.set_xscale("log", base=2)
+        ax.set_xticks(lengths, [f"{S:,}" for S in lengths], fontsize=9)
+        ax.set_xlabel("S (16 heads, D = 64, fp16)")
+        ax.margins(x=0.1)
+    return figure
+
+
+def draw_floors(ms: pd.Series, floors: dict[str, float], flash: dict[str, float], more: dict[str, float]) -> Figure:
+    """Naive attention and flash attention as measured, filled, and what we count for them, in outline.
+
+    ms: naive_steps'. floors: of naive attention's kernels. flash: what its call would do in turns, and last what we
+    can't account for; more: its other floors, bar -> milliseconds.
+    """
+    naive = {name: ms[name] for name in KERNELS}
+    bars = {"naive": naive, "its floors": floors, "flash": {"": ms["flash"]}, "if in turns": flash}
+    bars |= {bar: {"": part} for bar, part in more.items()}
+    figure = Figure(figsize=(7.5, 3.4))
     ax = figure.subplots()
+    unknown = list(flash)[-1]
     for place, (bar, parts) in enumerate(bars.items()):
         left = 0.0
         for name, part in parts.items():
-            colour = COLOURS[KERNELS.get(name, "blue")]
-            face = colour if bar in measured else "white"
-            ax.barh(place, part, 0.65, left, color=face, edgecolor=colour, linewidth=1.5)
-            ax.text(left + part / 2, place, name, ha="center", va="center", fontsize=8)
+            colour = GREY if name == unknown else COLOURS[KERNELS.get(name, "blue")]
+            look = {"hatch": "////", "linestyle": ":"} if name == unknown else {}
+            face = colour if bar in ("naive", "flash") else "white"
+            ax.barh(place, part, 0.65, left, color=face, edgecolor=colour, linewidth=1.5, **look)
+            if bar != "if in turns":
+                ax.text(left + part / 2, place, name, ha="center", va="center", fontsize=9)
             left += part
-        ax.text(left + 0.015, place, f"{left:.2f} ms", va="center")
-    ax.text(1.0, 1, "one after another:\nthe parts add up", va="center", fontsize=9)
-    top, bottom, edge = 2.75, len(bars) - 0.75, 0.39
-    ax.plot([edge - 0.02, edge, edge, edge - 0.02], [top, top, bottom, bottom], color=GREY, linewidth=1.2)
-    words = "different units can work at the same time:\nonly in turns do these add up"
-    ax.text(edge + 0.02, (top + bottom) / 2, words, va="center", fontsize=9)
-    looks = {"measured": GREY, "counted": "white"}
-    ax.legend(
-        handles=[Patch(facecolor=face, edgecolor=GREY, label=label) for label, face in looks.items()],
-        loc="upper right", bbox_to_anchor=(1, 0.72),
-    )  # fmt: skip
+        words = (
+            ", ".join(f"{name} {part:.2f}" for name, part in parts.items())
+            if bar == "if in turns"
+            else f"{left:.2f} ms"
+        )
+        ax.text(left + 0.015, place, words, va="center")
+    looks = {"measured": {"facecolor": GREY}, "counted": {"facecolor": "white"}}
+    looks["not counted"] = {"facecolor": "white", "hatch": "////", "linestyle": ":"}
+    handles = [Patch(edgecolor=GREY, label=label, **look) for label, look in looks.items()]
+    ax.legend(handles=handles, loc="lower right")
     ax.set_yticks(range(len(bars)), bars)
     ax.invert_yaxis()
     ax.set(xlim=(0, 1.6), xlabel="ms at S = 4,096, 16 heads, D = 64, fp16 (NVIDIA H200)")
@@ -159,7 +198,8 @@ def draw_floors(ms: pd.Series, counted: dict[str, dict[str, float]]) -> Figure:
 
 
 class Here(NamedTuple):
-    """What measure_here finds: the sizes, this machine's FLOP/s and bytes/s, and milliseconds by name."""
+    """What measure_here finds: the sizes, this machine's FLOP/s and bytes/s, the best that it saw, and milliseconds by
+    name."""
 
     H: int
     S: int
@@ -187,14 +227,21 @@ def measure_here(naive: Callable, sdpa: Callable) -> Here:
         "sdpa": lambda: sdpa(q, k, v),
     }
     ms = {name: timing.time_call(call).ms if on_gpu else _fastest(call) for name, call in calls.items()}
+    product, matrix, vectors = 2 * H * S * S * D, s.nbytes, q.nbytes
+    rates = [product / ms[name] for name in ("q kᵀ", "q kᵀ, into memory in use", "p v")]
+    rates.append(2 * product / ms["sdpa"])
+    speeds = [2 * matrix / ms["divide"], 2 * matrix / ms["softmax"]]
+    speeds += [(2 * vectors + matrix) / ms[name] for name in ("q kᵀ", "p v")]
     if on_gpu:
         ceilings = timing.measure_ceilings()
-        return Here(H, S, D, 2, ceilings["matmul_fp16_tflops"] * 1e12, ceilings["copy_gb_s"] * 1e9, ms)
-    a, x = torch.randn(1024, 1024), torch.randn(2**25)
-    product, copy = torch.empty_like(a), torch.empty_like(x)
-    peak = 2 * 1024**3 / _fastest(lambda: torch.mm(a, a, out=product)) * 1e3
-    return Here(H, S, D, 4, peak, 2 * x.nbytes / _fastest(lambda: copy.copy_(x)) * 1e3, ms)
+        rates.append(ceilings["matmul_fp16_tflops"] * 1e9)
+        speeds.append(ceilings["copy_gb_s"] * 1e6)
+    else:
+        rates += [2 * n**3 / _fastest(partial(torch.mm, *torch.randn(2, n, n))) for n in (512, 1_024, 2_048)]
+        x = torch.randn(2**25)
+        speeds.append(2 * x.nbytes / _fastest(partial(torch.empty_like(x).copy_, x)))
+    return Here(H, S, D, q.itemsize, max(rates) * 1e3, max(speeds) * 1e3, ms)
 
 
 def _fastest(call: Callable) -> float:
-    return min(repeat(call, number=1, repeat=5)) * 1e3
+    return min(repeat(call, number=1, repeat=7)) * 1e3

@@ -7,6 +7,54 @@ ROWS, KEYS, FLOATS = (
     ("blocks * 2 * S", "blocks * 2 * blocks * block_m"),
     ("4 * S", "4 * blocks * block_m"),
 )
+
+
+def flops_without_the_batch(B, H, S, D, is_causal):
+    return 4 * H * D * (S * (S + 1) // 2 if is_causal else S * S)
+
+
+def flops_masked_once(B, H, S, D, is_causal):
+    return 2 * B * H * D * S * S + (B * H * D * S * (S + 1) if is_causal else 2 * B * H * D * S * S)
+
+
+def memory_that_only_grows(events):
+    most, total, held, now = 0, 0, [], []
+    for name, size in events:
+        if size > 0:
+            total += size
+            now.append(name)
+        else:
+            now.remove(name)
+        if total > most:
+            most, held = total, list(now)
+    return most, held
+
+
+def memory_first_in_first_out(events):
+    most, held, now = 0, [], []
+    for name, size in events:
+        if size > 0:
+            now.append((name, size))
+        else:
+            now.pop(0)
+        if sum(size for _, size in now) > most:
+            most, held = sum(size for _, size in now), [name for name, _ in now]
+    return most, held
+
+
+def names_first_in_first_out(events):
+    most, total, held, now = 0, 0, [], []
+    for name, size in events:
+        total += size
+        if size > 0:
+            now.append(name)
+        else:
+            now.pop(0)
+        if total > most:
+            most, held = total, list(now)
+    return most, held
+
+
 RAGGED = "one edge is left: a smaller last block reads all of k and v too, but only its own rows of q, and it writes only its own rows"
 
 WRONG_ANSWERS = (
@@ -16,10 +64,15 @@ WRONG_ANSWERS = (
                                                                "per_pair]).float().prod())")),
          told="a large count is exact too"),
     edit("0.1", "S pairs", ("S * (S + 1) // 2 if is_causal else S * S", "S"), told="in each of B·H heads: attention_flops(1, 1, 3"),
-    edit("0.2", "the peak alone", ("return peak, held", "return peak"), told="want a tuple (peak, held)"),
+    ("0.1", flops_without_the_batch, "B is missing"),
+    ("0.1", flops_masked_once, "in one matmul only"),
+    ("0.2", memory_that_only_grows, "take off what an event frees"),
+    ("0.2", memory_first_in_first_out, "you free the oldest tensor"),
+    ("0.2", names_first_in_first_out, "held loses the oldest tensor"),
+    edit("0.2", "the most alone", ("return most, held", "return most"), told="want a tuple (most, held)"),
     edit("0.2", "a set", ("list(now)", "set(now)"), told="held = a set, want ('a', 'b')"),
     edit("0.2", "the newest first", ("list(now)", "list(now)[::-1]"), told="in the order they were made"),
-    edit("0.2", "most tensors", ("sum(now.values()) > peak", "len(now) > len(held)"), told="c +2, b +9"),
+    edit("0.2", "most tensors", ("sum(now.values()) > most", "len(now) > len(held)"), told="c +2, b +9"),
     edit("0.2", "names in order", ("list(now)", "sorted(now)"), told="c +2, b +9"),
     edit("0.3", "q per block", ("2 * S * D + blocks * 2", "S * D + blocks * 3"), told="q and o travel once"),
     edit("0.3", "o twice", ("2 * S * D + blocks", "3 * S * D + blocks"), told="each block of queries reads all of k and v"),

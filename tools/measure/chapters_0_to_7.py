@@ -27,6 +27,7 @@ from fa_tutorial.exercises import catalogue
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig, heads, padded_d
 from measure import changed_kernels, profiler
+from measure.clocks import cycles_in_turns
 
 hardware.require_triton("Measuring (tools/measure)")
 from triton.runtime.errors import OutOfResources  # noqa: E402
@@ -47,14 +48,12 @@ def attention_cases() -> Iterator[Measurement]:
 def naive_step_cases() -> Iterator[Measurement]:
     """Chapter 0: naive attention, its operations by themselves, what torch.compile makes of it, and flash attention.
 
-    All are measured in turns, on the shape of attention_cases.
+    Those of a length are measured in turns, on the shape of attention_cases.
     """
-    size = {"B": 1, "H": 16, "S": 4096, "D": 64}
-    for step in (*OPERATIONS, "flash", *NAIVE, *(f"{name}, compiled" for name in NAIVE)):
-        yield about(0, "naive_step", step, **size), lambda step=step: _naive_steps_in_turns(*size.values())[step]
-
-
-OPERATIONS = ("q kᵀ", "divide", "hidden", "mask", "softmax", "softmax, masked", "p v")
+    for S, steps in NAIVE_STEPS.items():
+        size = {"B": 1, "H": 16, "S": S, "D": 64}
+        for step in steps:
+            yield about(0, "naive_step", step, **size), lambda size=size, step=step: _naive_steps_in_turns(**size)[step]
 
 
 def _naive(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -79,29 +78,52 @@ def _hidden(s: torch.Tensor) -> torch.Tensor:
 
 
 NAIVE = {"naive": _naive, "naive, q scaled": _naive_scaled_q, "naive, causal": _naive_causal}
+FULL = ("q kᵀ", "divide", "softmax", "p v")
+CAUSAL = ("hidden", "mask", "softmax, masked")
+FLASH = ("flash", "flash, causal")
+COMPILED = {f"{name}, compiled": call for name, call in NAIVE.items()}
+NAIVE_STEPS = {4096: (*FULL, *CAUSAL, *FLASH, *NAIVE, *COMPILED)} | dict.fromkeys((1024, 2048, 8192, 16_384), FULL)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def _naive_steps_in_turns(B: int, H: int, S: int, D: int) -> dict[str, dict[str, Any]]:
+    """The rows of one length; softmax's with the names of its kernels, those of FLASH with SM cycles."""
     q, k, v, s = randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, S)
     hidden = _hidden(s)
     masked = s.masked_fill(hidden, -math.inf)
-    calls = {
+    flash = peers.provider("sdpa_flash")
+    possible = {
         "q kᵀ": lambda: q @ k.transpose(-1, -2),
         "divide": lambda: s / math.sqrt(D),
+        "softmax": lambda: torch.softmax(s, dim=-1),
+        "p v": lambda: s @ v,
         "hidden": lambda: _hidden(s),
         "mask": lambda: s.masked_fill(hidden, -math.inf),
-        "softmax": lambda: torch.softmax(s, dim=-1),
         "softmax, masked": lambda: torch.softmax(masked, dim=-1),
-        "p v": lambda: s @ v,
-        "flash": partial(peers.provider("sdpa_flash"), q, k, v),
+        "flash": partial(flash, q, k, v, False),
+        "flash, causal": partial(flash, q, k, v, True),
+        **{name: partial(call, q, k, v) for name, call in NAIVE.items()},
     }
-    launches = {}
-    for name, call in NAIVE.items():
-        calls[name] = partial(call, q, k, v)
-        calls[f"{name}, compiled"], launches[f"{name}, compiled"] = _compiled(call, q, k, v)
-    rows = timed_in_turns(calls)
-    return {name: row | ({"launches": launches[name]} if name in launches else {}) for name, row in rows.items()}
+    calls, found = {}, {}
+    for name in NAIVE_STEPS[S]:
+        if name in COMPILED:
+            calls[name], found[name] = _compiled(COMPILED[name], q, k, v)
+        else:
+            calls[name] = possible[name]
+    launches = {name: {"launches": names} for name, names in found.items()}
+    launches["softmax"] = {"launches": _launched(calls["softmax"])}
+    cycles = cycles_in_turns({name: calls[name] for name in FLASH if name in calls})
+    counts = {name: {"cycles": count} for name, count in cycles.items()}
+    return {name: row | launches.get(name, {}) | counts.get(name, {}) for name, row in timed_in_turns(calls).items()}
+
+
+def _launched(call: Callable[[], Any]) -> list[str]:
+    """The names of the kernels that `call` runs on the GPU."""
+    call()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
+        call()
+        torch.cuda.synchronize()
+    return [event.name[:200] for event in found.events() if event.device_time > 0]
 
 
 def _compiled(call: Callable, *args: torch.Tensor) -> tuple[Callable, list[str]]:

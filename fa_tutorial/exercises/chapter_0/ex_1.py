@@ -12,7 +12,7 @@ def attention_flops(B, H, S, D, is_causal):
     return B * H * pairs * per_pair
 
 
-CAUSAL, PER_PAIR = "S * (S + 1) // 2", "2 * 2 * D"
+CAUSAL, PER_PAIR, ALL = "S * (S + 1) // 2", "2 * 2 * D", "B * H * pairs * per_pair"
 MISTAKES = {
     "half of the FLOPs are missing: there are two matmuls, and a multiply-add is 2 FLOPs": (PER_PAIR, "2 * D"),
     "you count pairs that the causal mask hides": (CAUSAL, "S * S"),
@@ -22,6 +22,13 @@ MISTAKES = {
     "you halve the diagonal too: query i sees i + 1 keys, so half of the square is a little too few": (CAUSAL, "S * S / 2"),
     "you leave out the diagonal: query i sees key i as well": (CAUSAL, "S * (S - 1) // 2"),
     "D is missing: each dot product of q kᵀ runs over D elements, and each row of p v has D elements": (PER_PAIR, "2 * 2"),
+    "B is missing: each sequence of the batch has H heads of its own": (ALL, "H * pairs * per_pair"),
+    "H is missing: each head is an attention of its own": (ALL, "B * pairs * per_pair"),
+    "B and H are missing: there are B·H heads, each an attention of its own": (ALL, "pairs * per_pair"),
+    "you leave out the hidden pairs in one matmul only: they cost nothing in the other one either": (
+        ALL,
+        "2 * B * H * (S * S + pairs) * D",
+    ),
 }
 
 
