@@ -44,7 +44,7 @@ PROBES = {  # factors of products that one instruction adds up
     "2¹⁴ + 30 · 1 − 2¹⁴": [(128, 128)] + 30 * [(1, 1)] + [(-128, 128)],
 }
 ONES = (1024, 16_384, 20_000)  # to be added up
-SPEED_LENGTHS = (1024, 2048, 4096, 16_384)  # 2,048 by another run, on another H200
+SPEED_LENGTHS = (1024, 2048, 4096, 16_384)
 
 
 class Kind(NamedTuple):
@@ -140,12 +140,14 @@ def sum_of_ones(K: int, fast: bool) -> float:
 COPIER = dataclasses.replace(training.SMALL, batch=32)
 COPIED = 200  # texts of 20 tokens to repeat
 SEEDS = range(10)  # of the stored models
+FULLY, HALF = 500, 250  # steps of training
+REMEDIES = {"plain": (False, False), "rotated": (True, False), "k's mean": (False, True), "both": (True, True)}
 TRAINED = Path(__file__).with_name("trained_fp8.json")
 
 
-def trained(seed: int) -> training.TinyTransformer:
-    """A model that has nearly learned to repeat 20 tokens."""
-    return training.train_copier(training.ATTENTIONS["sdpa_math"], COPIER, steps=250, seed=seed)
+def trained(seed: int, steps: int = FULLY) -> training.TinyTransformer:
+    """A model that has learned to repeat 20 tokens, as long as chapter 11's, or nearly, in HALF as many steps."""
+    return training.train_copier(training.ATTENTIONS["sdpa_math"], COPIER, steps=steps, seed=seed)
 
 
 def texts() -> torch.Tensor:
@@ -163,8 +165,14 @@ def wrong_tokens(model: training.TinyTransformer, attention: training.Attention,
     return int((guesses != texts[:, COPIER.half :]).sum())
 
 
-def in_fp8(q, k, v) -> torch.Tensor:
-    return fp8.flash_attention_fp8(q.half(), k.half(), v.half(), is_causal=True).float()
+def in_fp8(rotate: bool = False, subtract: bool = False) -> training.Attention:
+    """Causal attention in FP8; subtract: k's mean over the keys before."""
+
+    def attention(q, k, v):
+        k = k - subtract * k.mean(dim=2, keepdim=True)
+        return fp8.flash_attention_fp8(q.half(), k.half(), v.half(), is_causal=True, rotate=rotate).float()
+
+    return attention
 
 
 def one_row(model: training.TinyTransformer, texts: torch.Tensor) -> list[dict[str, float]]:
@@ -194,14 +202,32 @@ def print_heads(heads: list[dict[str, float]]) -> None:
     found = pd.DataFrame(heads)
     if len(found) > 4:
         found = found.quantile([0, 0.5, 1]).set_axis(["least", "middle", "most"])
-    print(f"{'':10}{'v’s mean, of v':>16}{'o off, by rounding':>22}{'with acc in one chain':>24}")
+    print(f"{'':10}{'rms of v’s mean, over v’s':>26}{'o off, by rounding':>22}{'with acc in one chain':>24}")
     for name, head in found.iterrows():
-        print(f"{name!s:10}{head.v_mean:16.2f}{head.rounding:20.1f} %{head.chain:22.1f} %")
+        print(f"{name!s:10}{head.v_mean:26.2f}{head.rounding:20.1f} %{head.chain:22.1f} %")
 
 
-def stored_models() -> pd.DataFrame:
-    """Of each stored model: seed, wrong tokens in float32 and in FP8, of `tokens`, and `heads`, one_row's."""
-    return pd.DataFrame(json.loads(TRAINED.read_text(encoding="utf-8"))["rows"])
+def stored_models(steps: int = FULLY) -> pd.DataFrame:
+    """Of each stored model: seed, wrong tokens in float32 and in FP8 with each of REMEDIES, and `heads`, one_row's."""
+    models = pd.DataFrame(json.loads(TRAINED.read_text(encoding="utf-8"))["rows"])
+    return models[models.steps == steps]
+
+
+def print_trained(model: training.TinyTransformer, texts: torch.Tensor) -> None:
+    """Wrong tokens in float32 and in FP8 with each of REMEDIES: of this model, and the mean of the stored ones, fully
+    and half trained; and of how many of these each remedy makes fewer."""
+    names = ("float32", *REMEDIES)
+    heads = (*names[:1], "FP8, plain", *names[2:])
+    ways = (training.ATTENTIONS["sdpa_math"], *(in_fp8(*remedy) for remedy in REMEDIES.values()))
+    found = (f"{wrong_tokens(model, way, texts[:COPIED]):11}" for way in ways)
+    print(f"{f'wrong of {COPIED * COPIER.half:,} tokens':36}" + "".join(f"{name:>11}" for name in heads))
+    print(f"{'your model':36}" + "".join(found))
+    for steps in (FULLY, HALF):
+        models = stored_models(steps)
+        words = f"{len(models)} stored models, {steps} steps, mean"
+        print(f"{words:36}" + "".join(f"{models[name].mean():11.1f}" for name in names))
+        fewer = (f"{(models[name] < models.plain).sum():8} of {len(models)}"[-11:] for name in names[2:])
+        print(f"{'    fewer than plain':36}" + " " * 22 + "".join(f"{words:>11}" for words in fewer))
 
 
 # ---------------------------------------------------------------- what the notebook shows; card: results.load's
@@ -349,49 +375,75 @@ def print_clock(card: dict[str, Any]) -> None:
         print(f"{found['watts']:6.0f}{found['mhz']:7,.0f}{found['tflops']:9.0f}")
 
 
-def print_times(card: dict[str, Any], D: int = 128, S: int = LENGTHS[-1]) -> None:
-    """ms of both formats' kernels, and of what quantises before: a median of the lengths, whose work is the same."""
-    times = {
-        (who, c): [row(card, kernel="speed", provider=who, D=D, S_q=n, is_causal=c)["ms"] for n in SPEED_LENGTHS]
-        for who, c in itertools.product(("hopper", *CHOICES), (False, True))
-    }
-    print(f"D = {D}, 16,384 tokens".ljust(34) + f"{'full':>8}{'causal':>9}")
+def print_parts(card: dict[str, Any]) -> None:
+    """An SM's cycles for 64 x 128 scores of the FP8 kernel at D = 128, and without one part or another of its loop."""
+    names = ("whole", "without exponentials", "without p's rounding", "without joining")
+    cycles = (row(card, kernel="parts", provider=name) for name in names)
+    blocks = 16 * (16_384 // 64) * (16_384 // 128) / card["provenance"]["multiprocessors"]
+    words = (f"{name} {one['cycles'] / blocks:,.0f}" for name, one in zip(names, cycles, strict=True))
+    print("cycles a block, D = 128, FP8: " + ", ".join(words))
+
+
+def quantiser_ms(card: dict[str, Any], with_it: str) -> float:
+    """What quantising adds to the kernel's ms at D = 128: the median of S = 4,096 and 16,384, full and causal, whose
+    work is the same. A shorter call waits for Python's launches."""
+    pairs = itertools.product(SPEED_LENGTHS[-2:], (False, True))
+    rows = [
+        [row(card, kernel="speed", provider=who, D=128, S_q=S, is_causal=c)["ms"] for who in (with_it, "fp8")]
+        for S, c in pairs
+    ]
+    return float(np.median([more - less for more, less in rows]))
+
+
+def print_times(card: dict[str, Any], S: int = LENGTHS[-1]) -> None:
+    """ms at D = 128 of both formats' kernels, and of what quantises before."""
+    print("D = 128, 16,384 tokens".ljust(34) + f"{'full':>8}{'causal':>9}")
     for who, words in (("hopper", "fp16, chapter 9"), ("fp8", "FP8, quantised before")):
-        found = (times[who, c][SPEED_LENGTHS.index(S)] for c in (False, True))
+        found = (row(card, kernel="speed", provider=who, D=128, S_q=S, is_causal=c)["ms"] for c in (False, True))
         print(f"{f'{words}, S = {S:,}':34}" + "".join(f"{ms:9.3f}" for ms in found)[1:] + " ms")
     for who, words in (("fp8 and quantiser", "the quantiser"), ("fp8, rotation and quantiser", "… with rotation")):
-        more = (np.subtract(times[who, c], times["fp8", c]) for c in (False, True))
-        print(f"{f'{words}, any S':34}" + "".join(f"{np.median(ms):9.3f}" for ms in more)[1:] + " ms")
+        print(f"{f'{words}, any S':34}" + (2 * f"{quantiser_ms(card, who):9.3f}")[1:] + " ms")
 
 
-def plot_saved(card: dict[str, Any], D: int = 128) -> Figure:
-    """For each mask, against S: the ms that FP8's kernel saves of chapter 9's fp16, and what quantising costs, whose
-    work is the same at each length: its median."""
+def saved_ms(card: dict[str, Any], is_causal: bool) -> np.ndarray:
+    """At D = 128, for each of SPEED_LENGTHS: the ms that FP8's kernel saves of chapter 9's fp16."""
+    fp16, eight = (
+        [row(card, kernel="speed", provider=who, D=128, S_q=S, is_causal=is_causal)["ms"] for S in SPEED_LENGTHS]
+        for who in ("hopper", "fp8")
+    )
+    return np.subtract(fp16, eight)
+
+
+def crossing(card: dict[str, Any], name: str, is_causal: bool) -> float:
+    """The S at which FP8's kernel saves what quantising costs, on plot_saved's lines."""
+    ms = np.log([quantiser_ms(card, name)])
+    return float(np.exp(np.interp(ms, np.log(saved_ms(card, is_causal)), np.log(SPEED_LENGTHS)))[0])
+
+
+def plot_saved(card: dict[str, Any]) -> Figure:
+    """For each mask at D = 128, against S: the ms that FP8's kernel saves of chapter 9's fp16, what quantising costs,
+    and where these cross."""
     figure = Figure(figsize=(8, 3.4))
-    looks = {
-        "hopper": ("FP8 saves", "vermilion", "-", "o"),
-        "fp8 and quantiser": ("the quantiser costs", "blue", "--", ""),
-        "fp8, rotation and quantiser": ("… with rotation", "black", ":", ""),
+    costs = {
+        "fp8 and quantiser": ("the quantiser costs", "blue", "--", -16),
+        "fp8, rotation and quantiser": ("… with rotation", "black", ":", 7),
     }
     axes = figure.subplots(1, 2, sharey=True)
     for ax, is_causal in zip(axes, (False, True), strict=True):
-        for name, (label, colour, line, marker) in looks.items():
-            more, fp8_alone = (
-                [row(card, kernel="speed", provider=who, D=D, S_q=S, is_causal=is_causal)["ms"] for S in SPEED_LENGTHS]
-                for who in (name, "fp8")
-            )
-            ms = np.subtract(more, fp8_alone)
-            if name != "hopper":
-                ms = np.full(len(ms), np.median(ms))  # the work is the same
-            look = {"color": COLOURS[colour], "linestyle": line, "marker": marker}
-            ax.plot(SPEED_LENGTHS, ms, label=label, **look)
+        ax.plot(SPEED_LENGTHS, saved_ms(card, is_causal), "-o", color=COLOURS["vermilion"], label="FP8 saves")
+        for name, (label, colour, line, above) in costs.items():
+            ms, S = quantiser_ms(card, name), crossing(card, name, is_causal)
+            ax.axhline(ms, color=COLOURS[colour], linestyle=line, label=label)
+            ax.plot(S, ms, "D", color=COLOURS[colour], markersize=7)
+            place = {"xytext": (0, above), "textcoords": "offset points", "ha": "left" if above < 0 else "right"}
+            ax.annotate(f"{round(S, -2):,.0f}", (S, ms), color=COLOURS[colour], **place)
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
         ax.set_xticks(SPEED_LENGTHS, [f"{S:,}" for S in SPEED_LENGTHS])
         ax.minorticks_off()
         ax.set_yticks([0.03, 0.1, 0.3, 1], ["0.03", "0.1", "0.3", "1"])
         ax.set_xlim(750, 24_000)
-        ax.set_title(f"D = {D}, {mask(is_causal)}")
+        ax.set_title(f"D = 128, {mask(is_causal)}")
         ax.set_xlabel("S")
     axes[0].set_ylabel("ms")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)

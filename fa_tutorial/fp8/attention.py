@@ -22,7 +22,7 @@ def flash_attention_fp8(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """flash_attention's forward on 8-bit tensor cores (FlashAttention-3, Shah et al., 2024, section 3.3).
 
-    It is up to 1.45 times as fast (without rotate 1.5 times), and about 5 % off.
+    On an H200, at D = 128 and S = 16,384, it is 1.3 to 1.5 times as fast, and about 5 % off.
 
     Shapes, is_causal, scale, return_lse and what a row without keys gets: as flash_attention. D: a multiple of 8 up to
     128; one that isn't 64 or 128 is padded, and costs what the next of them costs. Dtypes: fp16 or bf16, one for all

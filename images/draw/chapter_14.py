@@ -7,6 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draw.drawing import BODY, HEAD, MASKED, arrow, box, canvas, image, legend, outline, write
+from fa_tutorial.figures import COLOURS
 from fa_tutorial.fp8 import key_order, tensor_core_sum
 from fa_tutorial.fp8.model import KEPT_BITS
 
@@ -139,4 +140,27 @@ def draw_cut() -> Figure:
             look = {"colour": "sky", "share": 0.5} if power >= last else {"colour": "vermilion", "share": 0.35, "hatch": MASKED}
             box(ax, x, y, side, side, "" if blank else str(bit), **({} if blank else look))
     outline(ax, left, 0.72, KEPT_BITS * side, 2.1)
+    return figure
+
+
+@image("14_leading_bit.png")
+def draw_leading_bit() -> Figure:
+    """A sum of one sign as it grows, and below it the staircase of its leading bit, whose last step is as wide as all before."""
+    figure, ax = canvas(3.3)
+    left, wide, bottom, high, end = 0.9, 5.4, 2.65, 2.3, 16
+    place = lambda products, value: (left + wide * products / end, bottom - high * value / end)  # noqa: E731
+    arrow(ax, place(0, 0), (left + wide + 0.25, bottom), "black")
+    arrow(ax, place(0, 0), (left, 0.15), "black")
+    for n in range(4):
+        low = 2**n
+        (x, y), (right, _) = place(low, low), place(2 * low, low)
+        box(ax, x, y, right - x, bottom - y, colour="sky", share=0.45)
+    ax.plot(*zip(place(0, 0), place(end, end), strict=True), color=COLOURS["vermilion"], linewidth=2.5)
+    write(ax, *place(5.2, 10), "the sum so far", BODY, color=COLOURS["vermilion"])
+    write(ax, *place(12, 4), "its leading bit", BODY)
+    for n in range(1, 5):
+        write(ax, left - 0.12, place(0, 2**n)[1], f"$2^{{{n}}}$", ha="right")
+    write(ax, left + wide / 2, 2.95, "products added so far", BODY)
+    write(ax, 6.6, 0.85, "on average the sum\nis half of its end,", BODY, ha="left")
+    write(ax, 6.6, 1.55, "and its leading bit\nis 2/3 of the sum", BODY, ha="left")
     return figure

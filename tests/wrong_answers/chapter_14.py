@@ -18,6 +18,10 @@ def round_into_a_tensor(x):
     return torch.empty(x.shape, dtype=torch.float8_e4m3fn).copy_(x).double()
 
 
+def worst_of_the_octave(x, largest):
+    return 1 / 16
+
+
 NEW = "tensor_core_sum(p, v.T, torch.zeros_like(acc))"
 WRONG_ANSWERS = (
     edit("14.1", "a step too few", ("exponent - 3", "exponent - 1"), told="1.125"),
@@ -44,8 +48,9 @@ WRONG_ANSWERS = (
     edit("14.3", "a quarter of a step", ("step / 2", "step / 4"), told="half a step is 1/16 of y"),
     edit("14.3", "0 too early", ("min(step / 2 / y, 1.0)", "(step / 2 / y if y >= 2.0**-9 else 1.0)"), told="it is rounded to 2⁻⁹, not to 0"),
     edit("14.3", "a power of two as the largest", ("448", "256"), told="y is 1, where the step is 1/8"),
-    edit("14.3", "over the octave's first number", ("min(step / 2 / y, 1.0)", "1 / 16 if y >= 2**-6 else min(step / 2 / y, 1.0)"), told="half a step is 1/28 of y"),
-    edit("14.4", "k's middle", ("k.mean(dim=0)", "(k.amax(dim=0) + k.amin(dim=0)) / 2"), told="q becomes q R, and k becomes (k − its mean over the keys) R"),
+    edit("14.3", "over the octave's first number", ("min(step / 2 / y, 1.0)", "1 / 16 if y >= 2**-6 else min(step / 2 / y, 1.0)"), told="1/16 is the worst between two powers of two"),
+    ("14.3", worst_of_the_octave, "half a step is 1/28 of y"),
+    edit("14.4", "k's middle", ("k.mean(dim=0)", "(k.amax(dim=0) + k.amin(dim=0)) / 2"), told="the middle between a channel's largest and smallest"),
     edit("14.4", "Rᵀ", ("q @ R, k @ R", "q @ R.T, k @ R.T"), told="Rᵀ stands where R belongs"),
     edit("14.4", "the mean of q and k", ("k = k - k.mean(dim=0)", "q, k = (x - torch.cat([q, k]).mean(dim=0) for x in (q, k))"), told="gives q"),
     edit("14.4", "k alone", ("return q @ R, k @ R", "return k @ R"), told="q"),

@@ -34,7 +34,9 @@ from fa_tutorial.bench.timing import randn, timed_in_turns
 from fa_tutorial.decode import FP8
 from fa_tutorial.fp8 import forward
 from fa_tutorial.hopper.forward import HopperConfig
+from fa_tutorial.source import defined, edited, source_of
 from measure.chapter_8 import settled
+from measure.clocks import cycles_in_turns
 from measure.fp8_sums import sums
 
 
@@ -74,6 +76,42 @@ def matmul_of(flops: int, fast: bool) -> Callable[[], torch.Tensor]:
 
 
 TWO_CONSUMERS = HopperConfig(2, fp8.BLOCK, 2, 240)  # chapter 9's of D = 128
+
+
+SHIFTED = "s * scale_log2 - (shift - P_LOG2)[:, None]"
+# What the FP8 loop does beside its matmuls, by the edits that leave it out. Their results are wrong.
+PARTS = {
+    "whole": (),
+    "without exponentials": ((f"gl.exp2({SHIFTED})", SHIFTED, 1),),
+    "without p's rounding": (
+        (".reg .b16 low, high;", ".reg .b32 low;", 1),
+        ("cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;", "lop3.b32 low, $1, $2, $3, 0x96;", 1),
+        ("cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;", "xor.b32 $0, low, $4; }", 1),
+        ("        mov.b32 $0, {low, high}; }", "        ", 1),
+    ),
+    "without joining": (
+        ("acc = rescaled(acc, alpha * (v_scale / new_scale), new)", "acc = gl.convert_layout(new, acc.type.layout)", 1),
+    ),
+}
+
+
+def part_cases() -> Iterator[Measurement]:
+    """Cycles of an SM for the FP8 kernel at D = 128, full, S = 16,384, and without one part or another of its loop."""
+    shape = Shape(1, 16, 16, 16_384, 16_384, 128, False)
+    for name in PARTS:
+        yield about(14, "parts", name, **vars(shape)), lambda name=name: {"cycles": _parts(shape)[name]}
+
+
+@functools.lru_cache(maxsize=1)
+def _parts(shape: Shape) -> dict[str, int]:
+    q, k, v = (randn(shape.B, shape.H_q, shape.S_q, shape.D) for _ in range(3))
+    quantised = fp8.quantised(q, k, v, shape.D**-0.5, False)
+    calls = {}
+    for name, edits in PARTS.items():
+        text = edited(source_of(forward), ('key = ("fp8", ', f'key = ("fp8, {name}", ', 1), *edits)
+        flash_forward = defined(text, {"__name__": forward.__name__})["flash_forward"]
+        calls[name] = partial(flash_forward, *quantised, shape.D, q.dtype, False)
+    return cycles_in_turns(calls)
 
 
 def clock_cases() -> Iterator[Measurement]:
@@ -143,4 +181,6 @@ def _probe_row(name: str) -> dict[str, Any]:
 
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
-    return itertools.chain(error_cases(), sum_cases(), ones_cases(), probe_cases(), speed_cases(), clock_cases())
+    return itertools.chain(
+        error_cases(), sum_cases(), ones_cases(), probe_cases(), speed_cases(), part_cases(), clock_cases()
+    )

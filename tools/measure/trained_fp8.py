@@ -1,30 +1,33 @@
-"""What chapter 14 shows of trained models: each seed's wrong tokens in float32 and in FP8, and what one chain costs.
+"""What chapter 14 shows of trained models, fully and half trained: each seed's wrong tokens in float32 and in FP8 with
+and without its remedies, and what one chain costs.
 
-Run it on a CPU, where it takes half a minute a seed.
+Run it on a CPU, where it takes a minute or two a seed.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import torch
-import triton
 
 from fa_tutorial import hardware
 from fa_tutorial.bench import chapter_14, training
-from fa_tutorial.bench.chapter_14 import COPIED, COPIER, SEEDS
+from fa_tutorial.bench.chapter_14 import COPIED, COPIER, FULLY, HALF, REMEDIES, SEEDS
 
 
-def measure(seed: int) -> dict:
-    model, texts = chapter_14.trained(seed), chapter_14.texts()
+def measure(steps: int, seed: int) -> dict:
+    model, texts = chapter_14.trained(seed, steps), chapter_14.texts()
     few = texts[:COPIED]
-    row = {"seed": seed, "tokens": COPIED * COPIER.half}
-    for name, attention in (("float32", training.ATTENTIONS["sdpa_math"]), ("fp8", chapter_14.in_fp8)):
-        row[name] = chapter_14.wrong_tokens(model, attention, few)
+    ways = {"float32": training.ATTENTIONS["sdpa_math"]}
+    ways |= {name: chapter_14.in_fp8(*remedy) for name, remedy in REMEDIES.items()}
+    row = {"steps": steps, "seed": seed, "tokens": COPIED * COPIER.half}
+    row |= {name: chapter_14.wrong_tokens(model, way, few) for name, way in ways.items()}
     heads = [{name: float(f"{x:.3g}") for name, x in head.items()} for head in chapter_14.one_row(model, texts)]
     return row | {"heads": heads}
 
@@ -33,11 +36,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="PYTHONPATH=tools python -m measure.trained_fp8", description=__doc__)
     parser.add_argument("file", type=Path, help="JSON file to write")
     options = parser.parse_args()
-    versions = {"torch": torch.__version__, "triton": triton.__version__}
+    versions = {"torch": torch.__version__, "triton": metadata.version("triton")}
     provenance = {"device": hardware.device().type, "machine": platform.machine()} | versions
     rows = []
-    for seed in SEEDS:
-        rows.append(measure(seed))
+    for steps, seed in itertools.product((FULLY, HALF), SEEDS):
+        rows.append(measure(steps, seed))
         print(rows[-1], flush=True)
     lines = ",\n".join("  " + json.dumps(row) for row in rows)
     text = f'{{"provenance": {json.dumps(provenance)},\n "rows": [\n{lines}\n ]}}\n'

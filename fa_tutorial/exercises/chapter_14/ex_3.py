@@ -24,6 +24,7 @@ MISTAKES = {
     "that is half a step of the scaled x, over the unscaled x: both must be in the same unit": ("step / 2 / y", "step / 2 / x"),
     "that is half a step itself: which share of the scaled x is it?": ("step / 2 / y", "step / 2"),
     "that is what the scaled x happens to be off by: at worst it's half a step": (SHARE, "abs(round(y / step) * step - y) / y"),
+    "1/16 is the worst between two powers of two: this y may lie anywhere between them": (SHARE, "1 / 16 if y >= 2**-6 else min(step / 2 / y, 1.0)"),
     "a number that becomes 0 has lost all of itself, and no more: that is an error of 1": (SHARE, "step / 2 / y"),
 }  # fmt: skip
 

@@ -24,6 +24,8 @@ MISTAKES = {
     "that is the mean over a key's channels: an offset is the same for all keys, so take the mean over the keys": (
         K, "k - k.mean(dim=1, keepdim=True)"),
     "that is one mean for all channels: each channel has an offset of its own": (K, "k - k.mean()"),
+    "that is the middle between a channel's largest and smallest number, which one key can move: take the mean over the keys": (
+        K, "k - (k.amax(dim=0) + k.amin(dim=0)) / 2"),
     "each channel of k is scaled, which changes its products: an offset is taken away by a difference": (
         K, "(k - k.mean(dim=0)) / k.abs().amax(dim=0)"),
     "k alone is rotated: q kᵀ stays the same only if both are": (ROTATED, "q, k @ R"),
@@ -46,6 +48,8 @@ def inputs():
     stays, swap = torch.eye(2, dtype=torch.float64), numbers([0.0, 1.0], [-1.0, 0.0])
     offset = "both keys have 10 in channel 1, which gives both scores of a query the same: take each channel's mean over the keys from k"
     yield case(numbers([1.0, 1.0]), numbers([1.0, 10.0], [-1.0, 10.0]), stays, otherwise=offset)
+    mean = "channel 1 of k is 0, 0 and 9: its mean, 3, goes, and 4.5 is its middle"
+    yield case(numbers([1.0, 1.0]), numbers([1.0, 0.0], [-1.0, 0.0], [0.0, 9.0]), stays, otherwise=mean)
     kept = "q keeps its mean: times k it differs from key to key"
     yield case(numbers([5.0, 1.0], [7.0, 1.0]), numbers([1.0, 10.0], [-1.0, 10.0]), stays, otherwise=kept)
     both = "q and k are both multiplied by R from the right, so that R Rᵀ = 1 stands between them"
@@ -69,7 +73,7 @@ EXERCISE = Exercise(
     solution=prepare,
     reasoning="softmax doesn't change where all scores of a row move by the same. q · mean is the same for all keys, so k may lose its mean, and nothing is added back. "
     "The rotation is for what is left.",
-    more="The package's quantiser rotates by random_hadamard with a tl.dot, since a tensor core has time for it; k's mean it leaves to you.",
+    more="The package's quantiser rotates by random_hadamard with a tl.dot; k's mean it leaves to you.",
     inputs=inputs,
     truth=truth,
     rule="q becomes q R, and k becomes (k − its mean over the keys) R",
