@@ -192,9 +192,21 @@ print(json.dumps(found))
     return _of_a_kernel(kernel, layout.softmax_kernel, code)
 
 
-def matmul_loops(kernel: Any, tiles: Iterable[tuple[int, int, int]]) -> list[tuple[str, int]]:
-    """What an H200 gets for a matmul_kernel in fp16, for each (BLOCK_M, BLOCK_N, warps): the instruction of its tensor
-    cores, as "wgmma m64n256k16", and how often a step of the loop copies shared memory into registers by ldmatrix.
+class Loop(NamedTuple):
+    """How a loop multiplies. piece: the rows and columns of c that a warp computes by mma.sync, or four warps together
+    by wgmma. flops_per_byte: by count, of what mma.sync's warps copy from shared memory; None for wgmma, which copies
+    nothing. spilled: bytes a thread.
+    """
+
+    instruction: str
+    piece: tuple[int, int]
+    flops_per_byte: float | None
+    spilled: int
+
+
+def matmul_loops(kernel: Any, launches: Iterable[tuple[int, int, int, str]]) -> list[Loop]:
+    """What an H200 gets for a matmul_kernel in fp16, for each (BLOCK_M, BLOCK_N, warps, instruction): "mma.sync" is
+    compiled with the launch option arch="sm80".
 
     kernel: chapter 3's, or a reader's with the same parameters. BLOCK_K is 64, with three stages.
     """
@@ -205,16 +217,27 @@ from fa_tutorial.source import defined
 
 kernel = defined({source_of(kernel)!r}, vars(matmul))[{kernel.fn.__name__!r}]
 a, found = torch.empty(4096, 4096, dtype=torch.float16, device="meta"), []
-for block_m, block_n, num_warps in {list(tiles)!r}:
-    blocks = dict(BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=64)
+for block_m, block_n, num_warps, wanted in {list(launches)!r}:
+    options = dict(BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=64, num_warps=num_warps, num_stages=3)
+    if wanted == "mma.sync":
+        options["arch"] = "sm80"
     with compiling.compiling_for(90) as launched:
-        kernel[(1,)](*[a] * 3, *a.shape, len(a), *[*a.stride()] * 3, **blocks, num_warps=num_warps, num_stages=3)
-    loop = re.search(r"(\\$L\\w+):.*?bra\\S*\\s+\\1;", launched[0][1].asm["ptx"], re.DOTALL)[0]
-    instruction = " ".join(re.search(r"(mma.sync|wgmma)\\S+(m\\d+n\\d+k\\d+)", loop).groups())
-    found.append((instruction, loop.count("ldmatrix")))
+        kernel[(1,)](*[a] * 3, *a.shape, len(a), *[*a.stride()] * 3, **options)
+    _, compiled, log = launched[0]
+    loop = re.search(r"(\\$L\\w+):.*?bra\\S*\\s+\\1;", compiled.asm["ptx"], re.DOTALL)[0]
+    instruction, columns = re.search(r"(mma.sync|wgmma)\\S+m\\d+n(\\d+)k\\d+", loop).groups()
+    layout = re.search(r"nvidia_mma<.*?warpsPerCTA = \\[(\\d+), (\\d+)\\]", compiled.asm["ttgir"])
+    down, across = map(int, layout.groups())
+    copies, products = loop.count("ldmatrix"), len(re.findall(r"mma.sync\\S+m16n8k16", loop))
+    found.append((
+        instruction,
+        (64, int(columns)) if instruction == "wgmma" else (block_m // down, block_n // across),
+        products * 2 * 16 * 8 * 16 / (copies * 512) if copies else None,  # an ldmatrix of a warp copies 512 bytes
+        compiling.read_ptxas(log)[1],
+    ))
 print(json.dumps(found))
 """
-    return in_a_process(code)
+    return [Loop(name, tuple(piece), rate, spilled) for name, piece, rate, spilled in in_a_process(code)]
 
 
 def shared_bytes(kernel: Any, cases: Iterable[tuple[str, int, TileConfig]]) -> list[int]:

@@ -10,6 +10,7 @@ from right_answers.chapter_3 import tile_by_cases, tile_without_min
 
 import compile_report as report
 from fa_tutorial import compiling, forward, layout, tiles
+from fa_tutorial.exercises import catalogue
 from fa_tutorial.source import defined, edited, source_of
 
 pytestmark = pytest.mark.timeout(1800)
@@ -59,6 +60,21 @@ def test_with_two_stages_the_copies_by_mma_sync_begin_after_the_products():
     two, three = (compiling.loop_order(forward.flash_forward_kernel, stages) for stages in (2, 3))
     assert two == ["wait for all copies", "q kᵀ", "softmax", "p v", "begin a copy", "begin a copy"]
     assert three[0] == "wait until 2 copies are under way" and sorted(three[1:]) == sorted(two[1:])
+
+
+@pytest.mark.slow
+def test_what_a_warp_copies_is_by_the_piece_that_it_computes():
+    """Chapter 3's (3.3), for fp16: m n / (m + n) FLOPs per byte."""
+    kernel = catalogue.find("3.2").solution
+    launches = [(16, 16, 1), (32, 32, 4), (32, 32, 1), (64, 64, 16), (128, 64, 4), (128, 256, 8)]
+    loops = compiling.matmul_loops(kernel, [(*launch, "mma.sync") for launch in launches])
+    assert [loop.piece for loop in loops] == [(16, 16), (16, 16), (32, 32), (16, 16), (64, 32), (64, 64)]
+    for loop in loops:
+        (m, n), spilled = loop.piece, loop.spilled
+        assert loop.instruction == "mma.sync" and loop.flops_per_byte == pytest.approx(m * n / (m + n)) and not spilled
+    several = compiling.matmul_loops(kernel, [(64, 64, 4, "wgmma"), (64, 64, 8, "wgmma"), (256, 256, 8, "wgmma")])
+    assert [loop.piece for loop in several] == [(64, 64), (64, 32), (64, 256)]
+    assert [bool(loop.spilled) for loop in several] == [False, False, True]
 
 
 @pytest.mark.slow

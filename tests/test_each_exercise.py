@@ -84,6 +84,7 @@ def test_wrong_answer_is_told_why(wrong):
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("error:tl.make_block_ptr is deprecated")  # Triton's, which a reader would get many times
 @pytest.mark.parametrize("right", answers("right_answers", "RIGHT_ANSWERS"), ids=lambda right: f"{right[0]}-{name_of(right[1])}")
 def test_right_answer_in_other_words_is_accepted(right):
     exercise_id, answer, *words = right

@@ -11,11 +11,11 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from fa_tutorial import hardware
+from fa_tutorial import compiling, hardware
 from fa_tutorial.bench import results, timing
 
 # As ncu names them.
-FROM_HBM, TO_SMS, CYCLES = "dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum", "sm__cycles_elapsed.max"
+FROM_HBM, TO_SMS = "dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum"
 ORDERS = {1: "course, row order", 8: "course", 16: "course, bands of 16"}  # the stored provider of each group
 
 
@@ -33,42 +33,60 @@ def show_rates(card: dict, calls: dict[str, tuple[str, Callable]]) -> None:
 
 
 def six_tiles(card: dict) -> pd.DataFrame:
-    """The stored tiles at n = 4,096 in row order: warps, ms, and by ncu the GB that the SMs received, and cycles,
-    also without the loads. card: results.load's."""
-    select, order = partial(results.select, card["kernels"], M=4_096), ORDERS[1]
-    counted = select(kernel="matmul_traffic", provider=order)
-    bare = select(kernel="matmul_traffic", provider=f"{order}, no loads")
-    columns = {
-        "BLOCK_M": counted["block_m"],
-        "BLOCK_N": counted["block_n"],
-        "warps": [1, 4, 4, 4, 8, 8],
-        "ms": select(kernel="matmul_tile", provider=order)["ms"],
-        "GB counted": counted[TO_SMS] / 1e9,
-        "cycles": counted[CYCLES],
-        "cycles, no loads": bare[CYCLES],
-    }
-    return pd.DataFrame({name: list(column) for name, column in columns.items()})
+    """The stored tiles at n = 4,096 in row order, and by ncu the GB that the SMs received. card: results.load's."""
+    counted = results.select(card["kernels"], M=4_096, kernel="matmul_traffic", provider=ORDERS[1])
+    columns = {"BLOCK_M": "block_m", "BLOCK_N": "block_n", "GB counted": TO_SMS}
+    table = pd.DataFrame({name: list(counted[column]) for name, column in columns.items()})
+    return table.assign(**{"GB counted": table["GB counted"] / 1e9})
 
 
-def draw_six_tiles(tiles: pd.DataFrame, loops: Iterable[tuple[str, int]]) -> Figure:
-    """FLOPs in a cycle of an SM by tile, of the kernel and of the one without its loads, and what the loads cost; below
-    each tile what compiling.matmul_loops found: its instruction, and copies into registers."""
-    figure, ax = plt.subplots()
-    ax.axhline(4_096, color="0.4", linestyle=":")
-    ax.text(-0.5, 4_150, "tensor cores: 4,096", color="0.25", va="bottom")
-    columns = ("cycles", "C0", "the kernel"), ("cycles, no loads", "C1", "without its loads")
-    for place, (name, colour, label) in enumerate(columns):
-        rates = 2 * 4_096**3 / tiles[name] / 132
-        bars = ax.bar([tile + 0.4 * place - 0.2 for tile in range(6)], rates, 0.4, color=colour, label=label)
-        ax.bar_label(bars, [f"{rate:,.0f}" for rate in rates], fontsize=8)
-    names = [f"{m} x {n}" for m, n in zip(tiles["BLOCK_M"], tiles["BLOCK_N"], strict=True)]
-    costs = [f"loads: {cost:.2f}x" for cost in tiles["cycles"] / tiles["cycles, no loads"]]
-    found = [f"{name.split()[0]}\n{copies or 'no'} ldmatrix" for name, copies in loops]
-    ax.set_xticks(range(6), ["\n".join(lines) for lines in zip(names, costs, found, strict=True)], fontsize=9)
-    ax.set(xlabel="tile, what its loads cost, instruction, a warp's copies into registers in a step (ldmatrix)")
-    ax.set(xlim=(-0.55, 5.6), ylim=(0, 4_600), ylabel="FLOPs per cycle")
-    ax.set_title("H200, fp16, 4,096 x 4,096: what an SM does in a cycle")
-    ax.legend(loc="upper left", bbox_to_anchor=(0, 0.88))
+def pieces(card: dict) -> pd.DataFrame:
+    """Stored launches at n = 4,096 in row order: the six tiles, 256 x 256, and others: SM cycles with and without the
+    loads, and the TFLOP/s and clock of the kernel with them. card: results.load's."""
+    names = {"block_m": "BLOCK_M", "block_n": "BLOCK_N", "warps": "warps", "cycles": "cycles"}
+    stored = results.select(card["kernels"], kernel="matmul_piece")
+    bare = stored["provider"].str.endswith(", no loads")
+    table = stored[~bare].reset_index(drop=True)
+    columns = {new: list(table[old]) for old, new in names.items()}
+    rates = {"TFLOP/s": 2 * 4_096**3 / table["ms"] / 1e9, "GHz": table["mhz"] / 1e3}
+    return pd.DataFrame(
+        columns | {"instruction": list(table["provider"]), "cycles, no loads": list(stored[bare]["cycles"])} | rates
+    )
+
+
+def draw_pieces(
+    launches: pd.DataFrame, loops: Iterable[compiling.Loop], at_most: Callable[[int, int], float]
+) -> Figure:
+    """FLOPs in a cycle of an SM without loads, by the piece of c that is computed at once, beside what shared memory
+    allows. launches: of `pieces`, with "no loads"; loops: of the same; at_most: (rows, columns of a piece) -> FLOPs."""
+    shown = [(loop, launch) for loop, (_, launch) in zip(loops, launches.iterrows(), strict=True) if not loop.spilled]
+    shown.sort(key=lambda row: (row[0].instruction, row[0].piece, row[1]["BLOCK_M"], row[1]["BLOCK_N"]))
+    figure, ax = plt.subplots(figsize=(8.5, 5.0))
+    ends, y, last = [], 0.0, None
+    for loop, launch in shown:
+        if last is not None and loop[:2] != last:
+            y += 0.5 if loop.instruction == last[0] else 1.0
+        last, colour = loop[:2], {"mma.sync": "C0", "wgmma": "C1"}[loop.instruction]
+        ax.barh(y, launch["no loads"], 0.8, color=colour)
+        ax.text(
+            launch["no loads"] - 60, y, f"{launch['no loads']:,}", va="center", ha="right", color="white", fontsize=9
+        )
+        limit = at_most(*loop.piece)
+        if limit < 5_000:
+            ax.plot([limit, limit], [y - 0.48, y + 0.48], color="black", linestyle="-", linewidth=2.5)
+        rows, columns = loop.piece
+        warps = f"{launch['warps']} warp{'s' if launch['warps'] > 1 else ''}"
+        ends.append(
+            (y, f"{loop.instruction}, {rows} x {columns}   (tile {launch['BLOCK_M']} x {launch['BLOCK_N']}, {warps})")
+        )
+        y += 1.0
+    ax.axvline(4_096, color="0.4", linestyle=":")
+    ax.text(4_130, y - 0.4, "tensor cores:\n4,096", color="0.25", va="bottom", fontsize=9)
+    ax.plot([], [], color="black", linestyle="-", linewidth=2.5, label="at most, by (3.3) for the piece")
+    ax.set_yticks([place for place, _ in ends], [text for _, text in ends], fontsize=9)
+    ax.set(xlim=(0, 4_750), ylim=(y - 0.3, -0.7), xlabel="FLOPs per cycle of an SM, without loads (stored, H200)")
+    ax.grid(visible=False, axis="y")
+    ax.legend(loc="upper left", bbox_to_anchor=(0.3, 1.0))
     return figure
 
 
@@ -80,21 +98,16 @@ def _each_order(card: dict) -> Iterator[tuple[int, int, pd.Series, pd.Series]]:
         yield n, group, select(kernel="matmul").iloc[0], select(kernel="matmul_traffic", block_n=256).iloc[0]
 
 
-def show_spread(card: dict) -> None:
-    """Print the stored times in each of ORDERS, with their spread."""
-    print("     n   order           ms (20 % to 80 % of the runs)   (stored, H200)")
-    for _, _, time, _ in _each_order(card):
-        print(f" {time.ms:6.3f} ({time.ms_20:.3f} to {time.ms_80:.3f})")
-
-
 def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -> None:
-    """Print what HBM delivered in row order and in bands, beside the count of strips. wave_bytes: (n, group) -> of each
-    wave, what it reads."""
-    print("     n   order         strips of a wave    counted   from HBM   HBM / counted   (of a wave: the mean)")
-    for n, group, _, counted in _each_order(card):
+    """Print what HBM delivered in row order and in bands, beside the count of strips, how long that takes at a copy's
+    rate, and the kernel's time. wave_bytes: (n, group) -> of each wave, what it reads."""
+    rate = card["provenance"]["ceilings"]["copy_gb_s"] * 1e9
+    heads = "     n   order         strips of a wave    counted   from HBM"
+    print(f"{heads}   at {rate / 1e12:.2f} TB/s   the kernel   (stored, H200)")
+    for n, group, time, counted in _each_order(card):
         waves, read = list(wave_bytes(n, group)), counted[FROM_HBM]
         bytes_ = f"{sum(waves) / len(waves) / 1e6:14.0f} MB {sum(waves) / 1e9:7.2f} GB {read / 1e9:7.2f} GB"
-        print(f" {bytes_} {read / sum(waves):14.2f}")
+        print(f" {bytes_} {read / rate * 1e3:11.2f} ms {time.ms:9.2f} ms")
 
 
 def show_fusion(card: dict, lengths: Iterable[tuple[int, int]], *calls: Callable, D: int = 64) -> None:

@@ -309,6 +309,7 @@ def _launch(kernel: Any, grid: tuple[int, ...], args: Sequence[Any], meta: Mappi
     try:
         # The interpreter computes with NumPy, which would warn of every inf and NaN.
         with np.errstate(all="ignore"), warnings.catch_warnings(action="ignore", category=RuntimeWarning), blocks_without_truth(), limit:
+            warnings.filterwarnings("ignore", ".*make_block_ptr is deprecated")  # once for each launch
             kernel[grid](*args, **meta)
         if on_gpu:
             _wait_for_gpu()

@@ -489,6 +489,7 @@ def draw_operands() -> Figure:
             ax.plot((middles[0], middles[-1]), (fork, fork), color="black", linewidth=1.6)
             for middle in middles:
                 arrow(ax, (middle, fork), (middle, cores))
+        write(ax, left + 2.55, shared + tall / 2, f"a piece:\n{columns} × {columns}", ha="left")
         box(ax, left + 2.5, registers, 1.2, tall, f"acc: 16 × {columns}", TENSOR_COLOUR["o"], share=0.45)
         near, above = (own + 0.2, left + 3.04) if columns == 16 else (own + 0.05, own + 0.05)
         arrow(ax, (near, cores), (above, registers + tall))

@@ -1,4 +1,5 @@
-"""Right answers to chapter 3 in other words: padding, float64, other loops, max, offsets computed anew, `if` for min, pointers that move."""
+"""Right answers to chapter 3 in other words: padding, float64, other loops, max, offsets computed anew, `if` for min, pointers that move,
+block pointers."""
 
 import math
 
@@ -55,6 +56,12 @@ def tile_without_min(pid, tiles_m, tiles_n, group):
     return [first_row + within - tile_n * rows, tile_n]
 
 
+def block(name, shape, strides, place):
+    sides = {"a": "(BLOCK_M, BLOCK_K)", "b": "(BLOCK_K, BLOCK_N)"}[name]
+    return f"tl.make_block_ptr({name}_ptr, {shape}, {strides}, {place}, {sides}, (1, 0))"
+
+
+CHECKED = 'boundary_check=(0, 1), padding_option="zero"'
 K_PTRS = "k_ptrs = k_ptr + tl.arange(0, BLOCK_N)[:, None] * stride_ks + offs_d[None, :] * stride_kd"
 LOOP, LOAD_Q = "    for start in range(0, S_k, BLOCK_N):\n", "    q = tl.load(q_ptrs, mask=mask_q, other=0.0)  # [BLOCK_M, BLOCK_D]\n"
 LOAD_K = "tl.load(k_ptrs, mask=mask_k, other=0.0)"
@@ -65,7 +72,13 @@ RIGHT_ANSWERS = (
     edit("3.2", "offsets computed anew", ("load(a_ptrs,", "load(a_ptrs + k * stride_ak,"), ("load(b_ptrs,", "load(b_ptrs + k * stride_bk,"),
          ("        a_ptrs += step * stride_ak\n        b_ptrs += step * stride_bk\n", ""),
          ("acc = tl.dot(a, b, acc,", "acc += tl.dot(a, b,"), ("acc.to(c_ptr.dtype.element_ty)", "acc")),
-    edit("3.2", "offsets of 32 bits", (".to(tl.int64)", "", 2), ("tl.full((), BLOCK_K, dtype=tl.int64)", "BLOCK_K"), told="correct (its offsets have 32"),
+    edit("3.2", "offsets of 32 bits", (".to(tl.int64)", "", 2), ("tl.full((), BLOCK_K, dtype=tl.int64)", "BLOCK_K")),
+    edit("3.2", "block pointers",
+         ("a_ptr + offs_m[:, None] * stride_am + offs_k[None, :] * stride_ak", block("a", "(M, K)", "(stride_am, stride_ak)", "(tile_m * BLOCK_M, 0)")),
+         ("b_ptr + offs_k[:, None] * stride_bk + offs_n[None, :] * stride_bn", block("b", "(K, N)", "(stride_bk, stride_bn)", "(0, tile_n * BLOCK_N)")),
+         ("mask=mask_m & (offs_k[None, :] < K - k), other=0.0", CHECKED), ("mask=mask_n & (offs_k[:, None] < K - k), other=0.0", CHECKED),
+         ("a_ptrs += step * stride_ak", "a_ptrs = tl.advance(a_ptrs, (0, BLOCK_K))"),
+         ("b_ptrs += step * stride_bk", "b_ptrs = tl.advance(b_ptrs, (BLOCK_K, 0))"), (".to(tl.int64), tl.cdiv", ", tl.cdiv")),
     ("3.3", tile_by_max),
     ("3.4", tile_by_cases),
     ("3.4", tile_without_min),
@@ -74,6 +87,6 @@ RIGHT_ANSWERS = (
          ("k_t_ptrs = k_ptr + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks", "pass"),
          ("mask_k_t = (offs_d[:, None] < D) & (offs_n[None, :] < S_k)", "mask_k = (offs_d[None, :] < D) & (offs_n[:, None] < S_k)"),
          ("tl.load(k_t_ptrs, mask=mask_k_t, other=0.0)", f"tl.trans({LOAD_K})\n        k_ptrs += BLOCK_N * stride_ks"), ("acc.to(o_ptr.dtype.element_ty)", "acc")),
-    edit("3.5", "offsets of 32 bits", (".to(tl.int64)", "", 3), told="correct (its offsets have 32"),
+    edit("3.5", "offsets of 32 bits", (".to(tl.int64)", "", 3)),
     edit("3.5", "q loaded in every iteration", (LOAD_Q, ""), (LOOP, f"{LOOP}    {LOAD_Q}"), told="correct (q is loaded in every iteration", gpu=None),
 )  # fmt: skip

@@ -62,7 +62,7 @@ WRONG_ANSWERS = (
          told="each goes BLOCK_K columns of a and BLOCK_K rows of b further"),
     edit("3.2", "down the columns",
          ("pid // tiles_n, pid % tiles_n", "pid % tl.cdiv(M, BLOCK_M), pid // tl.cdiv(M, BLOCK_M)"),
-         told="tiles_n = ceil(N / BLOCK_N), and stores its rows below M and columns below N: M = 32, N = 48, K = 16, blocks 16 × 16, only"),
+         told="programs go down the columns of tiles"),
     edit("3.2", "stored by exchanged masks", ("mask=mask_m & mask_n", "mask=(offs_m[:, None] < N) & (offs_n[None, :] < M)"),
          told="c's mask has M and N exchanged"),
     edit("3.2", "b moves as a", ("step * stride_bk", "step * stride_ak"), told="BLOCK_K rows of b further"),

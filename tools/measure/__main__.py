@@ -12,7 +12,17 @@ from pathlib import Path
 
 from fa_tutorial.bench.sweep import Measurement, opened, run
 from fa_tutorial.bench.timing import require_gpu
-from measure import chapter_8, chapter_9, chapter_10, chapter_11, chapter_12, chapter_13, chapter_14, chapters_0_to_7
+from measure import (
+    chapter_8,
+    chapter_9,
+    chapter_10,
+    chapter_11,
+    chapter_12,
+    chapter_13,
+    chapter_14,
+    chapters_0_to_7,
+    matmul_pieces,
+)
 
 Cases = Callable[[], Iterator[Measurement]]
 # Chapter -> its measurements: "rows" are cases of attention, "kernels" calls of a chapter's own kernels. Those of
@@ -20,7 +30,7 @@ Cases = Callable[[], Iterator[Measurement]]
 MEASURED: dict[int, dict[str, Sequence[Cases]]] = {
     0: {"rows": [chapters_0_to_7.attention_cases], "kernels": [chapters_0_to_7.naive_step_cases]},
     2: {"kernels": [chapters_0_to_7.first_kernel_cases]},
-    3: {"kernels": [chapters_0_to_7.matmul_cases, chapters_0_to_7.fusion_cases]},
+    3: {"kernels": [chapters_0_to_7.matmul_cases, matmul_pieces.piece_cases, chapters_0_to_7.fusion_cases]},
     5: {"kernels": [chapters_0_to_7.loop_cases, chapters_0_to_7.forward_tile_cases]},
     6: {"kernels": [chapters_0_to_7.naive_backward_cases]},
     7: {

@@ -9,7 +9,6 @@ from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import UNWRITTEN
 from fa_tutorial.matmul import tl, triton
-from fa_tutorial.source import source_of
 
 
 @triton.jit
@@ -52,6 +51,10 @@ MISTAKES = {
     "each step along K overwrites the one before: add it to acc": (DOT, "acc = tl.dot(a, b, "),
     ("acc is added twice in each step: tl.dot(a, b, acc) has added it already, so acc = tl.dot(a, b, acc), not "
     "+="): (DOT, "acc += tl.dot(a, b, acc, "),
+    "programs go down the columns of tiles: in row order programs 0 … tiles_n − 1 have the first row of tiles": (
+        PLACE, "pid % tl.cdiv(M, BLOCK_M), pid // tl.cdiv(M, BLOCK_M)"),
+    "what is left of K shrinks twice: move offs_k and mask it by K, or leave it and mask by K − k": (
+        "b_ptrs += step * stride_bk", "b_ptrs += step * stride_bk\n        offs_k += BLOCK_K"),
     "tile_n is 0 in every program, as program_id(1) would be, for the grid has one axis": (PLACE, "pid, tl.program_id(1)"),
     "c's mask has M and N exchanged: its rows end at M, its columns at N": (
         "mask=mask_m & mask_n)", "mask=(offs_m[:, None] < N) & (offs_n[None, :] < M))"),
@@ -83,10 +86,6 @@ LAYOUTS = {
     "padded": lambda rows, columns: (columns + 8, 1), "spaced": lambda rows, columns: (2 * columns + 1, 2),
     "wide": lambda rows, columns: (3 * columns + 1, 3),
 }  # fmt: skip
-
-
-def narrow(answer):
-    return "" if "int64" in source_of(answer) else "its offsets have 32 bits, and overflow in large tensors, as in chapter 2"
 
 
 def inputs():
@@ -143,12 +142,12 @@ EXERCISE = Exercise(
         "one for a and one for b, as in chapter 2's transposing copy.",
         "You need three masks: rows of a by M, columns of b by N and, in both loads, what is left of K in this step. other=0.0 adds "
         "nothing to the sum.",
-        'In the loop: acc = tl.dot(a, b, acc, input_precision="ieee"), then a_ptrs += step * stride_ak and b_ptrs += step * '
-        "stride_bk. step is BLOCK_K, with 64 bits: tl.full((), BLOCK_K, dtype=tl.int64).",
+        'In the loop: acc = tl.dot(a, b, acc, input_precision="ieee"), then a_ptrs += BLOCK_K * stride_ak and b_ptrs += BLOCK_K * '
+        "stride_bk.",
     ),
     solution=matmul_kernel,
     reasoning="pid // tiles_n and pid % tiles_n give the tile. Both loads mask K, because memory beyond K may hold NaN, and 0 · NaN is "
-    "NaN. pid, offs_k and step have 64 bits, so no offset overflows. acc is float32 and is rounded once, at the store. Each pointer advances by BLOCK_K times its own stride, so views work.",
+    "NaN. pid, offs_k and step have 64 bits here, so that no offset overflows in a tensor past 2³¹ elements. acc is float32 and is rounded once, at the store. Each pointer advances by BLOCK_K times its own stride, so views work.",
     more="The package's version, matmul.matmul_kernel, numbers its programs in bands, as in 3.4.",
     inputs=inputs,
     truth=truth,
@@ -156,7 +155,6 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     tolerance=tolerance,
     launch=launch,
-    note=narrow,
     seen={
         "overlap": (
             "some elements are stored by more than one program: program pid stores what exists of tile (pid // tiles_n, pid % tiles_n), "

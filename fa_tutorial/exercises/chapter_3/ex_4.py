@@ -24,8 +24,12 @@ ROW, ROWS = "first_row + within % rows", "rows = min(tiles_m - first_row, group)
 MISTAKES = {
     "tile_m and tile_n are swapped": ("first_row + within % rows, within // rows", "within // rows, first_row + within % rows"),
     "within a band // and % are swapped: the row changes fastest": [("within % rows", "within / rows"), ("within // rows", "within % rows"), (" / ", " // ")],
-    "this is row order: within a band the row changes fastest": (
+    "the tiles come in row order: within a band the row changes fastest": (
         "return first_row + within % rows, within // rows", "return pid // tiles_n, pid % tiles_n"),
+    "these are bands of columns: a band is `group` rows of tiles": [
+        ("(group * tiles_n)", "(group * tiles_m)", 2), ("tiles_m - first_row", "tiles_n - first_row"),
+        (f"{ROW}, within // rows", "within // rows, first_row + within % rows")],
+    "a full band is counted with tiles_m: it has `group` rows of tiles_n tiles": ("(group * tiles_n)", "(group * tiles_m)", 2),
     "the band's first row is missing: every band starts at row 0": (ROW, "within % rows"),
     "the band's number is used as its first row: a band has `group` rows": ("band * group", "band"),
     "`rows` is the row where the band ends: subtract its first row": (ROWS, "rows = min(first_row + group, tiles_m)"),

@@ -4,7 +4,7 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_3.ex_1 import whole_numbers
-from fa_tutorial.exercises.chapter_3.ex_2 import LAYOUTS, narrow
+from fa_tutorial.exercises.chapter_3.ex_2 import LAYOUTS
 from fa_tutorial.exercises.forward_cases import noted
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out, launched_by, results
@@ -61,6 +61,7 @@ MISTAKES = {
     "q kᵀ is rounded to v's dtype before scale comes, and may overflow fp16: multiply s by scale in float32, then round it": [
         (S, S.replace("scale * ", "")), ("tl.store(o_ptrs, acc.to", "tl.store(o_ptrs, (scale * acc).to")],
     "each block of keys overwrites the one before: add its product to acc": (PV, PV.replace("acc, ", "")),
+    "the loop ends at S_q: it goes over keys, to S_k": ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"),
     ("acc is added twice in each step: tl.dot(s, v, acc) has added it already, so acc = tl.dot(s, v, acc), not "
     "+="): (PV, PV.replace("=", "+=")),
 }  # fmt: skip
@@ -165,11 +166,11 @@ def with_scores(kernel, grid, *args, **meta):
 
 
 def note(answer):
-    """For one program, whose q alone could be read more than once; else of its offsets."""
+    """For one program, whose q alone could be read more than once."""
     q, k = torch.zeros(16, 16), torch.zeros(48, 16)
     _, trace = results(answer, launch(q, k, k, (16, 16, 16), ((16, 1),) * 4, 1.0), scores_values_kernel, "", "", once=True)
     again = trace.again == "q is read more than once"
-    return "q is loaded in every iteration, and once, before the loop, is enough" if again else narrow(answer)
+    return "q is loaded in every iteration, and once, before the loop, is enough" if again else ""
 
 
 EXERCISE = Exercise(
