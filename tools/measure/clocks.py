@@ -85,6 +85,9 @@ def settled_in_turns(calls: dict[str, Callable[[], Any]], flops: int, *, rounds:
 
 
 SETTLING_S = 0.3
+# Behind one, an H200 waited for a slow host's next launch, and two readings took up to 539,000 cycles by themselves;
+# behind four or more 7,700.
+FLUSHES = 8
 
 
 @contextlib.contextmanager
@@ -123,8 +126,9 @@ def readings_in_turns(
 ) -> dict[str, torch.Tensor]:  # fmt: skip
     """[n, 2] of each of `calls`: SM cycles and nanoseconds of n calls, the median of the SMs, measured in turns.
 
-    L2 is flushed before each call, and what the two readings take by themselves is subtracted. A call must take longer
-    than its launch. before: called with a name, ahead of its calls of a round.
+    L2 is flushed before each call, so often that the GPU is behind the launches, and what the two readings take by
+    themselves is subtracted. A call must take longer than its launch. before: called with a name, ahead of its calls of
+    a round.
     """
     require_gpu()
     flush = torch.empty(2**28, dtype=torch.int8, device="cuda")  # several times as large as L2
@@ -137,7 +141,8 @@ def readings_in_turns(
                 before(name)
             readings = []
             for _ in range(calls_a_round):
-                flush.zero_()
+                for _ in range(FLUSHES):
+                    flush.zero_()
                 start = read_clocks()
                 call()
                 readings.append(read_clocks() - start)
