@@ -1,4 +1,4 @@
-"""Chapter 12: pieces in the same banks, an alpha upside down, scaled gradients, a shift that never lags or falls, tests that hide a bug or show none."""
+"""Chapter 12: pieces in the same banks, an alpha upside down, scaled gradients, a shift that never lags or falls, tests that hide a bug or show none, rows that see nothing."""
 
 from edits import edit
 
@@ -108,4 +108,8 @@ WRONG_ANSWERS = (
     edit("12.6", "NaN for a row that has seen nothing", ("p.sum(dim=-1), alpha", "p.sum(dim=-1), torch.where(new_shift == -math.inf, math.nan, alpha)"),
          told="gives alpha = [nan, 1, 0], want [0, 1, 0]"),
     edit("12.6", "8 in place of the threshold", ("(m - shift) * math.log2(math.e) > threshold", "m > shift + 8 * math.log(2)"), told="the threshold is fixed at 8"),
+    edit("12.7", "a number", ("    diagonal =", "    return 16\n    diagonal ="), told="returns 16, want a list of whole numbers"),
+    edit("12.7", "rounded down", ("32 + diagonal > 0", "32 + diagonal > 15"), told="a row is wrong if the loop reads a key before 0"),
+    edit("12.7", "half of the block", ("row + diagonal >= -16", "row >= 16"), told="a row is wrong if the loop reads a key before 0"),
+    edit("12.7", "rows in words", ("return [row for row", "return [str(row) for row"), told="want a list of whole numbers"),
 )  # fmt: skip
