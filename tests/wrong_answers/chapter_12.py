@@ -74,6 +74,8 @@ WRONG_ANSWERS = (
          told="p is a softmax of this block alone"),
     edit("12.3", "a mask by subtraction", ("torch.where(seen, q @ k.T, -math.inf)", "(q @ k.T).masked_fill(~seen, -math.inf)"), ("torch.exp2(s", "torch.exp2(s.nan_to_num(0.0)"),
          ("lse * math.log2(math.e)", "lse.nan_to_num(posinf=-math.inf) * math.log2(math.e)"), told="so its p is 0, and no result is NaN"),
+    edit("12.3", "a large negative number for −∞", ("q @ k.T, -math.inf", "q @ k.T, -1e4"), told="a hidden key's score is a large negative number"),
+    edit("12.3", "another large negative number for −∞", ("q @ k.T, -math.inf", "q @ k.T, -2e4"), told="a hidden key's score is a large negative number"),
     edit("12.4", "one test twice", ("both_fail = 31, 100, 110.0", "both_fail = both_pass"), told="so a shift of 0 is as good as another"),
     edit("12.4", "ragged, and two blocks enough", ("31, 100, 110.0", "17, 36, 150.0"), told="row 0 sees every key before the last two blocks"),
     edit("12.4", "two blocks of keys", ("20, 46,", "20, 31,"), told="S_k of the first test is 31, want a whole number from 33"),
