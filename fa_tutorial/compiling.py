@@ -334,8 +334,8 @@ print(json.dumps(found))
 
 
 def loop_order(kernel: Any, num_stages: int) -> list[str]:
-    """What an iteration of a flash_forward_kernel's loop without a mask does, in its order, by Ampere's mma.sync: fp16,
-    D = 128, tiles of 128 rows and 32 keys, 4 warps, on an H200.
+    """What an iteration of a flash_forward_kernel's loop without a mask does, in the order of its PTX, by Ampere's
+    mma.sync: fp16, D = 128, tiles of 128 rows and 32 keys, 4 warps, on an H200.
 
     kernel: as shared_bytes takes it.
     """
@@ -360,7 +360,7 @@ for step in re.findall(r"wait_group\\s+\\d+|commit_group|mma\\.sync|ex2", loop):
         steps.append("begin a copy")
     else:
         left = int(step.split()[1])
-        steps.append("wait for all copies" if left == 0 else f"wait until {{left}} copies are under way")
+        steps.append("wait for all copies" if left == 0 else f"wait until at most {{left}} copies are under way")
 print(json.dumps(steps))
 """
     return _of_a_kernel(kernel, forward.flash_forward_kernel, code)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import matplotlib.pyplot as plt
 import torch
@@ -85,11 +85,12 @@ def ruined_rows(changes: dict[str, dict[str, torch.Tensor]], guesses: Sequence[s
     return figure
 
 
-def milliseconds(panels: dict[str, dict[str, float]]) -> Figure:
-    """Times as bars, with their milliseconds: a panel each, a bar for each name."""
-    figure, axes = plt.subplots(1, len(panels), figsize=(10, 2.2), layout="constrained", squeeze=False, sharex=True)
+def milliseconds(panels: dict[str, dict[str, float]], changed: Container[str] = ()) -> Figure:
+    """Times as bars, with their milliseconds: a panel each, a bar for each name, in orange for those changed."""
+    height = 0.7 + 0.32 * max(map(len, panels.values()))
+    figure, axes = plt.subplots(1, len(panels), figsize=(10, height), layout="constrained", squeeze=False, sharex=True)
     for ax, (title, times) in zip(axes[0], panels.items(), strict=True):
-        colours = [COLOURS["sky" if line == 0 else "orange"] for line in range(len(times))]
+        colours = [COLOURS["orange" if name in changed else "sky"] for name in times]
         ax.barh(list(times), list(times.values()), color=colours, edgecolor="black", linewidth=0.5)
         for line, ms in enumerate(times.values()):
             ax.text(ms + 0.4, line, f"{ms:.2f} ms", va="center")

@@ -198,33 +198,6 @@ def draw_held(ax: Axes, y: float, colour: str, text: str, start: float, end: flo
     box(ax, start + COPY, y, end - start - COPY, 0.4, colour=colour, share=0.2)
 
 
-# ---------------------------------------------------------------- one thread's part of a copy
-
-SHOWN = (0, 1, 2, None, 15, 16, 17, None)  # rows of a tile of 64 keys; None: rows that are left out
-
-
-@image("12_tiled_copy.png")
-def draw_tiled_copy() -> Figure:
-    """A tile of 64 rows and 64 columns, cut up for 128 threads: who copies which eight elements, and the four parts of thread 5."""
-    figure, ax = canvas(3.2)
-    left, top, wide, high = 1.2, 0.42, 0.9, 0.3
-    for part in range(8):
-        write(ax, left + (part + 0.5) * wide, 0.2, f"{8 * part} … {8 * part + 7}")
-    write(ax, left - 0.12, 0.2, "columns", ha="right")
-    for n, row in enumerate(SHOWN):
-        y = top + n * high
-        write(ax, left - 0.12, y + high / 2, "…" if row is None else f"row {row}", ha="right")
-        for part in range(8):
-            if row is None:
-                write(ax, left + (part + 0.5) * wide, y + high / 2, "…")
-            else:
-                thread = (8 * row + part) % 128
-                look = {"colour": "orange", "share": 0.6} if thread == 5 else {"colour": "sky", "share": 0.25}
-                box(ax, left + part * wide, y, wide, high, f"thread {thread}", **look)
-    write(ax, left, 3.0, "rows 16 to 31, 32 to 47 and 48 to 63 are as rows 0 to 15; orange: thread 5", ha="left")
-    return figure
-
-
 # ---------------------------------------------------------------- a swizzled tile in shared memory
 
 PIECE = 3  # the piece of each row that is marked: eight columns in fp16, 16 bytes, four banks
@@ -421,19 +394,20 @@ def draw_lagging_shift() -> Figure:
 # ---------------------------------------------------------------- FA3's step
 
 # (call of fwd_step, what it does), in their order; and from which line to which something is under way.
-FWD_STEP = (("warp_scheduler_barrier_sync", "wait for the turn"), ("gemm", "issue q kᵀ of block n"), ("gemm", "issue p v of block n + 1"),
+FWD_STEP = (("consumer_wait", "wait until k has arrived"), ("warp_scheduler_barrier_sync", "wait for the turn"), ("gemm", "issue q kᵀ of block n"),
+            ("consumer_wait", "wait until v has arrived"), ("gemm", "issue p v of block n + 1"),
             ("warp_scheduler_barrier_arrive", "pass the turn on"), ("warpgroup_wait<1>", "wait for q kᵀ"), ("consumer_release", "give k's buffer back"), ("mask_fn", "mask s"),
             ("max_get_scale", "m and alpha, l · alpha"), ("online_softmax", "p, and l plus its sum"), ("warpgroup_wait<0>", "wait for p v"),
             ("consumer_release", "give v's buffer back"), ("convert_type_out", "p to 16 bits"), ("rescale_o", "acc · alpha"))  # fmt: skip
 MEETS = ("give v's buffer back", "p to 16 bits", "acc · alpha")  # what p v, still under way, would meet
-UNDER_WAY = (("the turn", 0, 3, "black", 0.15), ("q kᵀ of block n", 1, 4, "yellow", 0.5), ("p v of block n + 1", 2, 9, "green", 0.4))
+UNDER_WAY = (("the turn", 1, 5, "black", 0.15), ("q kᵀ of block n", 2, 6, "yellow", 0.5), ("p v of block n + 1", 4, 11, "green", 0.4))
 
 
 @image("12_fa3_step.png")
 def draw_fa3_step() -> Figure:
     """The calls of FA3's step, one below the other, and beside them which matmul may run during which, and which calls must wait for
     p v."""
-    figure, ax = canvas(5.6)
+    figure, ax = canvas(6.3)
     top, high = 0.55, 0.35
     for x, name in ((0.15, "fwd_step calls"), (3.0, "to"), (5.4, "what may be under way")):
         write(ax, x, 0.25, name, HEAD, ha="left", weight="bold")
@@ -442,12 +416,13 @@ def draw_fa3_step() -> Figure:
         if call in ("max_get_scale", "online_softmax") or does in MEETS:
             look = {"colour": "orange", "share": 0.4} if does in MEETS else {"colour": "sky", "share": 0.3}
             box(ax, 0.08, y, WIDTH - 0.16, high, **look)
-        write(ax, 0.15, y + high / 2, call, ha="left", family="DejaVu Sans Mono")
-        write(ax, 3.0, y + high / 2, does, BODY, ha="left")
+        colour = "dimgrey" if call == "consumer_wait" else "black"
+        write(ax, 0.15, y + high / 2, call, ha="left", family="DejaVu Sans Mono", color=colour)
+        write(ax, 3.0, y + high / 2, does, BODY, ha="left", color=colour)
     for n, (name, first, last, colour, share) in enumerate(UNDER_WAY):
         y = top + (first + 0.5) * high
         box(ax, 5.4 + 1.18 * n, y, 1.12, (last - first) * high, name.replace(" of", "\nof"), colour, share=share)
-    write(ax, 0.15, 5.35, "blue: the softmax; orange: calls that change what p v reads or writes", ha="left")
+    write(ax, 0.15, 6.05, "blue: the softmax; orange: calls that change what p v reads or writes; grey: waits for the producer", ha="left")
     return figure
 
 

@@ -1,4 +1,4 @@
-"""Right answers to chapter 12 in other words: rotated rows, a state that is set before the first block, a block's own maximum, other lengths, a list of calls."""
+"""Right answers to chapter 12 in other words: rotated rows, a state that is set before the first block, a block's own maximum, other lengths, a list of calls, a range of rows."""
 
 import math
 
@@ -61,6 +61,10 @@ def fa3_step_in_a_list():
     return step
 
 
+def ruined_as_a_range(S_q, S_k):
+    return range(max(0, S_q - S_k - 16), 32) if S_q - S_k >= 32 else ()
+
+
 RIGHT_ANSWERS = (
     ("12.1", place_by_a_rotation),
     ("12.2", fa2_softmax_with_a_state_that_is_set_first),
@@ -70,4 +74,5 @@ RIGHT_ANSWERS = (
     ("12.4", two_tests_with_as_many_rows_as_may_be),
     ("12.5", fa3_step_in_a_list),
     ("12.6", lagging_step_with_the_blocks_own_maximum),
+    ("12.7", ruined_as_a_range),
 )

@@ -1,4 +1,4 @@
-"""Chapter 12: pieces in the same banks, an alpha upside down, scaled gradients, a shift that never lags or falls, tests that hide a bug or show none."""
+"""Chapter 12: pieces in the same banks, an alpha upside down, scaled gradients, a shift that never lags or falls, tests that hide a bug or show none, rows that see nothing."""
 
 from edits import edit
 
@@ -45,6 +45,16 @@ WRONG_ANSWERS = (
          told="a later block: each thread's row_sum is rescaled"),
     edit("12.2", "one sum a row", ("reading.by_thread(p).sum(dim=2)", "p.sum(dim=1)"), ("alpha[:, None] * row_sum", "alpha * row_sum.sum(1)"),
          told="gives row_sum of shape (2,), want (2, 4)"),
+    edit("12.2", "alpha 1 where nothing was seen before", ("torch.exp2((row_max - safe) * scale_log2)", "torch.where(row_max == -math.inf, 1.0, torch.exp2((row_max - safe) * scale_log2))"),
+         told="alpha is 1 where the old row_max is −∞"),
+    edit("12.2", "NaN made 0 in p and alpha, without a guard", ("torch.where(new_max == -math.inf, 0.0, new_max)", "new_max"), (P, f"({P}).nan_to_num(0.0)"),
+         ("torch.exp2((row_max - safe) * scale_log2)", "torch.exp2((row_max - safe) * scale_log2).nan_to_num(0.0)"), told="NaN is made 0"),
+    edit("12.2", "NaN made 0 in p, beside the guard", (P, f"({P}).nan_to_num(0.0)"), told="NaN is made 0"),
+    edit("12.2", "NaN scores hidden before the maximum", ("    if is_first:\n        new_max", "    s = s.nan_to_num(nan=-math.inf, neginf=-math.inf)\n    if is_first:\n        new_max"),
+         told="NaN is made 0"),
+    edit("12.2", "NaN hidden in the first block alone", (P, f"(({P}).nan_to_num(0.0) if is_first else {P})"), told="a NaN score stays NaN in p"),
+    edit("12.2", "acc as zeros from the first block", ("    return p,", "    acc = torch.zeros_like(acc) if is_first else acc\n    return p,"),
+         told="the first block: acc stays as it was"),
     edit("12.3", "a mask for dv alone", ("ds = p * (", "ds = torch.exp2((q @ k.T) * scale_log2 - (lse * math.log2(math.e))[:, None]) * ("), told="the mask reaches p, but not ds"),
     edit("12.3", "p and ds in 16 bits", ("    return ds", "    p, ds = p.half().float(), ds.half().float()\n    return ds"), told="with p of (6.7), all in float32"),
     edit("12.3", "scaled scores, and their gradients", ("q @ k.T", "q @ k.T * scale_log2 * math.log(2)"), ("s * scale_log2 - ", "s * math.log2(math.e) - "),
@@ -64,6 +74,8 @@ WRONG_ANSWERS = (
          told="p is a softmax of this block alone"),
     edit("12.3", "a mask by subtraction", ("torch.where(seen, q @ k.T, -math.inf)", "(q @ k.T).masked_fill(~seen, -math.inf)"), ("torch.exp2(s", "torch.exp2(s.nan_to_num(0.0)"),
          ("lse * math.log2(math.e)", "lse.nan_to_num(posinf=-math.inf) * math.log2(math.e)"), told="so its p is 0, and no result is NaN"),
+    edit("12.3", "a large negative number for −∞", ("q @ k.T, -math.inf", "q @ k.T, -1e4"), told="a hidden key's score is a large negative number"),
+    edit("12.3", "another large negative number for −∞", ("q @ k.T, -math.inf", "q @ k.T, -2e4"), told="a hidden key's score is a large negative number"),
     edit("12.4", "one test twice", ("both_fail = 31, 100, 110.0", "both_fail = both_pass"), told="so a shift of 0 is as good as another"),
     edit("12.4", "ragged, and two blocks enough", ("31, 100, 110.0", "17, 36, 150.0"), told="row 0 sees every key before the last two blocks"),
     edit("12.4", "two blocks of keys", ("20, 46,", "20, 31,"), told="S_k of the first test is 31, want a whole number from 33"),
@@ -98,4 +110,8 @@ WRONG_ANSWERS = (
     edit("12.6", "NaN for a row that has seen nothing", ("p.sum(dim=-1), alpha", "p.sum(dim=-1), torch.where(new_shift == -math.inf, math.nan, alpha)"),
          told="gives alpha = [nan, 1, 0], want [0, 1, 0]"),
     edit("12.6", "8 in place of the threshold", ("(m - shift) * math.log2(math.e) > threshold", "m > shift + 8 * math.log(2)"), told="the threshold is fixed at 8"),
+    edit("12.7", "a number", ("    diagonal =", "    return 16\n    diagonal ="), told="returns 16, want a list of whole numbers"),
+    edit("12.7", "rounded down", ("32 + diagonal > 0", "32 + diagonal > 15"), told="a row is wrong if the loop reads a key before 0"),
+    edit("12.7", "half of the block", ("row + diagonal >= -16", "row >= 16"), told="a row is wrong if the loop reads a key before 0"),
+    edit("12.7", "rows in words", ("return [row for row", "return [str(row) for row"), told="want a list of whole numbers"),
 )  # fmt: skip

@@ -31,6 +31,7 @@ P, ALPHA = "torch.exp2(s * scale_log2 - (safe * scale_log2)[:, None])", "torch.e
 SCALED = [("    if is_first:\n        new_max", "    s = s * scale_log2\n    if is_first:\n        new_max"),
           (P, "torch.exp2(s - safe[:, None])"), (ALPHA, "torch.exp2(row_max - safe)")]  # fmt: skip
 SUM = "reading.by_thread(p).sum(dim=2)"
+HIDES = "exp2f(NaN) is NaN, and that is how a bad tile shows"
 UNSET = [(FIRST_MAX, "    new_max = torch.maximum(row_max, s.amax(dim=1))\n"), ("if not is_first:", "if True:")]
 MISTAKES = {
     "row_max is scaled: theirs is the maximum of the scores as gemm left them, and the scale comes only inside exp2": SCALED,
@@ -39,11 +40,18 @@ MISTAKES = {
     "row_max is multiplied by log₂ e alone: Scale_max is true here, so scale_apply_exp2 multiplies it by the scale, too": (
         P, P.replace("safe * scale_log2", "safe * math.log2(math.e)")),
     "acc comes back as zeros from the first block, as a row_max of −∞ makes alpha 0: with Is_first the function doesn't touch acc_o": (
-        "    return p,", "    acc = torch.zeros_like(acc) if is_first else acc\n    return p,"),
+        "    return p,", "    acc = torch.exp2(-math.inf - safe)[:, None] * acc if is_first else acc\n    return p,"),
     "the exponentials are in base e: softmax_scale_log2 holds log₂ e already, so both are exp2": [
         (P, P.replace("exp2", "exp")), (ALPHA, ALPHA.replace("exp2", "exp"))],
     "scale_log2 is divided by log₂ e: it holds log₂ e already, and exp2 wants it": [
         (P, P.replace("scale_log2", "scale_log2 / math.log2(math.e)")), (ALPHA, ALPHA.replace("scale_log2", "scale_log2 / math.log2(math.e)"))],
+    "alpha is 1 where the old row_max is −∞: line 157 gives 2^(−∞) = 0, which wipes out what acc holds": (
+        ALPHA, f"torch.where(row_max == -math.inf, 1.0, {ALPHA})"),
+    f"NaN is made 0 in p: {HIDES}": (P, f"{P}.nan_to_num(0.0)"),
+    f"NaN is made 0 in p and alpha: {HIDES}, and −∞ − (−∞) takes 0 for row_max": [
+        ("torch.where(new_max == -math.inf, 0.0, new_max)", "new_max"), (P, f"{P}.nan_to_num(0.0)"), (ALPHA, f"{ALPHA}.nan_to_num(0.0)")],
+    f"NaN is made 0 before the maximum: {HIDES}": (
+        "    if is_first:\n        new_max", "    s = s.nan_to_num(nan=-math.inf, neginf=-math.inf)\n    if is_first:\n        new_max"),
     "a row that has seen nothing gives NaN: where its maximum is −inf, both exponentials take 0 for it": (
         "torch.where(new_max == -math.inf, 0.0, new_max)", "new_max"),
     "alpha is NaN where a row has seen nothing: −inf − (−inf) is NaN, so Check_inf takes 0 for its new maximum": (
@@ -56,14 +64,17 @@ MISTAKES = {
         SUM, "p.sum(dim=1, keepdim=True).expand(-1, 4)"),
     "a thread's columns are a quarter in one piece: it holds two of each eight, as by_thread gives them": (SUM, "p.unflatten(1, (4, -1)).sum(dim=2)"),
 }  # fmt: skip
-CONDITIONS = {"hidden": "a row may see none of the keys so far: its scores and its maximum are −∞, and nothing becomes NaN"}
+CONDITIONS = {
+    "hidden": "a row may see none of the keys so far: its scores and its maximum are −∞, and nothing becomes NaN",
+    "nan": "a row's scores may be NaN, as its row_max is then: nothing hides that",
+}
 
 
 def truth(s, row_max, row_sum, acc, scale_log2, is_first):
     s, row_max, row_sum, acc = (x.double() for x in (s, row_max, row_sum, acc))
     old = torch.full_like(row_max, -INF) if is_first else row_max
     new = torch.maximum(old, s.amax(dim=1))
-    seen = new > -INF
+    seen = new != -INF  # NaN is seen
     weight = torch.where(seen, torch.exp2((old - new) * scale_log2), 0.0)
     p = torch.where(seen[:, None], torch.exp2((s - new[:, None]) * scale_log2), 0.0)
     before = torch.zeros_like(row_sum) if is_first else row_sum
@@ -110,10 +121,16 @@ def inputs():
                    otherwise=first if is_first else later)  # fmt: skip
     hidden = "a row whose maximum is −inf has p = 0 and row_sum = 0, and its row_max stays −inf"
     s = [[-INF] * 8, [-INF, 2.0, *[-INF] * 6]]
-    zeros = [[0.0, 0.0], [0.0, 0.0]]
+    sevens = [[0.0, 0.0], [7.0, 7.0]]  # row 1 has seen nothing yet, so acc holds anything
     yield step(s, unset, no_sums, old, 0.5, True, edge="hidden", otherwise=hidden)
-    yield step(s, [-INF, -INF], [[0.0] * 4] * 2, zeros, 0.5, False, edge="hidden", otherwise=hidden)
+    wiped = "a row whose old row_max is −∞ has alpha = 2^(−∞) = 0, which wipes out what acc holds"
+    of_parts = dict.fromkeys(later, hidden) | {"acc": wiped}
+    yield step(s, [-INF, -INF], [[0.0] * 4] * 2, sevens, 0.5, False, edge="hidden", otherwise=of_parts)
     yield step(s, [3.0, 1.0], sums, old, 0.5, False, edge="hidden", otherwise=hidden)
+    shows = "a NaN score stays NaN in p: exp2f(NaN) is NaN, and that is how a bad tile shows"
+    s = [[math.nan] * 8, [1.0, 3.0, 0.0, 2.0, 1.0, 1.0, -2.0, 0.0]]
+    for is_first in (False, True):
+        yield step(s, [math.nan, 2.0], sums, old, 0.5, is_first, edge="nan", otherwise=shows)
 
 
 EXERCISE = Exercise(

@@ -41,6 +41,7 @@ MISTAKES = {
     "p is in base e: scale_log2 holds log₂ e already, so p is exp2, of lse · log₂ e": (P, "torch.exp(s * scale_log2 - lse[:, None])"),
     "the scores are without their scale: p is 2^(s · scale_log2 − lse · log₂ e)": (P, "torch.exp(s - lse[:, None])"),
     "the mask is left out: a hidden key's score is −∞, so its p is 0": (S, "q @ k.T"),
+    "a hidden key's score is a large negative number: its score is −∞, as the row's own scores may be lower": (S, S.replace("-math.inf", "-1e4")),
     "the mask reaches p, but not ds: ds is p · (dp − delta) with the masked p, so a hidden key's ds is 0": (
         DS, P.replace("s *", "q @ k.T *") + " * (do @ v.T - delta[:, None])"),
     "seen is used upside down: it is True where the row sees the key": (S, "torch.where(seen, -math.inf, q @ k.T)"),
@@ -84,6 +85,10 @@ def inputs():
     some = [[False, False], [True, True]]
     yield step(*two, [1.0, 2.0], [0.5, -1.0], some, on="row 0 sees no key of this block", edge="hidden", otherwise=nothing)
     yield step(*two, [INF, 2.0], [0.0, -1.0], some, on="row 0 sees no key at all", edge="hidden", otherwise=nothing)
+    low = "a hidden key's p is 0, because its score is −∞: a row's own scores may lie below any number but −∞"
+    (q, _, v, do), k, seen = two, [[-25_000.0], [-25_001.0]], [[True, False], [True, True]]
+    lse, on = [-12_500 * math.log(2), -25_000 * math.log(2) + math.log(1.5)], "row 0 doesn't see key 1, and all scores are below −10,000"
+    yield step(q, k, v, do, lse, [0.5, -1.0], seen, on=on, edge="hidden", otherwise=low)
 
 
 EXERCISE = Exercise(
