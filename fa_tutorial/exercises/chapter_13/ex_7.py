@@ -70,7 +70,12 @@ def adapt(answer, ranks, tile_s):
             f"with {ranks} ranks it takes {now:.3g} s, but `ranks` tiles and one message of k and v take {least:.3g} s in any order: "
             "compute each visitor's tile, and use what comes only after its wait()"
         )
-    if isinstance(dkv, torch.Tensor) and dkv.equal(want) and now > most[0].item() + 1e-6 and events[-3:] == ["start dkv", "wait dkv", "own tile"]:
+    if (
+        isinstance(dkv, torch.Tensor)
+        and dkv.equal(want)
+        and now > most[0].item() + 1e-6
+        and events[-3:] == ["start dkv", "wait dkv", "own tile"]
+    ):
         raise Wrong(
             f"with {ranks} ranks it takes {now:.3g} s: the last dk and dv are waited for before your own tile, which could hide them: "
             "start them, compute tile(own), and only then wait (in a sum Python takes the left side first)"
