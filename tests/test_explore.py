@@ -1020,6 +1020,28 @@ def test_ring_clock_has_the_stored_times(page, way):
         assert (shown["T_c"], shown["T_s"]) == pytest.approx((T_c, T_s), abs=1e-4)
 
 
+def test_ring_clock_tells_what_was_measured(page):
+    """Of each stored case and program, and of no other times."""
+    assert open_figure(page, "ring_clock")["measured"] is None
+    page.locator("summary").click()
+    rows = chapter_13.load()["rows"]
+    forward = chapter_13.forward_sends(rows)
+    for link, S in chapter_13.CASES:
+        case = link, S, 16
+        put(page, case=f"{S:,} {link}", is_held=True)
+        put(page, way="forward")
+        for work in ("equal shares", "counter"):
+            assert put(page, work=work)["measured"] == pytest.approx(forward.loc[case, work], abs=0.06)
+        put(page, way="backward")
+        for own, (messages, name) in itertools.product(("first", "last"), ((1, "one message"), (2, "two messages"))):
+            want = chapter_13.backward_sends(rows, own).loc[case, name]
+            assert put(page, own=own, messages=messages)["measured"] == pytest.approx(want, abs=0.06)
+            told = f"{want:.1f}".removesuffix(".0")
+            assert f"On four H200s they add {told} ms." in page.locator("#verdict").inner_text()
+        assert put(page, ranks=5)["measured"] is None
+        put(page, ranks=4)
+
+
 # ---------------------------------------------------------------- chain
 
 

@@ -126,18 +126,21 @@ def times_of(rows: pd.DataFrame, way: str = "forward") -> pd.DataFrame:
     return found.assign(x=found["T_c"] / found["T_s"], W=1e3 * message / found["T_s"])
 
 
-CASES = (("NVLink", 131_072), ("host memory", 131_072), ("host memory", 262_144))
-
-
-def of_cases(rows: pd.DataFrame, way: str) -> pd.DataFrame:
-    """times_of CASES, with 16 key heads."""
-    found = times_of(rows, way)
-    return found[found["H_k"].eq(16)].set_index(["link", "S"]).loc[list(CASES)]
+LAUNCHES = 32_768  # in sequences up to so long they decide, not x
+CASES = (("NVLink", 131_072), ("host memory", 131_072), ("host memory", 262_144))  # images/explore/ring_clock.html's
 
 
 def cases(rows: pd.DataFrame, way: str) -> list[tuple[str, float, float]]:
-    """(its name, T_c, T_s) of each case, in ms."""
-    return [(f"{S:9,} {link:11}", case["T_c"], case["T_s"]) for (link, S), case in of_cases(rows, way).iterrows()]
+    """(its name, T_c, T_s) of each of CASES, with 16 key heads, in ms."""
+    found = times_of(rows, way)
+    found = found[found["H_k"].eq(16)].set_index(["link", "S"]).loc[list(CASES)]
+    return [(f"{S:9,} {link:11}", case["T_c"], case["T_s"]) for (link, S), case in found.iterrows()]
+
+
+def long_ones(rows: pd.DataFrame, way: str) -> pd.DataFrame:
+    """times_of all cases in which launches don't decide, by INDEX."""
+    found = times_of(rows, way).sort_values(["link", "S", "H_k"], ascending=[True, True, False])
+    return found[found["S"] > LAUNCHES].set_index(INDEX)
 
 
 def print_orders(rows: pd.DataFrame) -> None:
@@ -149,39 +152,41 @@ def print_orders(rows: pd.DataFrame) -> None:
         print(f"{case['S']:9,} tokens {plain:8,.1f} {zigzag:9,.1f} {plain / zigzag:7.2f}")
 
 
+def parts_of(S: int, rank: int) -> tuple[float, float]:
+    """Ms of a rank's four tiles and of its three joins, each measured by itself on one GPU."""
+    visitors = {"earlier": rank, "later": 3 - rank}
+    tiles = part_of("ring_tile", "own", S, counter=True)["ms"]
+    tiles += sum(n * part_of("ring_tile", name, S, counter=True)["ms"] for name, n in visitors.items())
+    return tiles, sum(n * part_of("ring_join", name, S)["ms"] for name, n in visitors.items())
+
+
 def print_parts(rows: pd.DataFrame) -> None:
-    """Ms of a quarter of one GPU's forward; of four tiles and three joins, each measured by itself, of the rank that
-    takes longest; and of a run that sends nothing."""
+    """Ms of a quarter of the heads on one GPU; of four tiles and three joins of the first rank and of the last; and of
+    a run of all ranks that sends nothing."""
     times = times_of(rows)
     times = times[times["link"].eq("NVLink") & times["H_k"].eq(16)].set_index("S")
-    print("forward, ms       one GPU / 4  four tiles  three joins   together  sending nothing")
-    for S in (131_072, 1_048_576):
-        tile = {name: part_of("ring_tile", name, S, counter=True)["ms"] for name in ("own", *VISITORS)}
-        join = {name: part_of("ring_join", name, S)["ms"] for name in VISITORS}
-        ranks = []
-        for earlier in range(4):
-            visitors = {"earlier": earlier, "later": 3 - earlier}
-            tiles, joins = (sum(n * ms[name] for name, n in visitors.items()) for ms in (tile, join))
-            ranks.append((tile["own"] + tiles, joins))
-        tiles, joins = max(ranks, key=sum)
+    print("forward, ms              a quarter of   four  three          all four ranks,")
+    print("                  rank      the heads  tiles  joins     sum  sending nothing")
+    for S, rank in itertools.product((131_072, 1_048_576), (0, 3)):
+        tiles, joins = parts_of(S, rank)
         told = [part_of("ring_tile", "one GPU", S)["ms"], tiles, joins, tiles + joins, times["computing alone"][S]]
-        print(f"{S:9,} tokens", "{:11,.1f} {:11,.1f} {:12,.1f} {:10,.1f} {:16,.1f}".format(*told))
+        print(f"{S:9,} tokens {rank:6}", "{:14,.1f} {:7,.1f} {:5.1f} {:8,.1f} {:15,.1f}".format(*told))
 
 
-def print_clocks() -> None:
-    """A tile's ms and its SMs' clock, with a million tokens: the own one, and a visitor's with all keys and with few
-    at once."""
-    print("1,048,576 tokens                          ms   the SMs' clock")
+def print_frequencies() -> None:
+    """Of a million tokens: a tile's ms and its SMs' frequency, by one GPU's whole row, the own tile, and a visitor's by
+    equal shares, by the counter, and with few keys at once."""
+    print("1,048,576 tokens                                        ms   the SMs' frequency")
     for words, provider, wanted in (
-        ("the own tile", "own", {}),
-        ("a later rank's keys", "later", {}),
-        ("the same, 32,768 at a time", "later", {"keys_at_once": 32_768}),
+        ("one GPU, a sixteenth of its time", "one GPU", {"counter": True}),
+        ("the own tile", "own", {"counter": True}),
+        ("a later rank's keys, equal shares", "later", {"counter": False}),
+        ("a later rank's keys, counter", "later", {"counter": True}),
+        ("the same, 32,768 keys at a time, not joined", "later", {"counter": True, "keys_at_once": 32_768}),
     ):
-        row = part_of("ring_tile", provider, 1_048_576, counter=True, **wanted)
-        print(f"{words:34} {row['ms']:9,.1f} {row['mhz']:9,.0f} MHz, {row['watts']:.0f} W")
-
-
-VISITORS = ("earlier", "later")
+        row = part_of("ring_tile", provider, 1_048_576, **wanted)
+        ms = row["ms"] / (4 if provider == "one GPU" else 1)  # its row has a quarter of the heads
+        print(f"{words:48} {ms:9,.1f} {row['mhz']:9,.0f} MHz, {row['watts']:.0f} W")
 
 
 def part_of(kernel: str, provider: str, S: int, **wanted) -> pd.Series:
@@ -224,31 +229,31 @@ def steps_of(way: str, own: str, T_c: float, T_s: float, ranks: int) -> list[tup
 
 def forward_sends(rows: pd.DataFrame) -> pd.DataFrame:
     """T_c and T_s of each case, and what sends add to the ms of its forward: by the clock, measured with equal shares
-    (on "four H200s") and with the counter, and what programs that start late would add to equal shares."""
-    found = of_cases(rows, "forward")
+    and with the counter, and what programs that start late would add to equal shares."""
+    found = long_ones(rows, "forward")
     sends = {"clock": {}, "late programs": {"is_held": True, "is_shared": True}}
     sends = {name: added(found, "forward", **how) for name, how in sends.items()}
     measured = {
-        "four H200s": found["equal shares"] - found["equal shares alone"],
         "equal shares": found["equal shares"] - found["equal shares alone"],
         "counter": found["ring"] - found["computing alone"],
     }
     return found[["T_c", "T_s"]].assign(**sends, **measured)
 
 
-def backward_sends(rows: pd.DataFrame) -> pd.DataFrame:
-    """What sends add to the ms of each case's backward, with the own tile first and last: by the clock, with a second
-    message that waits for its tile's end, and measured with two messages and with one."""
-    found, orders = of_cases(rows, "backward"), []
-    for own in ("first", "last"):
-        sends = {
-            "clock": added(found, "backward", own=own),
-            "late second": added(found, "backward", own=own, is_held=True),
-        }
-        for name in ("two messages", "one message"):
-            sends[name] = found[f"own tile {own}, {name}"] - found["computing alone"]
-        orders.append(pd.DataFrame(sends))
-    return pd.concat(orders, keys=["own tile first", "own tile last"], names=["own"])
+def backward_sends(rows: pd.DataFrame, own: str) -> pd.DataFrame:
+    """What sends add to the ms of each case's backward, with the own tile "first" or "last": by the clock, with a
+    second message that waits for its tile's end, measured with two messages and with one, and, with the own tile last,
+    the package's, which is that with one message in another measurement of the same run."""
+    found = long_ones(rows, "backward")
+    sends = {
+        "clock": added(found, "backward", own=own),
+        "late second": added(found, "backward", own=own, is_held=True),
+    }
+    for name in ("two messages", "one message"):
+        sends[name] = found[f"own tile {own}, {name}"] - found["computing alone"]
+    if own == "last":
+        sends["one, again"] = found["ring"] - found["computing alone"]
+    return pd.DataFrame(sends, index=found.index)
 
 
 def added(found: pd.DataFrame, way: str, **how) -> list[float]:
@@ -259,14 +264,12 @@ def added(found: pd.DataFrame, way: str, **how) -> list[float]:
 def print_ms(table: pd.DataFrame, *columns: str) -> None:
     """These columns of forward_sends or backward_sends, or all."""
     table = table[list(columns or table)]
-    wide = max(len(" ".join(own)) for *own, _, _ in table.index)
-    print(f"{'ms':{22 + wide}}", *(f"{name:>13}" for name in table))
-    for (*own, link, S), case in table.iterrows():
-        cells = (f"{ms:13.1f}".replace("-", "−") for ms in case)
-        print(f"{S:9,} {link:11} {''.join(own):{wide}}", *cells)
+    print(f"{'ms':{21}}   g", *(f"{name:>13}" for name in table))
+    for (link, S, H_k), case in table.iterrows():
+        cells = (f"{'–' if pd.isna(ms) else f'{ms:.1f}':>13}".replace("-", "−") for ms in case)
+        print(f"{S:9,} {link:11} {16 // H_k:3}", *cells)
 
 
-LAUNCHES = 32_768  # in sequences up to so long they decide, not x
 WAYS = {"ring": ("blue", "-", "o"), "all-gather": ("orange", "--", "s"), "Ulysses": ("vermilion", "-.", "^")}
 
 
@@ -290,7 +293,15 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
                 ax.plot(here["x"], here["one GPU"] / here[way], marker, fillstyle=fill, **look)
                 for S, x in zip(here["S"], here["x"], strict=True):
                     if way == "ring":  # how many tokens, once
-                        ax.text(x, 0.1, f"{S:,}", rotation=90, fontsize=8, ha="center", va="bottom")
+                        ax.text(
+                            x,
+                            0.1 if fill == "full" else 0.95,
+                            f"{S:,}",
+                            rotation=90,
+                            fontsize=8,
+                            ha="center",
+                            va="bottom",
+                        )
         ax.set_title(f"g = {16 // H_k}")
         ax.set_xscale("log", base=2)
         ax.set_xticks([1 / 8, 1, 8, 64], ["1/8", "1", "8", "64"])
@@ -313,12 +324,12 @@ def in_order(times: pd.DataFrame) -> pd.DataFrame:
 
 def print_ways(ways: Callable, rows: pd.DataFrame) -> None:
     """Forward ms of each way on four GPUs, by exercise 13.8's `ways` and measured, where launches don't decide."""
-    print("                                         clock                measured")
-    print("forward, ms               g     x    ring  Ulysses    ring  Ulysses  all-gather")
+    print("                                  clock                        measured")
+    print("forward, ms               g     x    ring  Ulysses  all-gather    ring  Ulysses  all-gather")
     for _, case in in_order(times_of(rows)).iterrows():
         g = 16 // case["H_k"]
-        ring_ms, _, exchange_ms = ways(case["T_c"], case["T_s"], 4, g)
-        clock = f"{ring_ms:7.1f} {exchange_ms:8.1f}"
+        ring_ms, gather_ms, exchange_ms = ways(case["T_c"], case["T_s"], 4, g)
+        clock = f"{ring_ms:7.1f} {exchange_ms:8.1f} {gather_ms:11.1f}"
         measured = f"{case['ring']:7.1f} {case['Ulysses']:8.1f} {case['all-gather']:11.1f}"
         print(f"{case['S']:9,} {case['link']:13} {g:3} {case['x']:5.2f} {clock} {measured}")
 

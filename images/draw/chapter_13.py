@@ -8,6 +8,7 @@ from matplotlib.figure import Figure
 from draw.drawing import BODY, HEAD, WAITS, arrow, box, canvas, image, legend, outline, write
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
 from fa_tutorial.exercises.chapter_13.ex_3 import chunks_of
+from fa_tutorial.figures import COLOURS
 
 RANKS = 4
 RANK_COLOUR = ("blue", "orange", "green", "purple")  # of what began on a rank: its keys, and its queries' row
@@ -183,8 +184,8 @@ def name_sms(ax: Axes, x: float, y: float) -> None:
 
 @image("13_late_program.png")
 def draw_late_program() -> Figure:
-    """Four steps, three with a message that holds an SM at first: with equal shares its program ends two of them late, with a counter none."""
-    figure, ax = canvas(4.45)
+    """Four steps, three with a message that holds an SM at first: with equal shares its program ends two of them late, with a counter none. Dashed: when the clock would end."""
+    figure, ax = canvas(4.6)
     for top, name, is_counted in ((0.15, "equal shares", False), (2.15, "a counter in every step", True)):
         unit, left, now = 0.235, 0.95, 0
         for step in range(RANKS):
@@ -197,9 +198,14 @@ def draw_late_program() -> Figure:
             if step < RANKS - 1:
                 box(ax, x, top + 0.5 + (SMS - 1) * SM_GAP, HELD * unit, SM_HIGH, "message", "orange", share=0.6, size=9)
                 ax.plot([left + now * unit] * 2, [top + 0.25, top + 0.5 + SMS * SM_GAP], color="black", linewidth=2)
+        clock = left + RANKS * TILES * unit
+        ax.plot(
+            [clock] * 2, [top + 0.47, top + 0.5 + SMS * SM_GAP], color=COLOURS["vermilion"], linewidth=2, linestyle=(0, (3, 2)), zorder=5
+        )
+        write(ax, clock, top + 0.5 + SMS * SM_GAP + 0.14, f"the clock's end: {RANKS * TILES}")
         write(ax, 0.15, top + 0.06, f"{name}: {now} units of time", HEAD, ha="left", weight="bold")
         name_sms(ax, left, top + 0.5)
-    legend(ax, 4.27, (
+    legend(ax, 4.42, (
         (0.95, {"colour": "sky", "share": 0.5}, "a work tile"),
         (2.9, {"colour": "orange", "share": 0.6}, "the message's kernel"),
         (5.4, WAITS, "nothing to compute"),
@@ -304,6 +310,8 @@ def draw_way(ax: Axes, x: float, name: str, words: str, computes: list, sends: l
                 used = row == head if head is not None else tensors == "k, v" or col == 1
                 look = {"colour": RANK_COLOUR[col], "share": 0.4} if used else {}
                 box(ax, left + col * side, 0.7 + row * side, side, side, **look)
+                if head is not None and col == 1 and row != head:  # the rest of its shard goes to the rank with this head
+                    write(ax, left + (col + 0.5) * side, 0.7 + (row + 0.5) * side, f"→{row}", 9)
             write(ax, left + (row + 0.5) * side, 2.0, str(row))
         outline(ax, left + side, 0.7, side, RANKS * side)
     write(ax, x, 2.34, words, BODY, ha="left")

@@ -133,6 +133,21 @@ def overlapped_where_all_keys_come_before_any_tile_and_the_own_is_last(kv, ranks
     return tile(kv) + home.wait()
 
 
+def overlapped_where_the_last_gradients_wait_before_the_own_tile(kv, ranks, start, tile):
+    own, home = kv, None
+    kv = start(kv).wait()
+    for step in range(1, ranks):
+        if step < ranks - 1:
+            passing = start(kv)
+        dkv = tile(kv)
+        if home is not None:
+            dkv = dkv + home.wait()
+        home = start(dkv)
+        if step < ranks - 1:
+            kv = passing.wait()
+    return home.wait() + tile(own)
+
+
 PAIR = "attention_backward(q, k, v, o, do, lse)"
 PART = f"dq_part, dk_part, dv_part = {PAIR}"
 OWN_O, OWN_LSE = "played.attend(q, k, v)[0]", "played.attend(q, k, v)[1]"
@@ -223,6 +238,7 @@ WRONG_ANSWERS = (
     edit("13.7", "no keys", ("kv = passing.wait()", "passing.wait()"), told="the parts of all ranks"),
     ("13.7", overlapped_where_all_keys_come_before_any_tile, "start them before a tile, and wait for them after it"),
     ("13.7", overlapped_where_all_keys_come_before_any_tile_and_the_own_is_last, "wait only where what comes is needed"),
+    ("13.7", overlapped_where_the_last_gradients_wait_before_the_own_tile, "the last dk and dv are waited for before your own tile, which could hide them"),
     ("13.7", overlapped_by_one_tile, "it takes 4 s, but `ranks` tiles and one message of k and v take 9 s in any order"),
     ("13.7", overlapped_without_waits, "use what comes only after its wait()"),
     edit("13.7", "dk and dv late", ("        home = start(dkv)\n", ""), ("dkv = tile(kv) + home.wait()", "part = tile(kv)\n        dkv = start(dkv).wait() + part"),

@@ -61,7 +61,8 @@ def truth(ranks, tile_s):
 def adapt(answer, ranks, tile_s):
     """The answer on a clock: its gradients, its seconds and those of its messages. Less than in the truth is as right, and better, down to `ranks`
     tiles and one message of k and v: in every order a tile waits for the first visitor, or the last dk and dv hide behind nothing."""
-    dkv, now, sent = ring.play_backward(answer, ranks, tile_s, KV_S, DKV_S)
+    events = []
+    dkv, now, sent = ring.play_backward(watched(answer, events), ranks, tile_s, KV_S, DKV_S)
     want, *most = truth(ranks, tile_s)
     least = ranks * tile_s + KV_S
     if isinstance(dkv, torch.Tensor) and dkv.equal(want) and now < least - 1e-6:
@@ -69,7 +70,38 @@ def adapt(answer, ranks, tile_s):
             f"with {ranks} ranks it takes {now:.3g} s, but `ranks` tiles and one message of k and v take {least:.3g} s in any order: "
             "compute each visitor's tile, and use what comes only after its wait()"
         )
+    if (
+        isinstance(dkv, torch.Tensor)
+        and dkv.equal(want)
+        and now > most[0].item() + 1e-6
+        and events[-3:] == ["start dkv", "wait dkv", "own tile"]
+    ):
+        raise Wrong(
+            f"with {ranks} ranks it takes {now:.3g} s: the last dk and dv are waited for before your own tile, which could hide them: "
+            "start them, compute tile(own), and only then wait (in a sum Python takes the left side first)"
+        )
     return dkv, *map(max, (now, sent), (x.item() for x in most))
+
+
+def watched(answer, events):
+    """The answer, which writes into `events` what it does, in order: start, wait, tile, own tile."""
+
+    def program(kv, ranks, start, tile):
+        def watched_start(x):
+            message, name = start(x), "kv" if x.ndim == 1 else "dkv"
+            events.append(f"start {name}")
+            wait = message.wait
+            message.wait = lambda: (events.append(f"wait {name}"), wait())[1]
+            return message
+
+        def watched_tile(x):
+            dkv = tile(x)
+            events.append("own tile" if x.equal(kv) else "tile")
+            return dkv
+
+        return answer(kv, ranks, watched_start, watched_tile)
+
+    return program
 
 
 def note(answer):
