@@ -408,15 +408,19 @@ def test_two_loops_borders_are_dragged(page, by):
 # ---------------------------------------------------------------- two_walks
 
 
-@pytest.mark.parametrize("order", ["keys", "queries"])
+@pytest.mark.parametrize("order", ["keys", "queries", "turns"])
 def test_two_walks_add_up_the_gradients_of_chapter_6(page, order):
     open_figure(page, "two_walks")
     columns = ([1, -1], [3, 2, 5, 1, 4, 6], [10, 20, 30, 40, 50, 60], [1, 2])
     q, k, v, do = (torch.tensor(x, dtype=torch.float64).view(1, 1, -1, 1) for x in columns)
     o, lse = reference.attention(q, k, v, scale=1.0)
     sums = {"dq": torch.zeros_like(q), "dk": torch.zeros_like(k), "dv": torch.zeros_like(v)}
-    tiles = itertools.product(range(3), range(2)) if order == "keys" else ((j, i) for i in range(2) for j in range(3))
-    for step, (j, i) in enumerate(tiles, start=1):
+    tiles = {
+        "keys": [(j, i) for j in range(3) for i in range(2)],
+        "queries": [(j, i) for i in range(2) for j in range(3)],
+        "turns": [(0, 0), (0, 1), (1, 1), (1, 0), (2, 0), (2, 1)],
+    }
+    for step, (j, i) in enumerate(tiles[order], start=1):
         rows, keys = slice(i, i + 1), slice(2 * j, 2 * j + 2)
         p, ds = algorithm.p_and_ds(q, k, v, do, lse, algorithm.row_delta(o, do), rows, keys, False, 1.0)
         for name, at, added in (("dv", keys, p.mT @ do[:, :, rows]), ("dk", keys, ds.mT @ q[:, :, rows]), ("dq", rows, ds @ k[:, :, keys])):
@@ -425,7 +429,7 @@ def test_two_walks_add_up_the_gradients_of_chapter_6(page, order):
         assert shown["tile"] == [i, j]
         assert all(shown[name] == pytest.approx(total.flatten().tolist()) for name, total in sums.items())
     assert all(part["complete"] for part in shown["of_query"] + shown["of_keys"])
-    assert shown["aside"] == ({"dq": 4, "dkdv": 0} if order == "keys" else {"dq": 0, "dkdv": 3})
+    assert shown["aside"] == {"keys": {"dq": 4, "dkdv": 0}, "queries": {"dq": 0, "dkdv": 3}, "turns": {"dq": 2, "dkdv": 0}}[order]
 
 
 @by_mouse_or_touch

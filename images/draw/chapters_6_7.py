@@ -196,11 +196,13 @@ def draw_data_flow() -> Figure:
 
 @image("06_trips.png")
 def draw_trips() -> Figure:
-    """Naive attention's twelve trips with four matmuls inside them, and the two loops' seven matmuls, each beside the measured time."""
+    """Naive attention's twelve trips with four matmuls inside them, and the two loops' seven matmuls and exponentials, each beside the
+    measured time."""
     figure, ax = canvas(3.25)
     h200, shape = results.load("h200"), {"B": 1, "H": 16, "S_q": 16_384, "S_k": 16_384}
     trip = ledger.score_bytes(**shape, itemsize=2) / h200["provenance"]["ceilings"]["copy_gb_s"] / 1e6  # ms
     matmul = ledger.backward_flops(**shape, D=64, matmuls=1) / h200["provenance"]["ceilings"]["matmul_fp16_tflops"] / 1e9
+    exponentials = 16 * 16_384**2 / (16 * h200["provenance"]["multiprocessors"] * 1.98e6)  # of a loop: 16 a cycle and SM, 1.98 GHz
     layer = {"mode": "bwd", "dtype": "fp16", "B": 1, "H_q": 16, "D": 64, "is_causal": False, "S_q": shape["S_q"]}
     naive, basic = (results.select(h200["rows"], provider=name, **layer).iloc[0]["ms"] for name in ("naive", "basic"))
     left, inch, tall = 1.75, 0.26, 0.42  # inch: of a millisecond
@@ -216,11 +218,15 @@ def draw_trips() -> Figure:
         ax.plot((x, x), (0.3, 0.4 + tall), color="black", linewidth=1.6, zorder=3)
     for i in range(7):
         box(ax, left + i * matmul * inch, 1.7, matmul * inch, tall, colour="black", share=0.75)
-    write(ax, left + 7 * matmul * inch + 0.95, 1.7 + tall / 2, "first loop: s, dp, dv, dk; second loop: s, dp, dq", ha="left")
+    in_turns, exp = 7 * matmul + 2 * exponentials, {"colour": "green", "hatch": "..", "share": 0.4}
+    for i in range(2):
+        box(ax, left + (7 * matmul + i * exponentials) * inch, 1.7, exponentials * inch, tall, **exp)
+    write(ax, left + basic * inch + 0.95, 1.7 + tall / 2, "first loop: s, dp, dv, dk; second: s, dp, dq", ha="left")
+    write(ax, left + basic * inch + 0.95, 2.2 + tall / 2, f"{basic - in_turns:.1f} ms stay open", ha="left")
     for y, name, ms in (
         (0.4, "12 trips", 12 * trip),
         (0.9, "measured: naive", naive),
-        (1.7, "7 matmuls", 7 * matmul),
+        (1.7, "two loops, in turns", in_turns),
         (2.2, "measured: basic", basic),
     ):
         if name.startswith("measured"):
@@ -228,7 +234,7 @@ def draw_trips() -> Figure:
         write(ax, left - 0.1, y + tall / 2, name, ha="right")
         write(ax, left + ms * inch + 0.08, y + tall / 2, f"{ms:.1f} ms", ha="left", weight="bold")
     legend(ax, 3.05, ((0.1, look["r"] | {"share": 0.45}, "reads 8 GiB"), (2.1, look["w"] | {"share": 0.45}, "writes 8 GiB"),
-                     (4.2, {"colour": "black", "share": 0.75}, "a matmul")))  # fmt: skip
+                     (4.2, {"colour": "black", "share": 0.75}, "a matmul"), (6.0, exp, "a loop's exponentials")))  # fmt: skip
     return figure
 
 
@@ -315,21 +321,26 @@ def draw_way_right(ax: Axes, x: float, y: float, wide: float, tall: float, fixed
     box(ax, right + 0.1, y + fixed * tall, 0.45, tall, "dq", "blue", share=0.6, size=BODY, weight="bold")
 
 
-@image("06_atomics.png")
-def draw_atomics() -> Figure:
-    """One loop in place of two: programs of several key blocks add to one tile of dq, with and without atomic adds, in two orders."""
-    figure, ax = canvas(5.5)
-    write(ax, 0.1, 0.25, "one loop in place of two: a program for each key block J", HEAD, ha="left", weight="bold")
+@image("06_race.png")
+def draw_race() -> Figure:
+    """Programs of several key blocks add to one tile of dq with plain loads and stores: one addition is lost."""
+    figure, ax = canvas(3.0)
+    write(ax, 0.1, 0.25, "a program for each key block J", BODY, ha="left", weight="bold")
     for J in range(3):
         y = 0.6 + J * 0.62
-        box(ax, 0.1, y, 1.5, 0.5, f"program J = {J}", "orange", share=0.4)
-        box(ax, 1.6, y, 1.6, 0.5, "owns dk_J, dv_J", "sky", share=0.3)
-        arrow(ax, (3.2, y + 0.25), (6.0, 1.33 + (J - 1) * 0.12), "vermilion", dashed=True)
-    write(ax, 5.0, 2.2, "each adds scale · ds_IJ k_J", BODY)
-    box(ax, 6.0, 1.05, 1.0, 0.6, "dq_I", "blue", share=0.6, size=HEAD, line=2, weight="bold")
-    write(ax, 7.15, 1.35, "one tile in HBM,\nadded to by all", ha="left")
-    draw_lost_update(ax, 0.1, 2.75)
-    draw_two_orders(ax, 4.75, 2.75)
+        box(ax, 0.1, y, 1.2, 0.5, f"J = {J}", "orange", share=0.4, hatch=".." if J == 1 else None)
+        arrow(ax, (1.3, y + 0.25), (3.0, 1.47 + (J - 1) * 0.12), "vermilion", dashed=True)
+    box(ax, 3.0, 1.17, 1.0, 0.6, "dq_I", "blue", share=0.6, size=HEAD, line=2, weight="bold")
+    write(ax, 0.1, 2.75, "each adds scale · ds_IJ k_J", ha="left")
+    draw_lost_update(ax, 4.75, 0.25)
+    return figure
+
+
+@image("06_atomics.png")
+def draw_atomics() -> Figure:
+    """Three programs add to one element of dq with atomic adds, in two orders."""
+    figure, ax = canvas(3.0)
+    draw_two_orders(ax, 0.1, 0.25)
     return figure
 
 
@@ -356,13 +367,13 @@ def draw_two_orders(ax: Axes, left: float, top: float) -> None:
     for row, order in enumerate(((0, 1, 2), (1, 2, 0))):
         y = top + 0.68 + row * 0.85
         total = torch.zeros((), dtype=torch.float32)
-        write(ax, left, y + 0.19, f"run {row + 1}", ha="left", weight="bold")
+        write(ax, left, y + 0.44, f"run {row + 1}", ha="left", weight="bold")
         for col, J in enumerate(order):
             total = total + added[J]
-            x = left + 0.65 + col * 1.18
-            write(ax, x + 0.57, y + 0.1, f"+ J = {J}")
+            x = left + 0.9 + col * 2.2
+            write(ax, x + 1.05, y + 0.1, f"+ J = {J}")
             look = {"share": 0.5, "weight": "bold"} if col == 2 else {"share": 0.3}
-            box(ax, x, y + 0.25, 1.14, 0.38, f"{total.item():,.0f}", "blue", **look)
+            box(ax, x, y + 0.25, 2.1, 0.38, f"{total.item():,.0f}", "blue", **look)
     write(ax, left, top + 2.5, "both right within rounding, and not the same bits", ha="left")
 
 

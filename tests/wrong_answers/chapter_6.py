@@ -97,10 +97,17 @@ WRONG_ANSWERS = (
          told="one edge is left: a row that sees nothing has p = 0, and gets ds = 0"),
     *(edit(number, "NaN made 0", (old, f"torch.nan_to_num({old})"), told="one edge is left: a NaN in an input comes out as NaN")
       for number, old in (("6.1", "p * (dp - delta)"), ("6.2", "p * (dp - (p * dp).sum(dim=-1, keepdim=True))"), ("6.3", f"({PRODUCT}).sum(dim=-1)"))),
+    *(edit(number, f"NaN in {name} made 0", (first, f"    {name} = {name}.nan_to_num()\n{first}"), told="a NaN in an input comes out as NaN")
+      for number, name, first in (("6.1", "p", "    delta = "), ("6.2", "p", "    dv = p"), ("6.3", "o", "    return (do"))),
     edit("6.1", "in place", ("return p * (dp - delta)", "dp -= delta\n    return p * dp"), told="changes its input dp in place"),
     edit("6.1", "in float32", ("    delta = ", "    dtype, p, dp = p.dtype, p.float(), dp.float()\n    delta = "),
          ("p * (dp - delta)", "(p * (dp - delta)).to(dtype)"), told="one edge is left: float64 goes in"),
     edit("6.1", "in float64", *converted("    delta = ", "p, dp"), told="ds comes in float64, and s in float32"),
+    *(edit("6.2", f"returns {names}", ("return dq, dk, dv", f"return {names}"), told=f"come in the order ({names})")
+      for names in ("dk, dq, dv", "dv, dq, dk", "dk, dv, dq")),
+    edit("6.2", "p again", ("    dv = p", "    p = torch.softmax(scale * q @ k.mT, dim=-1)\n    dv = p"), told="p is computed again"),
+    edit("6.2", "columns' sum", ("dim=-1", "dim=-2"), told="summed down the columns"),
+    edit("6.2", "unweighted sum", ("(p * dp).sum", "dp.sum"), told="pᵀ dp is a weighted sum"),
     edit("6.2", "scaled twice", ("dq = scale", "dq = scale**2"), told="dq and dk have the factor scale once"),
     edit("6.4", "no scale", ("scale * (q", "(q"), told="s = scale · q kᵀ, lse is log Σ exp(s) of the whole row"),
     edit("6.2", "in float64", *converted("    dv = ", "q, k, v, p, do"), told="dq comes in float64, and q in float32"),
@@ -131,8 +138,8 @@ WRONG_ANSWERS = (
     ("6.6", dq_with_bounds_of_keys, "the result is right, but causal_rows bounds the queries of a block of keys"),
     ("6.6", dq_that_owns_keys, "your loop comes back to queries that it has left"),
     edit("6.5", "NaN made 0", ("            dv[", "            p = p.nan_to_num()\n            dv["), told="a NaN in an input comes out as NaN"),
-    *(edit(number, "NaN in delta made 0", (SIZES, f"{SIZES}    delta = delta.nan_to_num()\n"), told="a NaN in an input comes out as NaN")
-      for number in ("6.5", "6.6")),
+    *(edit(number, f"NaN in {name} made 0", (SIZES, f"{SIZES}    {name} = {name}.nan_to_num()\n"), told="a NaN in an input comes out as NaN")
+      for number, name in (("6.5", "delta"), ("6.5", "do"), ("6.6", "delta"))),
     edit("6.6", "NaN made 0", ("            dq[", "            ds = ds.nan_to_num()\n            dq["), told="a NaN in an input comes out as NaN"),
     edit("6.5", "a product in float16", ("p.transpose(-1, -2) @ do[:, :, rows].to(p.dtype)", ("p.to(do.dtype).transpose(-1, -2) @ do[:, "
                                                                                              ":, rows]")),
@@ -145,6 +152,13 @@ WRONG_ANSWERS = (
          told="a tensor of the whole size, 11 × 14, is built"),
     edit("6.5", "the mask of 6.6", ("row_block < full", "is_causal and row_block >= full"), told="the blocks before full are not masked"),
     edit("6.5", "mask always on", ("row_block < full", "True"), told="the mask is on although is_causal is False"),
+    edit("6.5", "causal bounds always", ("if is_causal:", "if True:"), ("row_block < full", "is_causal and row_block < full"),
+         told="both are 0 unless is_causal"),
+    edit("6.5", "causal bounds and mask always", ("if is_causal:", "if True:"), told="unless is_causal, start and full are 0"),
+    edit("6.6", "causal bounds always", ("if is_causal:", "if True:"), ("key_block >= full", "is_causal and key_block >= full"),
+         told="causal_tiles bounds the causal mask only"),
+    edit("6.6", "causal bounds and mask always", ("if is_causal:", "if True:"), told="the mask is on although is_causal is False"),
+    edit("6.5", "ds not transposed", ("ds.transpose(-1, -2)", "ds"), told="ds is not transposed in dk"),
     edit("6.6", "mask always on", ("key_block >= full", "True"), told="the mask is on although is_causal is False"),
     edit("6.6", "the mask of 6.5", ("key_block >= full", "is_causal and key_block < full"), told="the tiles from full on are not masked"),
     edit("6.6", "masks every tile", ("key_block >= full", "is_causal"),

@@ -6,7 +6,7 @@ import math
 import torch
 
 from fa_tutorial.exercises.chapter_6.shared import NAN, drawn, given_p, gradients, head, masks, one_tile
-from fa_tutorial.exercises.harness import RTOL, Exercise
+from fa_tutorial.exercises.harness import RTOL, Exercise, case
 from fa_tutorial.exercises.inputs import generator, views
 from fa_tutorial.exercises.watch import Gradients
 
@@ -30,7 +30,12 @@ MISTAKES = {
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
     "dv is p do: o = p v is a matmul, and (6.3) gives another product for its second factor": ("p.transpose(-1, -2) @ do", "p @ do"),
     "dp is do v: o = p v is a matmul, and (6.3) gives another product for its first factor": ("do @ v.transpose(-1, -2)", "do @ v"),
-    "the results come in the order (dv, dk, dq): return (dq, dk, dv)": ("return dq, dk, dv", "return dv, dk, dq"),
+    **{f"the results come in the order ({names}): return (dq, dk, dv)": ("return dq, dk, dv", f"return {names}")
+       for names in ("dv, dk, dq", "dk, dq, dv", "dv, dq, dk", "dk, dv, dq")},
+    "p is computed again, without the pairs that a mask has hidden: take the p that is given": (
+        "    dv = p", "    p = torch.softmax(scale * q @ k.mT, dim=-1)\n    dv = p"),
+    "rowsum(dp) is subtracted: pᵀ dp is a weighted sum": (SUM, "dp.sum(dim=-1, keepdim=True)"),
+    "p ∘ dp is summed down the columns: sum along the last dimension": ("dim=-1", "dim=-2"),
     "ds is not transposed in dk: key j adds up column j of ds": ("ds.transpose(-1, -2)", "ds"),
     "p stands where ds belongs: dq and dk are made of ds": ("scale * ds", "scale * p"),
     "q and k are exchanged: the gradient of the first factor of q kᵀ takes the second, and that of the second takes the first": [
@@ -66,7 +71,9 @@ def fixed():
     float64 = drawn((1, 1, 2, 3, 2), 1 / 3, False, seed, words="float64, ", dtype=torch.float64, edge="float64", pack=given_p)
     half = drawn((1, 2, 3, 5, 4), 0.5, False, seed, words="float16, ", dtype=torch.float16, edge="half", pack=given_p)
     nan = head([1.0], [1.0, 2.0], [3.0, math.nan], [1.0], edge="nan", pack=given_p)
-    return *one_tile(RULE, pack=given_p), *masks(pack=given_p), float64, half, nan
+    q, k, v, p, do, scale = nan.args
+    nan_in_p = case(q, k, v, p.index_fill(3, torch.tensor([0]), math.nan), do, scale, otherwise=f"p of key 0 is NaN: {NAN}", edge="nan")
+    return *one_tile(RULE, pack=given_p), *masks(pack=given_p), float64, half, nan, nan_in_p
 
 
 def inputs():

@@ -37,6 +37,10 @@ MISTAKES = {
     "dk and dv are overwritten in every step: add up the row blocks": ("[:, :, keys] +=", "[:, :, keys] ="),
     "dk and dv are exchanged: return (dk, dv)": ("return dk.to(k.dtype), dv.to(v.dtype)", "return dv.to(v.dtype), dk.to(k.dtype)"),
     "the blocks before full are not masked: my_p_and_ds masks where its `mask` is True": (CALL, "rows, keys, False, scale"),
+    "start and full are those of the causal mask: both are 0 unless is_causal": [
+        ("if is_causal:", "if True:"), (CALL, "rows, keys, is_causal and row_block < full, scale")],
+    "bounds and mask are those of the causal mask: unless is_causal, start and full are 0": ("if is_causal:", "if True:"),
+    "ds is not transposed in dk: key j adds up column j of ds": ("ds.transpose(-1, -2)", "ds"),
     "the mask is on although is_causal is False": (CALL, "rows, keys, True, scale"),
     "the causal loop is aligned top left: query i sees keys 0 … i + S_k − S_q, so key j is first seen by query j − (S_k − S_q)": [
         (" - S_k + S_q", "")],

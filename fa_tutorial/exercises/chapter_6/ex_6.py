@@ -39,6 +39,8 @@ MISTAKES = {
     "the mask comes one block late: block number full is the first that needs it": (">= full", "> full"),
     "a last tile that is shorter is masked although is_causal is False: `mask` hides what the causal mask hides, and the slice ends at S_k": (
         "full = end = math.ceil(S_k / block_n)", "full, end = S_k // block_n, math.ceil(S_k / block_n)"),
+    "causal_tiles bounds the causal mask only: unless is_causal, every block of keys is visited": [
+        ("if is_causal:", "if True:"), (MASK, "rows, keys, is_causal and key_block >= full, scale")],
     "the mask is on although is_causal is False": (MASK, "rows, keys, True, scale"),
     "block_m and block_n are exchanged in the call of causal_tiles": (CALL, CALL.replace("m, block_n", "n, block_m")),
     "causal_rows bounds the queries of a block of keys, and yours is a block of queries: take causal_tiles": ("causal_tiles", "causal_rows"),

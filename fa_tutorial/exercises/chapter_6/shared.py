@@ -164,7 +164,7 @@ def ladder(sums, rule, *parts):
     later = "5 rows and 3 keys: query i sees keys 0 … i − 2, so that key j is first seen by query j + 2"
     yield head([*q, 1.0], k[:3], v[:3], [*do, 2.0], True, blocks=(2, 1), otherwise=later, edge="unseen")
     yield head([math.nan, 1.0], k[:2], v[:2], do[:2], blocks=(1, 1), edge="nan")
-    for at, name in ((4, "lse"), (5, "delta")):
+    for at, name in ((3, "do"), (4, "lse"), (5, "delta")):
         nan_in = lambda *args, at=at: (*args[:at], args[at].index_fill(2, torch.tensor([0]), math.nan), *args[at + 1 :])  # noqa: E731
         yield head(q[:2], k[:2], v[:2], do[:2], blocks=(1, 1), otherwise=f"{name} of query 0 is NaN: {NAN}", edge="nan", pack=nan_in)
     rows, empty = torch.ones(1, 1, 4, 1), torch.zeros(1, 1, 0, 1)
