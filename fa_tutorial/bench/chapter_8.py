@@ -71,6 +71,21 @@ TILES = {
 }
 
 
+# Of D = 128, measured in one run with TILES': they test the reader's rule.
+UNSEEN = [
+    (32, 64, 4, 2),
+    (64, 32, 4, 3),
+    (64, 64, 4, 1),
+    (64, 64, 8, 2),
+    (64, 128, 4, 1),
+    (64, 128, 4, 2),
+    (128, 32, 4, 3),
+    (128, 64, 4, 3),
+    (128, 64, 8, 2),
+    (128, 128, 4, 2),
+]
+
+
 def in_words(tile: TileConfig) -> str:
     return (
         f"{tile.block_m}x{tile.block_n}, {tile.num_warps} warps, {tile.num_stages} stage{'s' * (tile.num_stages > 1)}"
