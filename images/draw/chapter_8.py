@@ -381,7 +381,9 @@ def draw_overlap() -> Figure:
     draw_lanes(ax, 2.55, "the next scores start early: exponentials run beside matmuls", early, beside, 6, 4)
     legend(ax, 4.6, ((0.1, PROGRAM_LOOKS["a"], "one program"), (2.2, WAITS, "nothing to do")))
     cudnn = tile_cycles(stored_steps()[128, False]["sdpa_cudnn"], 128, False)
-    write(ax, 0.1, 5.0, f"D = 128, tiles of 64 x 64, no loads, no other instructions. cuDNN takes {cudnn:.0f} cycles for a tile.", ha="left")
+    write(
+        ax, 0.1, 5.0, f"D = 128, tiles of 64 x 64, no loads, no other instructions. cuDNN takes {cudnn:.0f} cycles for a tile.", ha="left"
+    )
     return figure
 
 

@@ -116,7 +116,7 @@ def machine_code(tiles: Sequence[TileConfig], shape: Shape) -> list[dict[str, An
     def of(tile: TileConfig) -> dict[str, Any]:
         kind = (shape.D, shape.is_causal, steps.LAST, astuple(tile))
         [row] = compiling.in_a_process(f"from fa_tutorial import sass; print(json.dumps(sass.step_rows([{kind!r}])))")
-        return {key: row[key] for key in ("tile", "loop", "MUFU.EX2", "HGMMA", "LDL", "registers", "shared_bytes")}
+        return {key: row[key] for key in ("loop", "MUFU.EX2", "HGMMA", "LDL", "registers", "shared_bytes")}
 
     with ThreadPoolExecutor() as pool:
         return list(pool.map(of, tiles))
@@ -556,7 +556,7 @@ def launch(provider: str, backward: bool, shape: tuple, tile: tuple) -> None:
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the ablation, whose rows are attention's."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
-    tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True))
+    tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True), unseen_cases())
     of_steps = itertools.chain(step_cases(), order_cases(), heads_cases(), capped_cases(), waste_cases())
     return itertools.chain(
         of_steps, tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases(), memory_cases()
