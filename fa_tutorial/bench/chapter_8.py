@@ -59,11 +59,14 @@ def flops_of(shape: Shape) -> int:
 
 @triton.jit
 def clock_kernel(out_ptr):
-    """out: (SMs, 2) int64, each SM's count of cycles and the GPU's nanoseconds. Grid: several programs an SM, so that
-    each gets one; 1 warp.
+    """out: (SMs, 2) int64, each SM's count of cycles and the GPU's nanoseconds. 1 warp.
+
+    Grid: several programs an SM, so that each gets one.
     """
     nothing = tl.zeros((1,), dtype=tl.int32)
-    sm = tl.inline_asm_elementwise("mov.u32 $0, %smid; // $1", "=r,r", [nothing], dtype=tl.int32, is_pure=False, pack=1)
+    sm = tl.inline_asm_elementwise(
+        "mov.u32 $0, %smid; // $1", "=r,r", [nothing], dtype=tl.int32, is_pure=False, pack=1
+    )  # fmt: skip
     cycles = tl.inline_asm_elementwise(
         "mov.u64 $0, %clock64; // $1", "=l,r", [nothing], dtype=tl.int64, is_pure=False, pack=1
     )
