@@ -485,6 +485,13 @@ def test_the_stored_tiles_are_compiled_and_the_last_steps_has_its_rate():
     assert compiled == {(row["D"], row["provider"]) for row in rows if not row["is_causal"]}
 
 
+def test_two_runs_of_the_same_tiles_agree_in_cycles():
+    """Where the chapter compares runs, it compares cycles."""
+    first, second = (found[found["shown"] & (found["D"] == 128)] for found in (chapter_8.tiles_of_h200(), chapter_8.unseen_of_h200()))
+    cycles = dict(zip(first["name"], first["cycles"], strict=True))
+    assert dict(zip(second["name"], second["cycles"], strict=True)) == pytest.approx(cycles, rel=0.01)
+
+
 def test_every_step_of_the_chapters_account_is_stored_and_its_noise_is_more_than_two_runs_of_the_same_instructions_differ():
     for found in chapter_8.stored_steps().values():
         assert found.keys() == {*chapter_8.STEP_OF, *chapter_8.LARGER_STEP_OF, *chapter_8.WHOLE}

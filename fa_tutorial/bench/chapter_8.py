@@ -23,13 +23,14 @@ from fa_tutorial import compiling, forward, hardware, tuned
 from fa_tutorial.bench import peers, results
 from fa_tutorial.bench.cases import SHAPE, Case, Shape, about, literature
 from fa_tutorial.bench.tables import mask
-from fa_tutorial.bench.timing import randn, timed, timed_in_turns
+from fa_tutorial.bench.timing import randn, require_gpu, timed, timed_in_turns
 from fa_tutorial.exercises.chapter_8 import ex_3
 from fa_tutorial.figures import COLOURS
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import launching, steps
 
-hardware.require_triton("Chapter 8's measurements")
+triton = hardware.require_triton("Chapter 8's measurements")
+import triton.language as tl  # noqa: E402
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
 POINT = Shape(4, 16, 16, 4096, 4096, 128, False)  # at which clocks settle and counters are read
@@ -53,6 +54,38 @@ def flops_of(shape: Shape) -> int:
     return Case("tuned", "fwd", "fp16", shape).flops()
 
 
+# ---------------------------------------------------------------- clocks
+
+
+@triton.jit
+def clock_kernel(out_ptr):
+    """out: (SMs, 2) int64, each SM's count of cycles and the GPU's nanoseconds. 1 warp.
+
+    Grid: several programs an SM, so that each gets one.
+    """
+    nothing = tl.zeros((1,), dtype=tl.int32)
+    sm = tl.inline_asm_elementwise(
+        "mov.u32 $0, %smid; // $1", "=r,r", [nothing], dtype=tl.int32, is_pure=False, pack=1
+    )  # fmt: skip
+    cycles = tl.inline_asm_elementwise(
+        "mov.u64 $0, %clock64; // $1", "=l,r", [nothing], dtype=tl.int64, is_pure=False, pack=1
+    )
+    ns = tl.inline_asm_elementwise(
+        "mov.u64 $0, %globaltimer; // $1", "=l,r", [nothing], dtype=tl.int64, is_pure=False, pack=1
+    )
+    tl.store(out_ptr + 2 * sm, cycles)
+    tl.store(out_ptr + 2 * sm + 1, ns)
+
+
+def read_clocks() -> torch.Tensor:
+    """(SMs, 2) int64, on the GPU: cycles and nanoseconds, when the launches before are done."""
+    require_gpu()
+    multiprocessors = torch.cuda.get_device_properties().multi_processor_count
+    counts = torch.zeros((multiprocessors, 2), dtype=torch.int64, device="cuda")
+    clock_kernel[(8 * multiprocessors,)](counts, num_warps=1)
+    return counts
+
+
 # ---------------------------------------------------------------- tiles
 
 
@@ -69,6 +102,21 @@ TILES = {
     ],
     128: [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 8, 3), (128, 128, 4, 1), (128, 128, 8, 2)],
 }
+
+
+# Of D = 128, measured in one run with TILES': they test the reader's rule.
+UNSEEN = [
+    (32, 64, 4, 2),
+    (64, 32, 4, 3),
+    (64, 64, 4, 1),
+    (64, 64, 8, 2),
+    (64, 128, 4, 1),
+    (64, 128, 4, 2),
+    (128, 32, 4, 3),
+    (128, 64, 4, 3),
+    (128, 64, 8, 2),
+    (128, 128, 4, 2),
+]
 
 
 def in_words(tile: TileConfig) -> str:
@@ -110,7 +158,10 @@ def tile_report(tile: TileConfig, D: int, is_causal: bool) -> dict[str, Any]:
     except OutOfResources as error:
         return {"reason": f"does not fit: {error}"}
     stored = kernels_of_h200()
-    return next((row for row in stored if wanted.items() <= row.items()), {"reason": "not stored, it takes a GPU"})
+    return next(
+        (row for row in stored if wanted.items() <= row.items()),
+        {"reason": "not one of the table's, so it takes a GPU"},
+    )
 
 
 # ---------------------------------------------------------------- steps
@@ -291,6 +342,20 @@ def show_capped(name: str, programs: Programs) -> None:
             print(f"{fit:9} {cycles:7.0f} {mhz(row):6,.0f} {row['tflops']:8.0f}")
 
 
+def show_fourth_program() -> None:
+    """Print what the H200 takes with three programs on an SM, and with four: D = 64, full, 64 x 64 tiles, 4 warps."""
+    stored = [row for row in kernels_of_h200() if row.get("D") == 64 and row.get("is_causal") is False]
+    pairs = {
+        f"{name}, registers capped": [row for row in stored if (row["kernel"], row["provider"]) == ("registers", name)]
+        for name in ("chapter 5", "base 2")
+    }
+    of = {row["provider"]: row for row in stored if row["kernel"] == "tile"}
+    pairs["finished, 2 stages for 3"] = [of[in_words(TileConfig(64, 64, 4, stages))] for stages in (3, 2)]
+    print("H200, D = 64, full: cycles, with 3 programs -> with 4")
+    for words, rows in pairs.items():
+        print(f"{words:27} {changed(*(tile_cycles(row, 64, False) for row in rows))}")
+
+
 def descriptor_loops(kernel: Any) -> list[dict[str, Any]]:
     """compiling.descriptor_loops of exercise 8.3's kernel: a reader's, or the course's where that doesn't compile."""
     return compiling.descriptor_loops(kernel, ex_3.flash_forward_descriptor_kernel)
@@ -327,14 +392,6 @@ def show_orders() -> None:
         print(f"{f'D = {D:3}, {heads} heads, S = {S:6,}':29} {first:12.0f} {found}")
 
 
-def show_heads() -> None:
-    """Print the H200's rates with HEADS_AT_ONCE of eight causal heads at once."""
-    print(f"{'H200, 8 heads, TFLOP/s, A =':29}", *(f"{heads:6}" for heads in HEADS_AT_ONCE))
-    for S, D in itertools.product((4096, 16_384), (64, 128)):
-        found = results.select(pd.DataFrame(kernels_of_h200()), kernel="heads at once", S_q=S, D=D)
-        print(f"{f'D = {D:3}, S = {S:6,}':29}", *(f"{rate:6.0f}" for rate in found["tflops"]))
-
-
 SHOWN_TILES = {64: [TILES[64][n] for n in (0, 2, 6, 7, 9, 10)], 128: TILES[128]}
 
 
@@ -342,7 +399,7 @@ def tiles_of_h200() -> pd.DataFrame:
     """Of each of TILES: what the compiler makes of the finished kernel's loop, and, in one run of the H200, its cycles
     for 64 x 64 scores, its clock and its rates in full attention and under the causal mask.
 
-    shown: six tiles for each D. The others, of D = 64, test the reader's rule.
+    shown: six tiles for each D.
     """
     rates = {(row["D"], row["provider"], row["is_causal"]): row for row in kernels_of_h200() if row["kernel"] == "tile"}
     rows = []
@@ -356,6 +413,25 @@ def tiles_of_h200() -> pd.DataFrame:
             | {"cycles": round(tile_cycles(full, D, False)), "MHz": round(mhz(full))}
             | {"TFLOP/s": round(full["tflops"]), "causal": round(causal["tflops"])}
         )
+    return pd.DataFrame(rows)
+
+
+def unseen_of_h200() -> pd.DataFrame:
+    """As tiles_of_h200, in another run: TILES of D = 128, and UNSEEN.
+
+    shown: tiles_of_h200 has it.
+    """
+    tile_of = {in_words(TileConfig(*tile)): tile for tile in TILES[128] + UNSEEN}
+    stored = [row | {"tile": tile_of[row["provider"]]} for row in kernels_of_h200() if row["kernel"] == "unseen tile"]
+    causal = {row["provider"]: row["tflops"] for row in stored if row["is_causal"]}
+    rows = [
+        row
+        | {"name": row["provider"], "stages": row["tile"][3], "spills loaded": row["LDL"]}
+        | {"shown": row["tile"] in TILES[128], "causal": round(causal[row["provider"]])}
+        | {"cycles": round(tile_cycles(row, 128, False)), "MHz": round(mhz(row)), "TFLOP/s": round(row["tflops"])}
+        for row in stored
+        if not row["is_causal"]
+    ]
     return pd.DataFrame(rows)
 
 
@@ -385,27 +461,16 @@ def show_wastes(predict: Predict) -> None:
 CHAIN = ("chapter 5", "base 2", "descriptors", "descriptors, larger tile", LARGER_TILE)
 # the rows of the page's account -> their words
 LADDER = {
-    "basic": "chapter 5, its tile",
     "chapter 5": "chapter 5",
     "base 2": "1: base 2",
     "descriptors": "2: descriptors",
     "descriptors, larger tile": "3: a larger tile",
-    "order, larger tile": "and the order",
     LARGER_TILE: "finished",
     "sdpa_cudnn": "cuDNN",
 }
 
 
 NOISE = 0.03  # a smaller change of a rate says nothing: step_noise
-
-
-def show_ladder() -> None:
-    """Print the H200's cycles, clock and rate after each step, under the causal mask; cuDNN's."""
-    print(f"{'H200, causal':20}", "   ".join(f"{f'D = {D}: cycles':>15}   MHz TFLOP/s" for D in (128, 64)))
-    for name, words in LADDER.items():
-        rows = [(D, stored_steps()[D, True][name]) for D in (128, 64)]
-        cells = (f"{tile_cycles(row, D, True):15,.0f} {mhz(row):5,.0f} {row['tflops']:7.0f}" for D, row in rows)
-        print(f"{words:20}", "   ".join(cells))
 
 
 def show_ideas() -> None:

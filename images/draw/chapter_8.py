@@ -8,6 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from draw.drawing import BODY, HEAD, MASKED, WAITS, arrow, box, canvas, image, legend, outline, write
+from fa_tutorial.bench.chapter_8 import stored_steps, tile_cycles
 from fa_tutorial.matmul import grouped_tile
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned.autotuning import shared_bytes
@@ -332,6 +333,7 @@ def draw_schedule(ax: Axes, left: float, order: list[tuple[int, int]]) -> None:
 # ---------------------------------------------------------------- softmax beside matmul
 
 BEAT, BEAT_TALL = 0.42, 0.34  # inches
+CYCLES = 128  # a beat's: a matmul of 64 x 64 x 128 takes two, and so do 64 x 64 exponentials
 PROGRAM_LOOKS = {"a": {"colour": "blue", "share": 0.55}, "b": {"colour": "orange", "share": 0.35, "line": 2.0}}
 
 
@@ -369,37 +371,41 @@ def draw_two_programs() -> Figure:
 
 @image("08_overlap.png")
 def draw_overlap() -> Figure:
-    """Tensor cores and exponentials over time, D = 64: one program as compiled, and with the next scores started early."""
-    figure, ax = canvas(5.1)
-    alone = [(0, "qk 0", 1), (3, "pv 0", 1), (4, "qk 1", 1), (7, "pv 1", 1), (8, "qk 2", 1), (11, "pv 2", 1), (12, "qk 3", 1)]
-    softmax = [(1, "softmax 0", 2), (5, "softmax 1", 2), (9, "softmax 2", 2), (13, "softmax 3", 2)]
-    draw_lanes(ax, 0.25, "as compiled", [("a", 0, alone)], [("a", 0, softmax)])
-    early = [(0, "qk 0", 1), (1, "qk 1", 1)]
-    for j in range(1, 7):
-        early += [(1 + 2 * j, f"pv {j - 1}", 1), (2 + 2 * j, f"qk {j + 1}", 1)]
-    beside = [(1 + 2 * j, f"softmax {j}", 2) for j in range(7)]
-    draw_lanes(ax, 2.35, "by hand: the next scores start before this softmax", [("a", 0, early)], [("a", 0, beside)])
-    legend(ax, 4.3, ((0.1, PROGRAM_LOOKS["a"], "one program"), (2.2, WAITS, "nothing to do")))
+    """Tensor cores and exponentials over time, D = 128: one program as compiled, and with the next scores started early."""
+    figure, ax = canvas(5.3)
+    tiles = range(6)
+    matmuls = [job for j in tiles for job in ((6 * j, f"q k{j}"), (6 * j + 4, f"p v{j}"))]
+    draw_lanes(ax, 0.25, "as compiled: nothing runs beside anything", matmuls, [(6 * j + 2, f"exp {j}") for j in tiles], 2, 6)
+    early = [(0, "q k0"), *(job for j in tiles for job in ((4 * j + 2, f"q k{j + 1}"), (4 * j + 4, f"p v{j}")))]
+    beside = [(2, "exp 0"), *((4 * j, f"exp {j}") for j in tiles[1:])]
+    draw_lanes(ax, 2.55, "the next scores start early: exponentials run beside matmuls", early, beside, 6, 4)
+    legend(ax, 4.6, ((0.1, PROGRAM_LOOKS["a"], "one program"), (2.2, WAITS, "nothing to do")))
+    cudnn = tile_cycles(stored_steps()[128, False]["sdpa_cudnn"], 128, False)
     write(
-        ax, 0.1, 4.75, "D = 64: the exponentials of a tile take as long as its two matmuls. An ideal, without loads and waits.", ha="left"
+        ax, 0.1, 5.0, f"D = 128, tiles of 64 x 64, no loads, no other instructions. cuDNN takes {cudnn:.0f} cycles for a tile.", ha="left"
     )
     return figure
 
 
-def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, softmaxes: list) -> None:
-    """A title and two lanes. matmuls, softmaxes: (program, shift, [(start, name, beats)])."""
-    left, end = 1.75, 15
+def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, exponentials: list, first: int, period: int) -> None:
+    """A title, two lanes and a span of time. matmuls, exponentials: (beat at which it starts, name), each two beats long.
+
+    first, period: the beat at which the span of one tile begins, and its beats.
+    """
+    left, end = 1.75, 16
     write(ax, 0.1, top, title, HEAD, ha="left", weight="bold")
-    for number, (name, programs) in enumerate((("tensor cores", matmuls), ("exponentials", softmaxes))):
+    for number, (name, jobs) in enumerate((("tensor cores", matmuls), ("exponentials", exponentials))):
         y = top + 0.32 + number * (BEAT_TALL + 0.12)
         write(ax, 0.1, y + BEAT_TALL / 2, name, ha="left")
         box(ax, left, y, end * BEAT, BEAT_TALL, **WAITS)
-        for program, shift, jobs in programs:
-            for start, text, beats in jobs:
-                begin, stop = start + shift, min(start + shift + beats, end)
-                if begin < end:
-                    fits = stop - begin == beats
-                    box(ax, left + begin * BEAT, y, (stop - begin) * BEAT, BEAT_TALL, text if fits else "", **PROGRAM_LOOKS[program])
-    y = top + 0.32 + 2 * (BEAT_TALL + 0.12) + 0.06
-    arrow(ax, (left, y), (left + end * BEAT, y), width=1.0)
-    write(ax, left + end * BEAT, y + 0.17, "time", ha="right")
+        for start, text in jobs:
+            stop = min(start + 2, end)
+            if start < end:
+                shown = text if stop - start == 2 else ""
+                box(ax, left + start * BEAT, y, (stop - start) * BEAT, BEAT_TALL, shown, **PROGRAM_LOOKS["a"])
+    y = top + 0.32 + 2 * (BEAT_TALL + 0.12) + 0.1
+    begin, stop = left + first * BEAT, left + (first + period) * BEAT
+    ax.plot([begin, begin, stop, stop], [y - 0.06, y, y, y - 0.06], color="black", linewidth=1.2)
+    write(ax, (begin + stop) / 2, y + 0.16, f"a tile: {period * CYCLES} cycles", weight="bold")
+    arrow(ax, (left, y + 0.36), (left + end * BEAT, y + 0.36), width=1.0)
+    write(ax, left + end * BEAT, y + 0.53, "time", ha="right")

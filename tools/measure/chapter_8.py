@@ -11,7 +11,8 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import astuple, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from unittest import mock
 
 import torch
 
-from fa_tutorial import hardware, sass, tuned
+from fa_tutorial import compiling, hardware, sass, tuned
 from fa_tutorial.attention import flash_attention
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Case, Shape, about, literature
@@ -34,6 +35,7 @@ from fa_tutorial.bench.chapter_8 import (
     SHORT_GRIDS,
     STEP_OF,
     TILES,
+    UNSEEN,
     WHOLE,
     at_4096,
     compiled_tile,
@@ -90,6 +92,36 @@ def _tiles_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
     return {tile: facts | rows[tile] for tile, (_, facts) in made.items()}
 
 
+def unseen_cases() -> Iterator[Measurement]:
+    """D = 128: tile_cases' tiles and UNSEEN in one run, in turns, with what Triton makes of each loop here."""
+    for is_causal, tile in itertools.product((False, True), itertools.starmap(TileConfig, TILES[128] + UNSEEN)):
+        shape = at_4096(128, is_causal)
+        yield (
+            about(8, "unseen tile", in_words(tile), **vars(shape)),
+            lambda tile=tile, shape=shape: _unseen_in_turns(shape)[tile],
+        )
+
+
+@functools.cache
+def _unseen_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
+    tiles = list(itertools.starmap(TileConfig, TILES[shape.D] + UNSEEN))
+    calls = {tile: compiled_tile(tile, shape)[0] for tile in tiles}
+    rows = counted_in_turns(calls, flops=flops_of(shape), rounds=5)
+    return {tile: rows[tile] | facts for tile, facts in zip(tiles, machine_code(tiles, shape), strict=True)}
+
+
+def machine_code(tiles: Sequence[TileConfig], shape: Shape) -> list[dict[str, Any]]:
+    """What Triton makes here of the finished kernel's loop with each tile: sass.step_rows' numbers."""
+
+    def of(tile: TileConfig) -> dict[str, Any]:
+        kind = (shape.D, shape.is_causal, steps.LAST, astuple(tile))
+        [row] = compiling.in_a_process(f"from fa_tutorial import sass; print(json.dumps(sass.step_rows([{kind!r}])))")
+        return {key: row[key] for key in ("loop", "MUFU.EX2", "HGMMA", "LDL", "registers", "shared_bytes")}
+
+    with ThreadPoolExecutor() as pool:
+        return list(pool.map(of, tiles))
+
+
 # ---------------------------------------------------------------- steps
 
 
@@ -104,10 +136,11 @@ def step_cases() -> Iterator[Measurement]:
         )
 
 
-def counted_in_turns(calls: dict[str, Callable[[], Any]], flops: int) -> dict[str, dict[str, Any]]:
+def counted_in_turns(calls: dict[str, Callable[[], Any]], flops: int, rounds: int = 10) -> dict[str, dict[str, Any]]:
     """timed_in_turns' rows, with the SM cycles of each call."""
     cycles = cycles_in_turns(calls)
-    return {name: row | {"cycles": cycles[name]} for name, row in timed_in_turns(calls, flops=flops).items()}
+    rows = timed_in_turns(calls, flops=flops, rounds=rounds)
+    return {name: row | {"cycles": cycles[name]} for name, row in rows.items()}
 
 
 def order_cases() -> Iterator[Measurement]:
@@ -523,7 +556,7 @@ def launch(provider: str, backward: bool, shape: tuple, tile: tuple) -> None:
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the ablation, whose rows are attention's."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
-    tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True))
+    tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True), unseen_cases())
     of_steps = itertools.chain(step_cases(), order_cases(), heads_cases(), capped_cases(), waste_cases())
     return itertools.chain(
         of_steps, tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases(), memory_cases()

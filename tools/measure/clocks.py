@@ -14,37 +14,8 @@ from typing import Any
 
 import torch
 
-from fa_tutorial import hardware
+from fa_tutorial.bench.chapter_8 import read_clocks
 from fa_tutorial.bench.timing import require_gpu, rounds_of
-
-triton = hardware.require_triton("Counting cycles (tools/measure)")
-import triton.language as tl  # noqa: E402
-
-
-@triton.jit
-def clock_kernel(out_ptr):
-    """out: (SMs, 2) int64, each SM's count of cycles and the GPU's nanoseconds. Grid: several programs an SM, so that
-    each gets one; 1 warp.
-    """
-    nothing = tl.zeros((1,), dtype=tl.int32)
-    sm = tl.inline_asm_elementwise("mov.u32 $0, %smid; // $1", "=r,r", [nothing], dtype=tl.int32, is_pure=False, pack=1)
-    cycles = tl.inline_asm_elementwise(
-        "mov.u64 $0, %clock64; // $1", "=l,r", [nothing], dtype=tl.int64, is_pure=False, pack=1
-    )
-    ns = tl.inline_asm_elementwise(
-        "mov.u64 $0, %globaltimer; // $1", "=l,r", [nothing], dtype=tl.int64, is_pure=False, pack=1
-    )
-    tl.store(out_ptr + 2 * sm, cycles)
-    tl.store(out_ptr + 2 * sm + 1, ns)
-
-
-def read_clocks() -> torch.Tensor:
-    """(SMs, 2) int64, on the GPU: cycles and nanoseconds, when the launches before are done."""
-    require_gpu()
-    multiprocessors = torch.cuda.get_device_properties().multi_processor_count
-    counts = torch.zeros((multiprocessors, 2), dtype=torch.int64, device="cuda")
-    clock_kernel[(8 * multiprocessors,)](counts, num_warps=1)
-    return counts
 
 
 def mhz_between(before: torch.Tensor, after: torch.Tensor) -> float:

@@ -69,6 +69,10 @@ MISTAKES = {
     "alpha multiplies p v, too: it rescales the old acc alone, before p v is added": (
         f"{ACC}(p.to(v.dtype), v)", "alpha[:, None] * (acc + dot(p.to(v.dtype), v))"),
     "l is not rescaled when the maximum grows: l = alpha · l + Σ p": (L, "l + tl.sum(p, axis=1)"),
+    "acc isn't divided by l: after the loop, o = acc / l": ("(acc / l[:, None])", "acc"),
+    "keys are counted to S_q: a head has S_k of them, in the loop and in the mask": [
+        ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"), ("offs_n[None, :] < S_k", "offs_n[None, :] < S_q")],
+    "the loop ends at S_q: its tiles are of keys, and a head has S_k of them": ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"),
     "the scale is missing: s = scale · q kᵀ": ("scale * dot(q", "dot(q"),
     "softmax is in base 2: scores in units of scale · q kᵀ take tl.exp, and tl.exp2 takes them times log₂ e": ("tl.exp(", "tl.exp2("),
 }  # fmt: skip

@@ -40,6 +40,10 @@ MISTAKES = {
     "removable counts all that are no exponentials: once issuing takes no longer than the exponentials, one more saves nothing": (
         REMOVABLE, "instructions - exponentials"),
     "the cycles are rounded down: they may be a fraction, so divide by /, not by //": (TURNS, "(matmuls + max(issuing, exponentiating)) // 1"),
+    "removable counts all warps' instructions: it is asked for one warp's instructions": (
+        REMOVABLE, f"num_warps * {REMOVABLE}"),
+    "removable is one too few: as long as issuing takes longer than the exponentials, one more still saves": (
+        REMOVABLE, "max(0, instructions - exponentiating / to_issue - 1)"),
     "removable counts cycles: it is asked for a warp's instructions, each of which takes an SM num_warps / 4 cycles for its tile": (
         REMOVABLE, "max(0, issuing - exponentiating)"),
 }  # fmt: skip
