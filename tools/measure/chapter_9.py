@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,8 @@ from fa_tutorial.bench.measure import measure_in_turns
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
 from fa_tutorial.source import defined, edited, source_of
+from fa_tutorial.tiles import TileConfig
+from fa_tutorial.tuned import steps
 from measure import alone, backward_orders, chapter_8_clock
 from measure.chapter_8 import counter_row, repeated_us, settled
 from measure.clocks import cycles_in_turns, settled_in_turns
@@ -168,10 +170,10 @@ WAITS = """
 LATE = (0, 400, 800, 1200, 1600, 2000)
 
 
-def late_cases() -> Iterator[Measurement]:
-    """What becomes of two consumers of which one begins later: D = 128, full, S = 4,096, 3 stages."""
-    shape = dataclasses.replace(POINT, D=128, H_q=16, H_k=16)
-    for loop, late in itertools.product(("two stops", "one stop"), LATE):
+def late_cases(D: int = 128, loops: Sequence[str] = ("two stops", "one stop")) -> Iterator[Measurement]:
+    """What becomes of two consumers of which one begins later: full, S = 4,096, 3 stages."""
+    shape = dataclasses.replace(POINT, D=D, H_q=2048 // D, H_k=2048 // D)
+    for loop, late in itertools.product(loops, LATE):
         yield (
             about(9, "late", f"{loop}, 3 stages", late=late, **vars(shape)),
             lambda loop=loop, late=late: _late_in_turns(shape, loop)[late],
@@ -263,6 +265,39 @@ def _remedies_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
             for _ in range(3):
                 calls[name](stamps=stamps)
             row["softmax_at_once"] = _at_once(stamps.cpu()[:, :, 4:-4])
+    return rows
+
+
+SMALLER = TileConfig(64, 64, 4, 3)  # a consumer's rows, and the keys and stages of "two programs"
+
+
+def path_of(D: int) -> dict[str, Call]:
+    """Name -> a forward, from chapter 8's to the one stop of ping_pong, that changes one thing at a time: the tile, a
+    producer, a shared program, 128 keys a block. All have one stop."""
+    one_stop = partial(ping_pong.flash_forward, loop="one stop")
+    found: dict[str, Call] = {"chapter 8's": partial(tuned.flash_forward, tile=steps.LARGER[D])}
+    found["chapter 8's, 64 x 64"] = partial(tuned.flash_forward, tile=SMALLER)
+    for name in ("two programs", "one program"):
+        found[name] = lambda q, k, v, _, __, how=SHARE_OF[D][name]: alone.attend(q, k, v, how)
+    return found | {"one stop": one_stop}
+
+
+def path_cases() -> Iterator[Measurement]:
+    """Each of path_of in turns, D = 128, full, S = 4,096: as remedy_cases."""
+    shape = dataclasses.replace(POINT, D=128, H_q=16, H_k=16)
+    for name in path_of(128):
+        yield about(9, "path", name, **vars(shape)), lambda name=name: _path_in_turns(shape)[name]
+
+
+@functools.cache
+def _path_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    q, k, v = inputs(shape)
+    calls = {name: partial(call, q, k, v, False, shape.D**-0.5) for name, call in path_of(shape.D).items()}
+    rows = settled_in_turns(calls, flops_of(shape))
+    for name, tile in (("chapter 8's", steps.LARGER[shape.D]), ("chapter 8's, 64 x 64", SMALLER)):
+        rows[name]["softmax_at_once"] = chapter_8_clock.shares(shape, tile)
+    for name in ("two programs", "one program"):
+        rows[name]["softmax_at_once"] = alone.shares(shape, SHARE_OF[shape.D][name])
     return rows
 
 
