@@ -126,14 +126,19 @@ def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
     for _ in range(3):
         flash_forward(q, k, v, False, shape.D**-0.5, stages=3, stamps=stamps)
     clock = stamps.cpu()[:, :, 4:-4]
-    each = (clock[:, :, 1:, 0] - clock[:, :, :-1, 0]).double().mean((1, 2))
-    usual = (each - each.mean()).abs().argmin()  # the program whose blocks take the mean time
-    shown = clock[usual, :, 4:9]
     return {
         "cycles": alone.mean_parts(clock),
-        "stamps": (shown - shown.min()).tolist(),
+        "stamps": _of_the_usual(clock),
         "softmax_at_once": _at_once(clock),
     }
+
+
+def _of_the_usual(clock: torch.Tensor) -> list:
+    """The stamps of four blocks, and of the next one, of the program whose blocks take the mean time."""
+    each = (clock[:, :, 1:, 0] - clock[:, :, :-1, 0]).double().mean((1, 2))
+    usual = (each - each.mean()).abs().argmin()
+    shown = clock[usual, :, 4:9]
+    return (shown - shown.min()).tolist()
 
 
 def _stamped(loop: str, late: int = 0) -> Call:
@@ -183,8 +188,8 @@ def late_cases(D: int = 128, loops: Sequence[str] = ("two stops", "one stop")) -
 @functools.cache
 def _late_in_turns(shape: Shape, loop: str) -> dict[int, dict[str, Any]]:
     """For each of LATE the SM cycles of a call without stamps, in turns; with stamps the mean cycles between two stops
-    of a consumer, softmax_at_once, and how far consumer 1's softmax begins after consumer 0's, in blocks 4, 8, …, the
-    median of all programs."""
+    of a consumer, stamps and softmax_at_once as _clocked_row gives them, and how far consumer 1's softmax begins after
+    consumer 0's, in blocks 4, 8, …, the median of all programs."""
     q, k, v = inputs(shape)
     calls = {late: partial(_stamped(loop, late), q, k, v, False, shape.D**-0.5, stages=3) for late in LATE}
     cycles, rows = cycles_in_turns(calls), {}
@@ -197,6 +202,7 @@ def _late_in_turns(shape: Shape, loop: str) -> dict[int, dict[str, Any]]:
         rows[late] = {
             "cycles": cycles[late],
             "block": round(begun.diff(dim=2).double().mean().item()),
+            "stamps": _of_the_usual(clock),
             "softmax_at_once": _at_once(clock),
             "behind": (begun[:, 1] - begun[:, 0]).median(0).values[::4].tolist(),
         }
