@@ -122,18 +122,18 @@ def attend_with_names_of_their_own(q, k, v, full, empty, zeros, m, l, acc, scale
 
 
 def persistent_that_toggles(next_tile, blocks, full, empty, slot, told, taken):
-    """Draws the next number before the last loads; a stage and two bits that turn over; no wait where it passes at once."""
+    """A stage and two bits that turn over; no wait where it passes at once; the slot is free before the next number is drawn."""
 
     def producer():
-        stage, parity, said, tile = 0, 0, None, next_tile()
+        stage, parity, said = 0, 0, None
         while True:
             if said is not None:
                 yield wait(taken, said)
-            slot[0], said = tile, 1 - (said if said is not None else 1)
+            slot[0], said = next_tile(), 1 - (said if said is not None else 1)
             yield arrive(told)
-            if tile is None:
+            if slot[0] is None:
                 return
-            now, tile = tile, next_tile()
+            now = slot[0]
             for _ in range(blocks[now]):
                 yield wait(empty[stage], 1 - parity)
                 yield load(now, stage)
@@ -160,6 +160,7 @@ def persistent_that_toggles(next_tile, blocks, full, empty, slot, told, taken):
 TURN, TILES = "        mbarrier.wait(turns.index(C), (i - C) % 2)\n", "        mbarrier.wait(full.index(stage), parity)\n"
 RELEASED = "        mbarrier.arrive(empty.index(before), count=1)"
 BOTH, STOP = "warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way", "warpgroup_mma_wait(0, [s, acc, p])"
+LATER = "the kernel issues s′ later, and the page measures both"
 RIGHT_ANSWERS = (
     ("9.1", phase_by_toggling),
     ("9.2", roles_that_toggle),
@@ -195,8 +196,14 @@ RIGHT_ANSWERS = (
         ("        yield arrive(empty[stage])\n", ""),
         ("# the meeting\n", "# the meeting\n        yield arrive(empty[stage])\n"),
     ),
-    edit("9.8", "s′ under ds", ('        "issue s′",\n', ""), ('"issue dp",\n', '"issue dp",\n        "issue s′",\n')),
+    edit("9.8", "s′ under ds", ('        "issue s′",\n', ""), ('"issue dp",\n', '"issue dp",\n        "issue s′",\n'), told=LATER),
     edit("9.8", "s′ before dk", ('"issue dk",\n        "issue s′"', '"issue s′",\n        "issue dk"')),
-    edit("9.8", "s′ before ds is there", ('        "issue s′",\n', ""), ('"wait for dp",\n', '"wait for dp",\n        "issue s′",\n')),
+    edit(
+        "9.8",
+        "s′ before ds is there",
+        ('        "issue s′",\n', ""),
+        ('"wait for dp",\n', '"wait for dp",\n        "issue s′",\n'),
+        told=LATER,
+    ),
     edit("9.8", "a tuple", ("return [", "return ("), ("\n    ]", "\n    )")),
 )

@@ -92,8 +92,11 @@ class Persistent:
         yielded: dict[str, list[Action | None]] = {"producer": [], "consumer 0": [], "consumer 1": []}
 
         def next_tile() -> int | None:
-            if drawn and not told.phase and not any(action.kind == "load" for action in filter(None, yielded["producer"])):
-                raise Wrong("draws numbers ahead, so that other programs get fewer: draw one when the one before is announced")
+            loads = sum(action.kind == "load" for action in filter(None, yielded["producer"]))
+            if loads < sum(tiles[tile] for tile in drawn if tile is not None):
+                raise Wrong(
+                    "draws numbers ahead, so that other programs get fewer: draw one when the loads of the work tile before are over"
+                )
             drawn.append(next(counter, None))
             return drawn[-1]
 

@@ -101,6 +101,12 @@ def adapt(answer):
     return played(order)
 
 
+def note(answer):
+    order = list(answer())
+    ahead = order.index("issue s′") < order.index("hand over ds")
+    return "the kernel issues s′ later, and the page measures both" if ahead else ""
+
+
 def inputs():
     yield case(on="one block")
 
@@ -137,4 +143,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,
+    note=note,
 )
