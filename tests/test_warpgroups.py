@@ -38,7 +38,7 @@ def test_a_unit_does_one_thing_at_a_time(D, overlap):
 
 def test_two_consumers_fall_into_step_where_an_h200_s_do():
     """By the model and by stamps, exactly one is at a softmax for more than 60 % of the time, or for less."""
-    rows = results.select(results.load("h200")["kernels"], kernel="late")
+    rows = results.select(results.load("h200")["kernels"], kernel="late", D=128)
     assert len(rows) == 12
     for _, row in rows.iterrows():
         loop = warpgroups.TWO_STOPS if row["provider"].startswith("two stops") else warpgroups.ONE_STOP
@@ -53,7 +53,7 @@ def test_any_gap_keeps_two_stops_in_step():
 
 def test_a_block_of_the_backward_idles_where_the_text_says_so():
     """Line by line at p, ds, the meeting and the store of dq; in the kernel's order at ds; nowhere with s′ behind dp."""
-    kernels = catalogue.find("9.8").solution()
+    kernels = catalogue.find("9.9").solution()
     without = [line for line in kernels if line != "issue s′"]
     idle = {}
     for name, order in (("line", chapter_9.LINE_BY_LINE), ("kernel", kernels), ("s′", [without[0], "issue s′", *without[1:]])):

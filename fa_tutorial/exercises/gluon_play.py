@@ -1,4 +1,4 @@
-"""Runs a consumer written in Gluon as plain Python, for exercises 9.3 to 9.5: each name it uses of Gluon stands for a part of the simulator.
+"""Runs a consumer written in Gluon as plain Python, for exercises 9.3, 9.4 and 9.6: each name it uses of Gluon stands for a part of the simulator.
 
 Tiles are small float64 tensors. A matmul starts when it is issued and reads its tiles of shared memory until it has been waited for, as
 wgmma does. Producer and other consumer are the protocol's own. They act as early as they can, which shows a stage that is released too

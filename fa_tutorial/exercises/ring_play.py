@@ -1,4 +1,4 @@
-"""Plays the roles of a ring against a clock, for exercises 9.2 and 9.6, and says what comes too early or too late."""
+"""Plays the roles of a ring against a clock, for exercises 9.2 and 9.7, and says what comes too early or too late."""
 
 from __future__ import annotations
 

@@ -371,7 +371,8 @@ def busy_cases() -> Iterator[Measurement]:
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
-        step_cases(), remedy_cases(), alone.alone_cases(), clocked_cases(), late_cases(),
+        step_cases(), remedy_cases(), alone.alone_cases(), clocked_cases(), late_cases(), late_cases(64, ["two stops"]),
+        path_cases(),
         chapter_8_clock.clocked_cases(), backward_orders.order_cases(),
         error_cases(), clock_cases(), auto_rule_cases(), busy_cases(),
     )  # fmt: skip
