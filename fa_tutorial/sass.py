@@ -168,18 +168,27 @@ from fa_tutorial.hopper.ladder import left_operand, mbarrier, rescaled, softmax_
 
 """
 
+BY_TURNS = """
+
+@gluon.jit
+def by_turns(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
+    return {}(q, k, v, full, empty, empty, zeros, m, l, acc, scale_log2, blocks, 0)
+"""
+
 
 def compiled(attend) -> dict[str, Any]:
     """What becomes of a loop that takes the place of ladder.attend, D = 128: {"instructions", "events"} as stored() has
     them; "counts" of KINDS; "spills"; "ptx", a loop whose "events" are ptx_events.
 
     Compiles for capability 9.0, with D = 64 and 128, in a process of its own, with no GPU. ValueError with the
-    compiler's words where it refuses.
+    compiler's words where it refuses. A loop with turns is consumer 0's; their barriers stand for others.
     """
+    name = attend.__name__
+    by_turns = BY_TURNS.format(name) if "turns" in attend.arg_names else ""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "loop.py").write_text(HEAD + source_of(attend) + "\n", encoding="utf-8")
+        Path(folder, "loop.py").write_text(f"{HEAD}{source_of(attend)}\n{by_turns}", encoding="utf-8")
         setup = f"import sys; sys.path.append({folder!r}); import loop"
-        return _in_a_process(setup, f"sass._loop_with(loop.{attend.__name__})", attend.__name__)
+        return _in_a_process(setup, f"sass._loop_with(loop.{'by_turns' if by_turns else name})", name)
 
 
 def compiled_or(mine, ours) -> tuple[Any, dict[str, Any]]:

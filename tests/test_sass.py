@@ -109,6 +109,7 @@ def test_nothing_overwrites_the_operands_of_the_backwards_matmuls_before_their_w
     [
         catalogue.find("9.3").solution,
         catalogue.find("9.4").solution,
+        catalogue.find("9.6").solution,
         attend_one_behind,
         attend_that_looks_ahead,
         attend_with_names_of_their_own,

@@ -38,7 +38,7 @@ def test_a_unit_does_one_thing_at_a_time(D, overlap):
 
 def test_two_consumers_fall_into_step_where_an_h200_s_do():
     """By the model and by stamps, exactly one is at a softmax for more than 60 % of the time, or for less."""
-    rows = results.select(results.load("h200")["kernels"], kernel="late")
+    rows = results.select(results.load("h200")["kernels"], kernel="late", D=128)
     assert len(rows) == 12
     for _, row in rows.iterrows():
         loop = warpgroups.TWO_STOPS if row["provider"].startswith("two stops") else warpgroups.ONE_STOP
@@ -53,7 +53,7 @@ def test_any_gap_keeps_two_stops_in_step():
 
 def test_a_block_of_the_backward_idles_where_the_text_says_so():
     """Line by line at p, ds, the meeting and the store of dq; in the kernel's order at ds; nowhere with s′ behind dp."""
-    kernels = catalogue.find("9.8").solution()
+    kernels = catalogue.find("9.9").solution()
     without = [line for line in kernels if line != "issue s′"]
     idle = {}
     for name, order in (("line", chapter_9.LINE_BY_LINE), ("kernel", kernels), ("s′", [without[0], "issue s′", *without[1:]])):
@@ -73,3 +73,26 @@ def test_chapter_8s_programs_meet_by_chance_and_one_stop_alternates():
         shares[loop] = row["softmax_at_once"][1], 2 * softmax * (1 - softmax)
     (met, chance), (alternating, other) = shares.values()
     assert met - chance < 0.06 and alternating - other > 0.2
+
+
+def test_a_producer_makes_chapter_8s_programs_alternate():
+    rows = results.select(results.load("h200")["kernels"], kernel="path").set_index("provider")
+    one = rows["softmax_at_once"].dropna().map(lambda shares: shares[1])
+    assert list(rows.index) == list(chapter_9.PATH)
+    assert one["chapter 8's"] < one["chapter 8's, 64 x 64"] < 0.6 < 0.7 < one["two programs"]
+
+
+def test_the_account_of_chapter_8s_cycles_adds_up(capsys):
+    chapter_9.print_account(results.load("h200"))
+    before, *changes, after, matmuls, unequal, rest = (
+        int(line.split()[-1].replace(",", "").replace("−", "-")) for line in capsys.readouterr().out.splitlines()[1:]
+    )
+    assert before + sum(changes) == after == matmuls + unequal + rest
+
+
+def test_at_d_64_alternating_hardly_shortens_the_loop():
+    starts = {late: (softmaxes, middle, call) for late, softmaxes, middle, call in chapter_9.late_starts(results.load("h200"), 64)}
+    alternation = catalogue.find("9.5").solution
+    (together, middle, call), (apart, shorter, saved) = starts[0], starts[800]
+    assert alternation(*apart)[0] > 0.8 > 0.65 > alternation(*together)[0]
+    assert 0 < middle - shorter < 0.02 * middle and call - saved > 5 * (middle - shorter)

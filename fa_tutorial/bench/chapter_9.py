@@ -22,7 +22,7 @@ from fa_tutorial.bench.cases import GRIDS, MODES
 from fa_tutorial.bench.timing import randn
 from fa_tutorial.hopper import ping_pong
 from fa_tutorial.source import excerpt, specialised
-from fa_tutorial.warpgroups import KEYS, ROWS
+from fa_tutorial.warpgroups import KEYS, ROWS, matmul_cycles
 
 hardware.require_triton("Chapter 9's measurements")
 
@@ -69,11 +69,15 @@ def block_of(loop: str) -> str:
 # Each row of the chapter's table, in its order, and the suspect that it tests: 1, they don't alternate; 2, a long
 # softmax; 3, the time goes elsewhere.
 TESTS = {
-    "chapter 8's": "", "two stops": "", "one stop": "1", "overlapped": "2", "two stops, consumer 1 late": "1",
-    "ping-pong": "1", "two programs": "1", "one program": "1", "one program, each tile loaded twice": "3",
+    "chapter 8's": "", "two programs": "1", "one program": "3", "one program, each tile loaded twice": "3",
+    "two stops": "", "one stop": "1", "overlapped": "2", "two stops, consumer 1 late": "1", "ping-pong": "1",
     "k's own ring": "3", "third consumer": "2", "persistent": "3", "hopper": "1",
 }  # fmt: skip
-HALF_BLOCKS = "two programs", "one program", "one program, each tile loaded twice"  # 64 keys at a time
+IN_FULL = {
+    "chapter 8's": "chapter 8's, one stop", "two programs": "two programs, 64 keys, one stop",
+    "one program": "one program, 64 keys, one stop",
+    "one program, each tile loaded twice": "the same, each tile loaded twice",
+}  # fmt: skip
 
 
 def remedies(card: dict[str, Any], D: int) -> pd.DataFrame:
@@ -88,25 +92,79 @@ def remedies(card: dict[str, Any], D: int) -> pd.DataFrame:
 
 
 def print_remedies(card: dict[str, Any], D: int, *new: str, beside: Sequence[str] = ()) -> None:
-    """The table up to the last of `new`, which are marked; with `beside` only those rows and the new ones."""
-    table, names = remedies(card, D), list(TESTS)
-    last = max(map(names.index, new))
-    shown = [name for name in table.index if name in (*beside, *new) or (not beside and names.index(name) <= last)]
+    """The rows `new`, which are marked, and those of `beside`, in the order of TESTS."""
+    table = remedies(card, D)
     watts = table["watts"]
     head = f"{gpu(card)}, D = {D}, full, S = 4,096; {watts.min():.0f} to {watts.max():.0f} W"
     print(f"{head:42}   cycles    MHz  TFLOP/s  one at a softmax  suspect")
-    for name in shown:
+    for name in [name for name in table.index if name in (*beside, *new)]:
         row, mark = table.loc[name], ">" if name in new else " "
         one = f"{row['one']:.0%}" if pd.notna(row["one"]) else ""
-        words = f"{name}, 64 keys" if name in HALF_BLOCKS[:2] else name
         numbers = f"{row['cycles']:9,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}"
-        print(f"{mark} {words:40}{numbers}{one:>18}{TESTS[name]:>9}".rstrip())
+        print(f"{mark} {IN_FULL.get(name, name):40}{numbers}{one:>18}{TESTS[name]:>9}".rstrip())
+
+
+# What changes from each row of the table to the next, from chapter 8's kernel to the finished one.
+CHANGES = (
+    ("64 x 64 blocks, and a producer", "two programs"),
+    ("one program for both consumers", "one program"),
+    ("128 keys a block", "one stop"),
+    ("a ring for k, one for v", "k's own ring"),
+    ("a persistent program", "persistent"),
+)
+
+
+def print_account(card: dict[str, Any]) -> None:
+    """D = 128: from chapter 8's cycles to those of the finished kernel, a change a line; and what the latter consist
+    of: its matmuls (9.1), and what SMs idle because some have one work tile less than others."""
+    table = remedies(card, 128)["cycles"].round().astype(int)
+    before = "chapter 8's"
+    lines = [(f"{gpu(card)}, D = 128, full, S = 4,096", "cycles"), (IN_FULL[before], f"{table[before]:,}")]
+    for words, name in CHANGES:
+        lines.append((f"  {words}", f"{table[name] - table[before]:+,}".replace("-", "−")))
+        before = name
+    row = results.select(card["kernels"], kernel="remedy", D=128, provider=before).iloc[0]
+    tiles, sms = row["B"] * row["H_q"] * row["S_q"] // (2 * ROWS), card["provenance"]["multiprocessors"]
+    matmuls, unequal = 2 * matmul_cycles(128), round(table[before] * (1 - tiles / sms / -(-tiles // sms)))
+    lines += [("the finished kernel", f"{table[before]:,}"), ("  its matmuls", f"{matmuls:,}")]
+    lines += [(f"  {tiles:,} work tiles on {sms} SMs: {tiles // sms} or {-(-tiles // sms)} each", unequal)]
+    lines += [("  the rest", table[before] - matmuls - unequal)]
+    print("\n".join(f"{words:46}{number:>8}" for words, number in lines))
 
 
 def print_cycles(card: dict[str, Any], name: str) -> None:
     """The cycles of a row of the table, for D = 64 and 128, as a line of another."""
     cycles = (remedies(card, D).loc[name, "cycles"] for D in (64, 128))
     print(f"{f'{name}, measured, {gpu(card)}':42}" + "".join(f"{each:9,.0f}" for each in cycles))
+
+
+# From chapter 8's kernel to one stop, a change a row: its tile, a producer, a shared program, 128 keys a block.
+PATH = {
+    "chapter 8's": "chapter 8's, 128 x 64 blocks", "chapter 8's, 64 x 64": "64 x 64 blocks",
+    "two programs": "a producer for each program", "one program": "one program for both consumers",
+    "one stop": "128 keys a block: “one stop”",
+}  # fmt: skip
+
+
+def print_path(card: dict[str, Any]) -> None:
+    """The rows of PATH, D = 128, which all have one stop, in a run of their own."""
+    found = results.select(card["kernels"], kernel="path").set_index("provider")
+    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096, another run':46}cycles    MHz  TFLOP/s  one at a softmax")
+    for name, words in PATH.items():
+        row = found.loc[name]
+        one = f"{row['softmax_at_once'][1]:.0%}" if isinstance(row["softmax_at_once"], list) else ""
+        numbers = f"{_cycles_a_block(card, row):9,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}"
+        print(f"{words:43}{numbers}{one:>18}".rstrip())
+
+
+def late_starts(card: dict[str, Any], D: int) -> list[tuple]:
+    """Two stops: for each start of consumer 1 how many cycles late it is, both consumers' softmaxes in a few blocks,
+    and the cycles of an SM for a block: in the loop's middle, and of the whole call."""
+    rows = results.select(card["kernels"], kernel="late", D=D, provider=LOOPS["two stops"])
+    return [
+        (int(row["late"]), _softmaxes(row["stamps"]), row["block"] / 2, _cycles_a_block(card, row))
+        for _, row in rows.iterrows()
+    ]
 
 
 def _cycles_a_block(card: dict[str, Any], row: pd.Series) -> float:
@@ -118,6 +176,16 @@ def _cycles_a_block(card: dict[str, Any], row: pd.Series) -> float:
 def clocked(card: dict[str, Any], loop: str, D: int) -> pd.Series:
     """A consumer's stamps in one of LOOPS: "cycles" by part of a block, "stamps" of a few blocks."""
     return results.select(card["kernels"], kernel="clocked", provider=LOOPS[loop], D=D).iloc[0]
+
+
+def softmaxes(card: dict[str, Any], loop: str, D: int) -> list[list[tuple[int, int]]]:
+    """For each consumer of one program the (begin, end) of its softmaxes in a few blocks."""
+    return _softmaxes(clocked(card, loop, D)["stamps"])
+
+
+def _softmaxes(stamps: list) -> list[list[tuple[int, int]]]:
+    begin, end = (ping_pong.STAMPS.index(name) for name in ("stop", "softmax"))
+    return [[(block[begin], block[end]) for block in blocks] for blocks in stamps]
 
 
 # What a consumer does from one of ping_pong.STAMPS to a later one, how it is called, and how it is drawn.
@@ -143,7 +211,11 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
         cycles, alone = sum(row["cycles"].values()), row["cycles"]["stop"]
         chance = 2 * alone * (cycles - alone) / cycles**2
         one = remedies(card, D).loc[loop, "one"]
-        ax.set_title(f"{loop}: exactly one at a softmax for {one:.0%} of the time, by chance {chance:.0%}", loc="left")
+        parts = " + ".join(f"{_from_to(row['cycles'], start, end):,}" for start, end, *_ in PARTS_OF_A_BLOCK)
+        words = f"one at a softmax {one:.0%}, by chance {chance:.0%}"
+        ax.set_title(
+            f"{IN_FULL.get(loop, loop)}: {parts} = {cycles:,} cycles a block; {words}", loc="left", fontsize="medium"
+        )
     panels[-1].set_xlim(0, 13_000)
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = {D}, full, S = 4,096")
@@ -304,7 +376,7 @@ class Lanes(NamedTuple):
 
 
 def lanes_of(order: Sequence[str]) -> Lanes:
-    """Plays a block's lines, in exercise 9.8's words, at a consumer that has the tensor cores to itself."""
+    """Plays a block's lines, in exercise 9.9's words, at a consumer that has the tensor cores to itself."""
     found, now = Lanes({}, {}, {}), 0
     for line in order:
         if line.startswith("issue "):

@@ -1,4 +1,4 @@
-"""Plays the roles of a ring against a clock, for exercises 9.2 and 9.6, and says what comes too early or too late."""
+"""Plays the roles of a ring against a clock, for exercises 9.2 and 9.7, and says what comes too early or too late."""
 
 from __future__ import annotations
 
@@ -152,7 +152,9 @@ def slip(role: str, got: Sequence[Action | None], right: Sequence[Action]) -> st
         if str(right[place]) != str(action):
             asked = " (is the wait yielded?)" if right[place].kind == "wait" != action.kind else ""
             if action.kind == right[place].kind == "wait" and _at_one(action, right[place]):
-                asked = ": a stage's parity flips once a round of its ring"
+                is_stage = action.barrier.name.endswith("]")
+                asked = f": {'a stage' if is_stage else action.barrier.name}'s parity flips "
+                asked += "once a round of its ring" if is_stage else "with every work tile"
             return f"{when}, {the(role)} yields “{action}”, where “{right[place]}” is due{asked}"
         place += 1
     return ""  # it stands at a wait

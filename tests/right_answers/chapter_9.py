@@ -1,6 +1,8 @@
 """Right answers to chapter 9 in other words: rounds walked through, phases that toggle, p v a block behind or issued late, matmuls in
 another order."""
 
+from itertools import pairwise
+
 from edits import edit
 
 from fa_tutorial.barriers import arrive, load, use, wait, work
@@ -121,19 +123,33 @@ def attend_with_names_of_their_own(q, k, v, full, empty, zeros, m, l, acc, scale
     return l, acc
 
 
+def alternation_by_events(first, second):
+    """Walks from one begin or end to the next, and knows who is at a softmax between."""
+    start, stop = max(first[0][0], second[0][0]), min(first[-1][0], second[-1][0])
+    times = sorted({start, stop, *(t for softmax in [*first, *second] for t in softmax if start < t < stop)})
+    one = alone = other = 0
+    for t, after in pairwise(times):
+        a, b = (any(begin <= t < end for begin, end in consumer) for consumer in (first, second))
+        one += (a ^ b) * (after - t)
+        alone += a * (after - t)
+        other += b * (after - t)
+    p, r = alone / (stop - start), other / (stop - start)
+    return [one / (stop - start), 1 - p * r - (1 - p) * (1 - r)]
+
+
 def persistent_that_toggles(next_tile, blocks, full, empty, slot, told, taken):
-    """Draws the next number before the last loads; a stage and two bits that turn over; no wait where it passes at once."""
+    """A stage and two bits that turn over; no wait where it passes at once; the slot is free before the next number is drawn."""
 
     def producer():
-        stage, parity, said, tile = 0, 0, None, next_tile()
+        stage, parity, said = 0, 0, None
         while True:
             if said is not None:
                 yield wait(taken, said)
-            slot[0], said = tile, 1 - (said if said is not None else 1)
+            slot[0], said = next_tile(), 1 - (said if said is not None else 1)
             yield arrive(told)
-            if tile is None:
+            if slot[0] is None:
                 return
-            now, tile = tile, next_tile()
+            now = slot[0]
             for _ in range(blocks[now]):
                 yield wait(empty[stage], 1 - parity)
                 yield load(now, stage)
@@ -160,6 +176,7 @@ def persistent_that_toggles(next_tile, blocks, full, empty, slot, told, taken):
 TURN, TILES = "        mbarrier.wait(turns.index(C), (i - C) % 2)\n", "        mbarrier.wait(full.index(stage), parity)\n"
 RELEASED = "        mbarrier.arrive(empty.index(before), count=1)"
 BOTH, STOP = "warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way", "warpgroup_mma_wait(0, [s, acc, p])"
+LATER = "the kernel issues s′ later, and the page measures both"
 RIGHT_ANSWERS = (
     ("9.1", phase_by_toggling),
     ("9.2", roles_that_toggle),
@@ -168,35 +185,51 @@ RIGHT_ANSWERS = (
     edit("9.3", "p in v's dtype first", ("left_operand(p, acc", "left_operand(p.to(v.dtype), acc")),
     ("9.3", catalogue.find("9.4").solution),
     ("9.4", attend_that_looks_ahead),
-    edit("9.5", "the turn before the tiles", (TURN, ""), (TILES, TURN + TILES)),
-    edit("9.5", "parity by a sum", ("(i - C) % 2", "(i + C) % 2")),
+    ("9.5", alternation_by_events),
     edit(
         "9.5",
+        "sets of cycles",
+        (
+            "    def share",
+            "    a, b = (set(range(start, stop)) & {t for x, y in c for t in range(x, y)} for c in (first, second))\n\n    def share",
+        ),
+        ("return p + r - 2 * both", "return len(a ^ b) / (stop - start)"),
+    ),
+    edit("9.6", "the turn before the tiles", (TURN, ""), (TILES, TURN + TILES)),
+    edit("9.6", "parity by a sum", ("(i - C) % 2", "(i + C) % 2")),
+    edit(
+        "9.6",
         "one wait",
         (f"s = {BOTH}", f"s, acc, p = {STOP}\n{RELEASED}"),
         (f"        acc, p = warpgroup_mma_wait(0, [acc, p])\n{RELEASED}\n", ""),
     ),
-    ("9.6", persistent_that_toggles),
+    ("9.7", persistent_that_toggles),
     edit(
-        "9.7",
+        "9.8",
         "phases that toggle",
         ("        stage, parity = i % 2, i // 2 % 2\n", ""),
         ("    for i", "    stage = parity = 0\n    for i"),
         ("1 - c))  # dq", "1 - c))\n        stage, parity = (1, parity) if stage == 0 else (0, 1 - parity)"),
     ),
     edit(
-        "9.7",
+        "9.8",
         "the waits of a first round by divmod",
         ("stage, parity = i % 2, i // 2 % 2", "parity, stage = divmod(i, 2)\n        parity %= 2"),
     ),
     edit(
-        "9.7",
+        "9.8",
         "released after the meeting: the later consumer's release counts, and the meeting has been by then",
         ("        yield arrive(empty[stage])\n", ""),
         ("# the meeting\n", "# the meeting\n        yield arrive(empty[stage])\n"),
     ),
-    edit("9.8", "s′ under ds", ('        "issue s′",\n', ""), ('"issue dp",\n', '"issue dp",\n        "issue s′",\n')),
-    edit("9.8", "s′ before dk", ('"issue dk",\n        "issue s′"', '"issue s′",\n        "issue dk"')),
-    edit("9.8", "s′ before ds is there", ('        "issue s′",\n', ""), ('"wait for dp",\n', '"wait for dp",\n        "issue s′",\n')),
-    edit("9.8", "a tuple", ("return [", "return ("), ("\n    ]", "\n    )")),
+    edit("9.9", "s′ under ds", ('        "issue s′",\n', ""), ('"issue dp",\n', '"issue dp",\n        "issue s′",\n'), told=LATER),
+    edit("9.9", "s′ before dk", ('"issue dk",\n        "issue s′"', '"issue s′",\n        "issue dk"')),
+    edit(
+        "9.9",
+        "s′ before ds is there",
+        ('        "issue s′",\n', ""),
+        ('"wait for dp",\n', '"wait for dp",\n        "issue s′",\n'),
+        told=LATER,
+    ),
+    edit("9.9", "a tuple", ("return [", "return ("), ("\n    ]", "\n    )")),
 )

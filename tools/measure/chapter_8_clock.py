@@ -20,7 +20,7 @@ from fa_tutorial.bench.chapter_8 import at_4096, inputs
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.hopper.ping_pong import STAMPS
 from fa_tutorial.source import defined, edited
-from fa_tutorial.tiles import padded_d
+from fa_tutorial.tiles import TileConfig, padded_d
 from fa_tutorial.tuned import steps
 from fa_tutorial.tuned.descriptors import descriptor_template
 from measure.alone import mean_parts, softmax_at_once, together
@@ -70,10 +70,11 @@ def kernel():
 
 def flash_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, stamps: torch.Tensor, sm: torch.Tensor,
+    tile: TileConfig | None = None,
 ) -> torch.Tensor:  # fmt: skip
     """o. stamps: (programs, blocks + 1, 5) int64; sm: (programs,) int32, gets each one's SM."""
     B, H, S, D = q.shape
-    tile = steps.LARGER[D]
+    tile = tile or steps.LARGER[D]
     o = torch.empty_like(q)
     lse = torch.empty((B, H, S), dtype=torch.float32, device=q.device)
     rows = tile.block_m, tile.block_n, tile.block_n, tile.block_m
@@ -92,21 +93,21 @@ def clocked_cases() -> Iterator[Measurement]:
         yield about(9, "clocked", "tuned", **vars(shape)), partial(_clocked_row, shape)
 
 
-def room(shape: Shape) -> dict[str, torch.Tensor]:
+def room(shape: Shape, tile: TileConfig | None = None) -> dict[str, torch.Tensor]:
     """Empty stamps and sm for flash_forward."""
-    tile = steps.LARGER[shape.D]
+    tile = tile or steps.LARGER[shape.D]
     programs = shape.B * shape.H_q * shape.S_q // tile.block_m
     stamps = torch.zeros(programs, shape.S_k // tile.block_n + 1, len(STAMPS), dtype=torch.int64, device="cuda")
     return {"stamps": stamps, "sm": torch.zeros(programs, dtype=torch.int32, device="cuda")}
 
 
-def _clocked_row(shape: Shape) -> dict[str, Any]:
+def _clocked_row(shape: Shape, tile: TileConfig | None = None) -> dict[str, Any]:
     """As chapter_9's of two consumers: "cycles", "stamps" of four blocks of the programs of one SM, "softmax_at_once".
-    A block has BLOCK_M x BLOCK_N scores, as many as 64 x 128."""
+    A block has BLOCK_M x BLOCK_N scores, as many as 64 x 128 in steps.LARGER's tile."""
     q, k, v = inputs(shape)
-    into = room(shape)
+    into = room(shape, tile)
     for _ in range(3):
-        flash_forward(q, k, v, **into)
+        flash_forward(q, k, v, **into, tile=tile)
     clock, sm = into["stamps"].cpu(), into["sm"].cpu()
     clock[:, :, 0], clock[:, :, 4] = clock[:, :, 1], clock[:, :, 3]
     clock = clock[:, 4:-5]
@@ -125,6 +126,6 @@ def _clocked_row(shape: Shape) -> dict[str, Any]:
     }
 
 
-def shares(shape: Shape) -> list[float]:
+def shares(shape: Shape, tile: TileConfig | None = None) -> list[float]:
     """Of several SMs the mean share of the time in which 0, 1, … programs are at a softmax."""
-    return _clocked_row(shape)["softmax_at_once"]
+    return _clocked_row(shape, tile)["softmax_at_once"]

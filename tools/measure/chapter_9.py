@@ -7,7 +7,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -21,6 +21,8 @@ from fa_tutorial.bench.measure import measure_in_turns
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
 from fa_tutorial.source import defined, edited, source_of
+from fa_tutorial.tiles import TileConfig
+from fa_tutorial.tuned import steps
 from measure import alone, backward_orders, chapter_8_clock
 from measure.chapter_8 import counter_row, repeated_us, settled
 from measure.clocks import cycles_in_turns, settled_in_turns
@@ -124,14 +126,19 @@ def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
     for _ in range(3):
         flash_forward(q, k, v, False, shape.D**-0.5, stages=3, stamps=stamps)
     clock = stamps.cpu()[:, :, 4:-4]
-    each = (clock[:, :, 1:, 0] - clock[:, :, :-1, 0]).double().mean((1, 2))
-    usual = (each - each.mean()).abs().argmin()  # the program whose blocks take the mean time
-    shown = clock[usual, :, 4:9]
     return {
         "cycles": alone.mean_parts(clock),
-        "stamps": (shown - shown.min()).tolist(),
+        "stamps": _of_the_usual(clock),
         "softmax_at_once": _at_once(clock),
     }
+
+
+def _of_the_usual(clock: torch.Tensor) -> list:
+    """The stamps of four blocks, and of the next one, of the program whose blocks take the mean time."""
+    each = (clock[:, :, 1:, 0] - clock[:, :, :-1, 0]).double().mean((1, 2))
+    usual = (each - each.mean()).abs().argmin()
+    shown = clock[usual, :, 4:9]
+    return (shown - shown.min()).tolist()
 
 
 def _stamped(loop: str, late: int = 0) -> Call:
@@ -168,10 +175,10 @@ WAITS = """
 LATE = (0, 400, 800, 1200, 1600, 2000)
 
 
-def late_cases() -> Iterator[Measurement]:
-    """What becomes of two consumers of which one begins later: D = 128, full, S = 4,096, 3 stages."""
-    shape = dataclasses.replace(POINT, D=128, H_q=16, H_k=16)
-    for loop, late in itertools.product(("two stops", "one stop"), LATE):
+def late_cases(D: int = 128, loops: Sequence[str] = ("two stops", "one stop")) -> Iterator[Measurement]:
+    """What becomes of two consumers of which one begins later: full, S = 4,096, 3 stages."""
+    shape = dataclasses.replace(POINT, D=D, H_q=2048 // D, H_k=2048 // D)
+    for loop, late in itertools.product(loops, LATE):
         yield (
             about(9, "late", f"{loop}, 3 stages", late=late, **vars(shape)),
             lambda loop=loop, late=late: _late_in_turns(shape, loop)[late],
@@ -181,8 +188,8 @@ def late_cases() -> Iterator[Measurement]:
 @functools.cache
 def _late_in_turns(shape: Shape, loop: str) -> dict[int, dict[str, Any]]:
     """For each of LATE the SM cycles of a call without stamps, in turns; with stamps the mean cycles between two stops
-    of a consumer, softmax_at_once, and how far consumer 1's softmax begins after consumer 0's, in blocks 4, 8, …, the
-    median of all programs."""
+    of a consumer, stamps and softmax_at_once as _clocked_row gives them, and how far consumer 1's softmax begins after
+    consumer 0's, in blocks 4, 8, …, the median of all programs."""
     q, k, v = inputs(shape)
     calls = {late: partial(_stamped(loop, late), q, k, v, False, shape.D**-0.5, stages=3) for late in LATE}
     cycles, rows = cycles_in_turns(calls), {}
@@ -195,6 +202,7 @@ def _late_in_turns(shape: Shape, loop: str) -> dict[int, dict[str, Any]]:
         rows[late] = {
             "cycles": cycles[late],
             "block": round(begun.diff(dim=2).double().mean().item()),
+            "stamps": _of_the_usual(clock),
             "softmax_at_once": _at_once(clock),
             "behind": (begun[:, 1] - begun[:, 0]).median(0).values[::4].tolist(),
         }
@@ -266,6 +274,39 @@ def _remedies_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return rows
 
 
+SMALLER = TileConfig(64, 64, 4, 3)  # a consumer's rows, and the keys and stages of "two programs"
+
+
+def path_of(D: int) -> dict[str, Call]:
+    """Name -> a forward, from chapter 8's to the one stop of ping_pong, that changes one thing at a time: the tile, a
+    producer, a shared program, 128 keys a block. All have one stop."""
+    one_stop = partial(ping_pong.flash_forward, loop="one stop")
+    found: dict[str, Call] = {"chapter 8's": partial(tuned.flash_forward, tile=steps.LARGER[D])}
+    found["chapter 8's, 64 x 64"] = partial(tuned.flash_forward, tile=SMALLER)
+    for name in ("two programs", "one program"):
+        found[name] = lambda q, k, v, _, __, how=SHARE_OF[D][name]: alone.attend(q, k, v, how)
+    return found | {"one stop": one_stop}
+
+
+def path_cases() -> Iterator[Measurement]:
+    """Each of path_of in turns, D = 128, full, S = 4,096: as remedy_cases."""
+    shape = dataclasses.replace(POINT, D=128, H_q=16, H_k=16)
+    for name in path_of(128):
+        yield about(9, "path", name, **vars(shape)), lambda name=name: _path_in_turns(shape)[name]
+
+
+@functools.cache
+def _path_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    q, k, v = inputs(shape)
+    calls = {name: partial(call, q, k, v, False, shape.D**-0.5) for name, call in path_of(shape.D).items()}
+    rows = settled_in_turns(calls, flops_of(shape))
+    for name, tile in (("chapter 8's", steps.LARGER[shape.D]), ("chapter 8's, 64 x 64", SMALLER)):
+        rows[name]["softmax_at_once"] = chapter_8_clock.shares(shape, tile)
+    for name in ("two programs", "one program"):
+        rows[name]["softmax_at_once"] = alone.shares(shape, SHARE_OF[shape.D][name])
+    return rows
+
+
 def error_cases() -> Iterator[Measurement]:
     """The largest errors of the ladder's kernels and of the finished ones, and of plain attention."""
     yield about(9, "ladder_errors", "hopper"), _error_row
@@ -330,7 +371,8 @@ def busy_cases() -> Iterator[Measurement]:
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
-        step_cases(), remedy_cases(), alone.alone_cases(), clocked_cases(), late_cases(),
+        step_cases(), remedy_cases(), alone.alone_cases(), clocked_cases(), late_cases(), late_cases(64, ["two stops"]),
+        path_cases(),
         chapter_8_clock.clocked_cases(), backward_orders.order_cases(),
         error_cases(), clock_cases(), auto_rule_cases(), busy_cases(),
     )  # fmt: skip

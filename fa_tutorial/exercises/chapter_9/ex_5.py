@@ -1,80 +1,94 @@
-"""Exercise 9.5, attend_by_turns: 9.4's loop, whose two consumers issue their matmuls by turns."""
+"""Exercise 9.5, alternation: what two consumers' stamps say of how they share their time."""
 
-from fa_tutorial.exercises.chapter_9.ex_3 import adapt, truth
-from fa_tutorial.exercises.gluon_play import Play
+import random
+
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.hardware import require_triton
-from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
-
-require_triton("Exercise 9.5")
-from triton.experimental import gluon  # noqa: E402
-from triton.experimental.gluon import language as gl  # noqa: E402
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
 
 
-@gluon.jit
-def attend_by_turns(q, k, v, full, empty, turns, zeros, m, l, acc, scale_log2, blocks, C):
-    """As attend_overlapped; consumer C issues its matmuls when it has the turn. turns: two barriers."""
-    STAGES: gl.constexpr = k.shape[0]
-    mbarrier.wait(full.index(0), 0)
-    s = warpgroup_mma(q, k.index(0).permute((1, 0)), zeros, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(0, [s])
-    p, m, l, alpha = softmax_step(s, m, l, scale_log2)
-    p = left_operand(p, acc, v.dtype)
-    for i in range(1, blocks):
-        stage, parity, before = i % STAGES, i // STAGES % 2, (i - 1) % STAGES
-        mbarrier.wait(full.index(stage), parity)
-        k_t = k.index(stage).permute((1, 0))
-        mbarrier.wait(turns.index(C), (i - C) % 2)
-        s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)
-        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
-        mbarrier.arrive(turns.index(1 - C), count=1)
-        s = warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way
-        p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)
-        acc, p = warpgroup_mma_wait(0, [acc, p])
-        mbarrier.arrive(empty.index(before), count=1)
-        acc = rescaled(acc, alpha)
-        p = left_operand(p_new, acc, v.dtype)
-    acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, [acc])
-    mbarrier.arrive(empty.index((blocks - 1) % STAGES), count=1)
-    return l, acc
+def alternation(first, second):
+    """(one, chance): shares of the time. first, second: a consumer's softmaxes, (begin, end)."""
+    start, stop = max(first[0][0], second[0][0]), min(first[-1][0], second[-1][0])
+
+    def share(spans):
+        cut = (max(0, min(end, stop) - max(begin, start)) for begin, end in spans)
+        return sum(cut) / (stop - start)
+
+    p, r = share(first), share(second)
+    both = share([(max(a, c), min(b, d)) for a, b in first for c, d in second])
+    return p + r - 2 * both, p * (1 - r) + r * (1 - p)
 
 
+WINDOW = "start, stop = max(first[0][0], second[0][0]), min(first[-1][0], second[-1][0])"
+CUT = "max(0, min(end, stop) - max(begin, start))"
+ONE, CHANCE = "return p + r - 2 * both", "p * (1 - r) + r * (1 - p)"
 MISTAKES = {
-    "both consumers wait for one parity, but in a block i they are one turn apart: consumer 0 begins, so in block 1 its wait passes and consumer 1's doesn't": [
-        ("(i - C) % 2", "i % 2")],
-    "consumer 1 begins here: a wait for parity 1 passes on a fresh barrier, and in block 1 that is consumer 0's": ("(i - C) % 2", "(i + 1 - C) % 2"),
-    "the parity is that of the stage, but a turn comes once a block: its parity flips from block to block": ("(i - C) % 2", "parity"),
-    "you wait at the other's barrier: consumer C's turn is turns.index(C)": ("wait(turns.index(C)", "wait(turns.index(1 - C)"),
+    "this counts the time in which both are at a softmax, too: exactly one is wanted": (ONE, "return p + r - both"),
+    "this is the share in which both are at a softmax, where exactly one is wanted": (ONE, "return both"),
+    "this is the share in which both or neither are at a softmax, where exactly one is wanted": (ONE, "return 1 - p - r + 2 * both"),
+    "by chance, too, exactly one is wanted: p · r is the share in which both are": (CHANCE, "p * r"),
+    "by chance, exactly one is either consumer 0 alone or consumer 1 alone, and this counts one of the two": (CHANCE, "p * (1 - r)"),
+    "both consumers get the first one's share here: each has its own": (CHANCE, "2 * p * (1 - p)"),
+    "this counts both at once, too: p (1 − r) is the first alone, and the second alone comes to it": (CHANCE, "p + r - p * r"),
+    "softmaxes are counted whole, though some begin before the time that counts, or end after it: cut them": [
+        (CUT, "max(0, end - begin)")],
+    "the time begins with the earlier softmax, when the other consumer has no stamps yet": (
+        "max(first[0][0], second[0][0])", "min(first[0][0], second[0][0])"),
+    "the time ends with the last end, and by then one consumer may have no stamps: it ends with the earlier of the last begins": (
+        "min(first[-1][0], second[-1][0])", "max(first[-1][1], second[-1][1])"),
+    "the time ends with a softmax, so it holds more softmaxes than rests: let it end with the earlier of the last begins": (
+        "min(first[-1][0], second[-1][0])", "min(first[-1][1], second[-1][1])"),
+    "the n-th softmax of one is compared with the n-th of the other alone, but it may meet two": (
+        "for a, b in first for c, d in second", "for (a, b), (c, d) in zip(first, second)"),
 }  # fmt: skip
 
 
+def truth(first, second):
+    """Cycle by cycle."""
+    time = range(max(first[0][0], second[0][0]), min(first[-1][0], second[-1][0]))
+    busy = [[any(begin <= t < end for begin, end in consumer) for t in time] for consumer in (first, second)]
+    p, r = (sum(of) / len(time) for of in busy)
+    return sum(a != b for a, b in zip(*busy, strict=True)) / len(time), p + r - 2 * p * r
+
+
+def regular(begin, softmax, rest, blocks):
+    """(begin, end) of the softmaxes of a consumer that takes as long for each block."""
+    return [(start, start + softmax) for start in range(begin, begin + blocks * (softmax + rest), softmax + rest)]
+
+
 def inputs():
-    for blocks, stages in ((2, 2), (3, 2), (5, 2), (4, 3), (1, 2)):
-        for consumer in (0, 1):
-            for early in (False, True):
-                one = Play(blocks, stages, early, types=stages == 3, turns=consumer)
-                yield case(one, on=str(one))
+    chance = "p (1 − r) + r (1 − p), with each consumer's own share of the time that counts"
+
+    def one(first, second, rule):
+        return case(regular(*first), regular(*second), otherwise={"one": rule, "chance": chance})
+
+    yield one((0, 2, 2, 3), (2, 2, 2, 3), "they alternate: one is at a softmax all the time")
+    yield one((0, 2, 2, 3), (0, 2, 2, 3), "they are in step: both or neither")
+    yield one((0, 1, 3, 3), (1, 1, 3, 3), "neither is at a softmax for half of the time or more")
+    yield one((0, 3, 2, 4), (2, 3, 2, 4), "a softmax may meet two of the other's")
+    yield one((0, 4, 4, 4), (5, 1, 6, 4), "each consumer has a share of its own")
+    yield one((7, 6, 4, 3), (2, 2, 3, 9), "one has more softmaxes than the other, and the time doesn't begin at 0")
+    yield one((0, 9, 1, 4), (15, 9, 1, 2), "some softmaxes lie outside the time that counts, or are cut by its ends")
+    for _ in range(8):
+        both = [(random.randint(1, 40), random.randint(5, 30), random.randint(5, 30), random.randint(5, 8)) for _ in range(2)]
+        yield case(*(regular(*each) for each in both), on="random lengths", otherwise="the time is cut at both ends", fresh=True)
 
 
 EXERCISE = Exercise(
-    task="Write attend_by_turns(q, k, v, full, empty, turns, zeros, m, l, acc, scale_log2, blocks, C): attend_overlapped, in which consumer C issues the "
-    "two matmuls of a block i ≥ 1 when it has the turn, and passes the turn on; return l, acc.",
+    task="Write alternation(first, second), of two consumers' softmaxes, each a list of (begin, end): return the share of the time in which "
+    "exactly one is at a softmax, and the share that it would be if neither's softmaxes depended on the other's.",
     hints=(
-        "Two lines are missing: a wait for the turn, and an arrival that gives it to the other. Between which lines is the turn yours?",
-        "Consumer 0 begins: in block 1 its wait must pass on a fresh barrier, and consumer 1's must not. What happens to a barrier's phase "
-        "between two of your turns?",
-        "mbarrier.wait(turns.index(C), parity) before q kᵀ, with a parity that is 1 for consumer 0 and 0 for consumer 1 in block 1, and flips from "
-        "block to block. mbarrier.arrive(turns.index(1 - C), count=1) after p v is issued, before the wait for s.",
+        "First the time that counts: from which cycle on, and up to which, do both have stamps? Cut every softmax to it.",
+        "A consumer's share is the sum of its cut lengths over the length of the time. What two softmaxes have in common is from the later begin "
+        "to the earlier end, if there is anything between.",
+        "With shares p and r, and a share `both` in which both are at a softmax, exactly one is p + r − 2 · both. By chance both would be "
+        "p · r.",
     ),
-    solution=attend_by_turns,
-    reasoning="Each turn of yours is one phase of turns[C], which the other's arrival completes. So the parity flips from block to block: (i − C) % 2. "
-    "The turn protects the order of issuing alone, so it passes on before the matmuls are done.",
+    solution=alternation,
+    reasoning="p counts the time in which both are at a softmax, and so does r, so it goes off twice. By chance, the first is alone for "
+    "p (1 − r) of the time, and the second for r (1 − p).",
     inputs=inputs,
     truth=truth,
-    rule="in each block i ≥ 1: wait for the turn, issue both matmuls, pass the turn on, wait for s",
+    rule="the share in which exactly one is at a softmax, and p (1 − r) + r (1 − p)",
     mistakes=MISTAKES,
-    exact=True,
-    adapt=adapt,
+    parts=("one", "chance"),
 )

@@ -1,160 +1,79 @@
-"""Exercise 9.6, persistent_roles."""
+"""Exercise 9.6, attend_by_turns: 9.4's loop, whose two consumers issue their matmuls by turns."""
 
-import itertools
-import random
-from collections.abc import Callable
-from dataclasses import dataclass
-
-from fa_tutorial import barriers
-from fa_tutorial.barriers import Action, Barrier, arrive, load, use, wait, work
+from fa_tutorial.exercises.chapter_9.ex_3 import adapt, truth
+from fa_tutorial.exercises.gluon_play import Play
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.ring_play import RIGHT, compared, explained, played, timed, two_functions, unreleased
-from fa_tutorial.exercises.running import Wrong, adapting
+from fa_tutorial.hardware import require_triton
+from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
+
+require_triton("Exercise 9.6")
+from triton.experimental import gluon  # noqa: E402
+from triton.experimental.gluon import language as gl  # noqa: E402
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
 
 
-def persistent_roles(next_tile, blocks, full, empty, slot, told, taken):
-    """(producer, consumer) of one persistent program. full, empty: lists, by stage."""
-    stages = len(full)
-
-    def producer():
-        n = 0  # blocks so far, of all work tiles
-        for turn in itertools.count():
-            tile = next_tile()
-            yield wait(taken, 1 - turn % 2)
-            slot[0] = tile
-            yield arrive(told)
-            if tile is None:
-                return
-            for _ in range(blocks[tile]):
-                yield wait(empty[n % stages], 1 - n // stages % 2)
-                yield load(tile, n % stages)
-                yield arrive(full[n % stages])
-                n += 1
-
-    def consumer():
-        n = 0
-        for turn in itertools.count():
-            yield wait(told, turn % 2)
-            tile = slot[0]
-            yield arrive(taken)
-            if tile is None:
-                return
-            for _ in range(blocks[tile]):
-                yield wait(full[n % stages], n // stages % 2)
-                yield use(tile, n % stages)
-                yield arrive(empty[n % stages])
-                n += 1
-            yield work("store o")
-
-    return producer, consumer
+@gluon.jit
+def attend_by_turns(q, k, v, full, empty, turns, zeros, m, l, acc, scale_log2, blocks, C):
+    """As attend_overlapped; consumer C issues its matmuls when it has the turn. turns: two barriers."""
+    STAGES: gl.constexpr = k.shape[0]
+    mbarrier.wait(full.index(0), 0)
+    s = warpgroup_mma(q, k.index(0).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(0, [s])
+    p, m, l, alpha = softmax_step(s, m, l, scale_log2)
+    p = left_operand(p, acc, v.dtype)
+    for i in range(1, blocks):
+        stage, parity, before = i % STAGES, i // STAGES % 2, (i - 1) % STAGES
+        mbarrier.wait(full.index(stage), parity)
+        k_t = k.index(stage).permute((1, 0))
+        mbarrier.wait(turns.index(C), (i - C) % 2)
+        s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)
+        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
+        mbarrier.arrive(turns.index(1 - C), count=1)
+        s = warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way
+        p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)
+        acc, p = warpgroup_mma_wait(0, [acc, p])
+        mbarrier.arrive(empty.index(before), count=1)
+        acc = rescaled(acc, alpha)
+        p = left_operand(p_new, acc, v.dtype)
+    acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, [acc])
+    mbarrier.arrive(empty.index((blocks - 1) % STAGES), count=1)
+    return l, acc
 
 
-FREE, WRITE, TELL = "            yield wait(taken, 1 - turn % 2)\n", "            slot[0] = tile\n", "            yield arrive(told)\n"
-HEARD, READ, TAKE = "            yield wait(told, turn % 2)\n", "            tile = slot[0]\n", "            yield arrive(taken)\n"
-STOP, END = "            if tile is None:\n                return\n", '            yield work("store o")\n'
-LOADS, USES = (f"            for _ in range(blocks[tile]):\n                yield wait({barrier}" for barrier in ("empty", "full"))
 MISTAKES = {
-    "the ring's index begins anew with each work tile, but the barriers go on with their phases: count the blocks of all work tiles": [
-        (LOADS, f"            n = 0\n{LOADS}"), (USES, f"            n = 0\n{USES}")],
-    "the producer writes the next number before it waits for taken: a consumer may not have read the one before": (FREE + WRITE, WRITE + FREE),
-    "the producer arrives at told before the number is written": (WRITE + TELL, TELL + WRITE),
-    "the consumer arrives at taken before it has read the number, and the next may overwrite it": (READ + TAKE, TAKE + READ),
-    "the consumer frees the slot when the work tile is done. It has read the number long before, and the producer could load the next tile": [
-        (TAKE, ""), (END, END + TAKE)],
-    "the producer waits until its work tile is taken before it loads: wait for taken before the next number instead": (
-        TELL + STOP, f"{TELL}{FREE.replace('1 - turn', 'turn')}{STOP}"),
-    "nobody tells the consumers that there is no further work tile: write None, too": [
-        (STOP, "", 2), (FREE, STOP + FREE), (TAKE, TAKE + STOP)],
-    "work tile 0 counts as none here: ask whether the number is None": ("if tile is None", "if not tile"),
-    "each consumer draws a number of its own: the producer draws, and the consumers read slot": [
-        (HEARD + READ, HEARD + READ.replace("slot[0]", "next_tile()"))],
+    "both consumers wait for one parity, but in a block i they are one turn apart: consumer 0 begins, so in block 1 its wait passes and consumer 1's doesn't": [
+        ("(i - C) % 2", "i % 2")],
+    "consumer 1 begins here: a wait for parity 1 passes on a fresh barrier, and in block 1 that is consumer 0's": ("(i - C) % 2", "(i + 1 - C) % 2"),
+    "the parity is that of the stage, but a turn comes once a block: its parity flips from block to block": ("(i - C) % 2", "parity"),
+    "you wait at the other's barrier: consumer C's turn is turns.index(C)": ("wait(turns.index(C)", "wait(turns.index(1 - C)"),
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Persistent:
-    """blocks: of each work tile that the counter gives this program; how long a load takes, and each consumer's use and store."""
-
-    blocks: tuple[int, ...]
-    stages: int = 2
-    load: int = 1
-    uses: tuple[int, int] = (2, 2)
-    seed: int | None = None
-    is_consumer_first: bool = False
-
-    def __str__(self) -> str:
-        return f"work tiles of {self.blocks} blocks, {self.stages} stages, loads of {self.load}, uses of {self.uses[0]} and {self.uses[1]}"
-
-    def run(self, persistent_roles: Callable) -> tuple[list[barriers.Event] | str, dict[str, list[Action | None]], list[Barrier]]:
-        """The timeline, or the deadlock; what each role yielded; empty."""
-        tiles = {3 * i: n for i, n in enumerate(self.blocks)}  # other programs draw the numbers between
-        counter, drawn, told, (full, empty) = iter(tiles), [], Barrier(1, "told"), barriers.ring(self.stages, 2)
-        yielded: dict[str, list[Action | None]] = {"producer": [], "consumer 0": [], "consumer 1": []}
-
-        def next_tile() -> int | None:
-            if drawn and not told.phase and not any(action.kind == "load" for action in filter(None, yielded["producer"])):
-                raise Wrong("draws numbers ahead, so that other programs get fewer: draw one when the one before is announced")
-            drawn.append(next(counter, None))
-            return drawn[-1]
-
-        producer, consumer = two_functions(persistent_roles(next_tile, tiles, full, empty, [None], told, Barrier(2, "taken")))
-        roles = {role: timed(role, (producer if role == "producer" else consumer)(), found, self.load, self.uses, self.seed)
-                 for role, found in yielded.items()}  # fmt: skip
-        return played(dict(reversed(roles.items())) if self.is_consumer_first else roles), yielded, empty
-
-    def play(self, answer: Callable) -> str:
-        """What comes of a reader's persistent_roles: RIGHT, or the first thing that goes wrong, with its cause."""
-        (timeline, yielded, empty), (right, in_order, _) = self.run(answer), self.run(persistent_roles)
-        text = timeline if isinstance(timeline, str) else compared(timeline, right, lambda role, n, action: f"“{action}”")
-        return explained(text or announced_late(yielded["producer"]) or unreleased(empty, sum(self.blocks)), yielded, in_order)
-
-
-def announced_late(actions: list[Action | None]) -> str:
-    """RIGHT, or the first load of a work tile that comes before its number is announced."""
-    told = 0
-    for action in filter(None, actions):
-        told += action.kind == "arrive" and action.barrier.name == "told"
-        if action.kind == "load" and action.tile // 3 >= told:
-            return f"the producer yields “{action}” before it has arrived at told for this work tile"
-    return RIGHT
-
-
-def truth(program):
-    return RIGHT
-
-
-@adapting
-def adapt(answer, program):
-    return program.play(answer)
-
-
 def inputs():
-    for blocks in ((1,), (2, 2), (3, 1), (1, 1, 1, 2), (2, 1, 3), ()):
-        for stages, load_units, uses in ((2, 1, (2, 2)), (3, 1, (1, 4)), (2, 3, (4, 1))):
-            for is_consumer_first in (False, True):
-                one = Persistent(blocks, stages, load_units, uses, None, is_consumer_first)
+    for blocks, stages in ((2, 2), (3, 2), (5, 2), (4, 3), (1, 2)):
+        for consumer in (0, 1):
+            for early in (False, True):
+                one = Play(blocks, stages, early, types=stages == 3, turns=consumer)
                 yield case(one, on=str(one))
-    for _ in range(8):
-        yield case(Persistent((3, 1, 1, 4, 2), 3, seed=random.randrange(1, 2**32)), on="times that differ", fresh=True)
 
 
 EXERCISE = Exercise(
-    task="Write persistent_roles(next_tile, blocks, full, empty, slot, told, taken), which defines two generator functions without "
-    "arguments, producer() and consumer(), and returns (producer, consumer).",
+    task="Write attend_by_turns(q, k, v, full, empty, turns, zeros, m, l, acc, scale_log2, blocks, C): attend_overlapped, in which consumer C issues the "
+    "two matmuls of a block i ≥ 1 when it has the turn, and passes the turn on; return l, acc.",
     hints=(
-        "Begin with 9.2's loops, one for the blocks of a work tile, and put a loop over work tiles around each. Which of 9.2's numbers must "
-        "not begin anew?",
-        "The slot is a ring of one stage: told is its full barrier, taken its empty one. When has a consumer read the number, so that the "
-        "slot is free?",
-        "Producer: draw, wait for taken, write slot[0], arrive at told, load. Consumer: wait for told, read slot[0], arrive at taken at once, "
-        "use. Count the work tiles for the slot's parities, and the blocks of all work tiles for the ring's. None goes through the slot, too.",
+        "Two lines are missing: a wait for the turn, and an arrival that gives it to the other. Between which lines is the turn yours?",
+        "Consumer 0 begins: in block 1 its wait must pass on a fresh barrier, and consumer 1's must not. What happens to a barrier's phase "
+        "between two of your turns?",
+        "mbarrier.wait(turns.index(C), parity) before q kᵀ, with a parity that is 1 for consumer 0 and 0 for consumer 1 in block 1, and flips from "
+        "block to block. mbarrier.arrive(turns.index(1 - C), count=1) after p v is issued, before the wait for s.",
     ),
-    solution=persistent_roles,
-    reasoning="The ring doesn't know work tiles, so its index counts on. The slot is free as soon as both consumers have read the number, "
-    "which they do before their first block. So the producer draws the next when its last load is over, while they still multiply.",
+    solution=attend_by_turns,
+    reasoning="Each turn of yours is one phase of turns[C], which the other's arrival completes. So the parity flips from block to block: (i − C) % 2. "
+    "The turn protects the order of issuing alone, so it passes on before the matmuls are done.",
     inputs=inputs,
     truth=truth,
-    rule="a number is written once the one before is read, and each load, use and store starts as early as that allows",
+    rule="in each block i ≥ 1: wait for the turn, issue both matmuls, pass the turn on, wait for s",
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,

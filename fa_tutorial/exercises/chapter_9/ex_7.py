@@ -1,125 +1,163 @@
-"""Exercise 9.7, meeting_consumer."""
+"""Exercise 9.7, persistent_roles."""
 
+import itertools
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fa_tutorial import barriers
-from fa_tutorial.barriers import Action, Barrier, arrive, ds_rows, use, wait, write
+from fa_tutorial.barriers import Action, Barrier, arrive, load, use, wait, work
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.ring_play import RIGHT, compared, explained, played, timed, unreleased
-from fa_tutorial.exercises.running import Wrong, adapting, kind
+from fa_tutorial.exercises.ring_play import RIGHT, compared, explained, played, timed, two_functions, unreleased
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
-def meeting_consumer(c, blocks, full, empty, ds_full):
-    """Consumer c, which yields wait, arrive, use, write. full, empty, ds_full: lists, by stage."""
-    for i in range(blocks):
-        stage, parity = i % 2, i // 2 % 2
-        yield wait(full[stage], parity)
-        yield use(i, stage)  # s, dp and dv
-        yield write(i, ds_rows(stage, c))
-        yield arrive(ds_full[stage])
-        yield use(i, stage)  # dk
-        yield arrive(empty[stage])
-        yield wait(ds_full[stage], parity)  # the meeting
-        yield use(i, ds_rows(stage, 1 - c))  # dq
+def persistent_roles(next_tile, blocks, full, empty, slot, told, taken):
+    """(producer, consumer) of one persistent program. full, empty: lists, by stage."""
+    stages = len(full)
+
+    def producer():
+        n = 0  # blocks so far, of all work tiles
+        for turn in itertools.count():
+            tile = next_tile()
+            yield wait(taken, 1 - turn % 2)
+            slot[0] = tile
+            yield arrive(told)
+            if tile is None:
+                return
+            for _ in range(blocks[tile]):
+                yield wait(empty[n % stages], 1 - n // stages % 2)
+                yield load(tile, n % stages)
+                yield arrive(full[n % stages])
+                n += 1
+
+    def consumer():
+        n = 0
+        for turn in itertools.count():
+            yield wait(told, turn % 2)
+            tile = slot[0]
+            yield arrive(taken)
+            if tile is None:
+                return
+            for _ in range(blocks[tile]):
+                yield wait(full[n % stages], n // stages % 2)
+                yield use(tile, n % stages)
+                yield arrive(empty[n % stages])
+                n += 1
+            yield work("store o")
+
+    return producer, consumer
 
 
-READY, FIRST = "        yield wait(full[stage], parity)\n", "        yield use(i, stage)  # s, dp and dv\n"
-WRITE, TELL = "        yield write(i, ds_rows(stage, c))\n", "        yield arrive(ds_full[stage])\n"
-DK, RELEASE = "        yield use(i, stage)  # dk\n", "        yield arrive(empty[stage])\n"
-MEET, DQ = "        yield wait(ds_full[stage], parity)  # the meeting\n", "        yield use(i, ds_rows(stage, 1 - c))  # dq"
+FREE, WRITE, TELL = "            yield wait(taken, 1 - turn % 2)\n", "            slot[0] = tile\n", "            yield arrive(told)\n"
+HEARD, READ, TAKE = "            yield wait(told, turn % 2)\n", "            tile = slot[0]\n", "            yield arrive(taken)\n"
+STOP, END = "            if tile is None:\n                return\n", '            yield work("store o")\n'
+LOADS, USES = (f"            for _ in range(blocks[tile]):\n                yield wait({barrier}" for barrier in ("empty", "full"))
 MISTAKES = {
-    "dq reads the other consumer's rows before the meeting: nothing says that they are there": (MEET, ""),
-    "a consumer arrives at ds_full before it has written its rows": (WRITE + TELL, TELL + WRITE),
-    "dk waits for the meeting: it reads this consumer's own ds_t from registers, so it needs nothing of the other": (
-        DK + RELEASE + MEET, MEET + DK + RELEASE),
-    "q and do are released before dk has read q": (DK + RELEASE, RELEASE + DK),
-    "q and do are released after dq, which reads ds: dk is the last that reads them": (RELEASE + MEET + DQ, f"{MEET}{DQ}\n{RELEASE}"),
-    "a consumer reads its own rows for dq: those it has, and it meets the other for the other's": ("1 - c", "c"),
-    "both consumers write consumer 0's rows": ("write(i, ds_rows(stage, c))", "write(i, ds_rows(stage, 0))"),
-    "nobody releases q and do, so the producer cannot load a third block": (RELEASE, ""),
-    "a consumer does not arrive at ds_full, where the other waits for it": (TELL, ""),
-    "the parities flip with every block: a stage's phase number grows once a round": ("i // 2 % 2", "i % 2"),
-    "all blocks meet in stage 0: a consumer writes the next ds while the other may still read this one": (
-        "ds_rows(stage, ", "ds_rows(0, ", 2),
+    "the ring's index begins anew with each work tile, but the barriers go on with their phases: count the blocks of all work tiles": [
+        (LOADS, f"            n = 0\n{LOADS}"), (USES, f"            n = 0\n{USES}")],
+    "the producer writes the next number before it waits for taken: a consumer may not have read the one before": (FREE + WRITE, WRITE + FREE),
+    "the producer arrives at told before the number is written": (WRITE + TELL, TELL + WRITE),
+    "the consumer arrives at taken before it has read the number, and the next may overwrite it": (READ + TAKE, TAKE + READ),
+    "the consumer frees the slot when the work tile is done. It has read the number long before, and the producer could load the next tile": [
+        (TAKE, ""), (END, END + TAKE)],
+    "the producer waits until its work tile is taken before it loads: wait for taken before the next number instead": (
+        TELL + STOP, f"{TELL}{FREE.replace('1 - turn', 'turn')}{STOP}"),
+    "nobody tells the consumers that there is no further work tile: write None, too": [
+        (STOP, "", 2), (FREE, STOP + FREE), (TAKE, TAKE + STOP)],
+    "work tile 0 counts as none here: ask whether the number is None": ("if tile is None", "if not tile"),
+    "each consumer draws a number of its own: the producer draws, and the consumers read slot": [
+        (HEARD + READ, HEARD + READ.replace("slot[0]", "next_tile()"))],
 }  # fmt: skip
-STEPS = "s, dp and dv", "ds", "dk", "dq"
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """How long a load and each consumer's steps take; seed: draw the consumers' instead."""
+class Persistent:
+    """blocks: of each work tile that the counter gives this program; how long a load takes, and each consumer's use and store."""
 
-    blocks: int
+    blocks: tuple[int, ...]
+    stages: int = 2
     load: int = 1
     uses: tuple[int, int] = (2, 2)
     seed: int | None = None
-    is_second_first: bool = False
+    is_consumer_first: bool = False
 
     def __str__(self) -> str:
-        times = f"loads of {self.load}, steps of {self.uses[0]} and {self.uses[1]}"
-        return f"{self.blocks} block{'s' * (self.blocks != 1)}, {times}"
+        return f"work tiles of {self.blocks} blocks, {self.stages} stages, loads of {self.load}, uses of {self.uses[0]} and {self.uses[1]}"
 
-    def run(self, answer: Callable) -> tuple[list[barriers.Event] | str, dict[str, list[Action | None]], list[list[Barrier]]]:
-        """The timeline, or the deadlock; what each consumer yielded; empty and ds_full."""
-        (full, empty), ds_full = barriers.ring(2, 2), [Barrier(2, f"ds_full[{stage}]") for stage in range(2)]
-        yielded: dict[str, list[Action | None]] = {"consumer 0": [], "consumer 1": []}
-        roles: dict[str, Iterator[Action]] = {}
-        for c, (role, found) in enumerate(yielded.items()):
-            actions = answer(c, self.blocks, full, empty, ds_full)
-            if not isinstance(actions, Iterator):
-                raise Wrong(f"returns {kind(actions)}, want a generator, which yields each action")
-            roles[role] = timed(role, actions, found, self.load, self.uses, self.seed)
-        roles["producer"] = barriers.ring_producer(self.blocks, full, empty, (self.load,))
-        return played(dict(reversed(roles.items())) if self.is_second_first else roles), yielded, [empty, ds_full]
+    def run(self, persistent_roles: Callable) -> tuple[list[barriers.Event] | str, dict[str, list[Action | None]], list[Barrier]]:
+        """The timeline, or the deadlock; what each role yielded; empty."""
+        tiles = {3 * i: n for i, n in enumerate(self.blocks)}  # other programs draw the numbers between
+        counter, drawn, told, (full, empty) = iter(tiles), [], Barrier(1, "told"), barriers.ring(self.stages, 2)
+        yielded: dict[str, list[Action | None]] = {"producer": [], "consumer 0": [], "consumer 1": []}
+
+        def next_tile() -> int | None:
+            loads = sum(action.kind == "load" for action in filter(None, yielded["producer"]))
+            if loads < sum(tiles[tile] for tile in drawn if tile is not None):
+                raise Wrong(
+                    "draws numbers ahead, so that other programs get fewer: draw one when the loads of the work tile before are over"
+                )
+            drawn.append(next(counter, None))
+            return drawn[-1]
+
+        producer, consumer = two_functions(persistent_roles(next_tile, tiles, full, empty, [None], told, Barrier(2, "taken")))
+        roles = {role: timed(role, (producer if role == "producer" else consumer)(), found, self.load, self.uses, self.seed)
+                 for role, found in yielded.items()}  # fmt: skip
+        return played(dict(reversed(roles.items())) if self.is_consumer_first else roles), yielded, empty
 
     def play(self, answer: Callable) -> str:
-        """What comes of a reader's meeting_consumer: RIGHT, or the first thing that goes wrong, with its cause."""
-        (timeline, yielded, kept), (right, in_order, _) = self.run(answer), self.run(meeting_consumer)
-        text = timeline if isinstance(timeline, str) else compared(timeline, right, due_in_words)
-        return explained(text or unreleased(kept[0], self.blocks) or unreleased(kept[1], self.blocks), yielded, in_order)
+        """What comes of a reader's persistent_roles: RIGHT, or the first thing that goes wrong, with its cause."""
+        (timeline, yielded, empty), (right, in_order, _) = self.run(answer), self.run(persistent_roles)
+        text = timeline if isinstance(timeline, str) else compared(timeline, right, lambda role, n, action: f"“{action}”")
+        return explained(text or announced_late(yielded["producer"]) or unreleased(empty, sum(self.blocks)), yielded, in_order)
 
 
-def due_in_words(role: str, n: int, action: Action) -> str:
-    return f"“{action}”" if role == "producer" else f"“{action}” ({STEPS[n % len(STEPS)]})"
+def announced_late(actions: list[Action | None]) -> str:
+    """RIGHT, or the first load of a work tile that comes before its number is announced."""
+    told = 0
+    for action in filter(None, actions):
+        told += action.kind == "arrive" and action.barrier.name == "told"
+        if action.kind == "load" and action.tile // 3 >= told:
+            return f"the producer yields “{action}” before it has arrived at told for this work tile"
+    return RIGHT
 
 
-def truth(meeting):
+def truth(program):
     return RIGHT
 
 
 @adapting
-def adapt(answer, meeting):
-    return meeting.play(answer)
+def adapt(answer, program):
+    return program.play(answer)
 
 
 def inputs():
-    for blocks in (1, 2, 5, 0):
-        for load_units, uses in ((1, (2, 2)), (1, (1, 4)), (1, (4, 1)), (5, (1, 2))):
-            for is_second_first in (False, True):
-                one = Meeting(blocks, load_units, uses, None, is_second_first)
+    for blocks in ((1,), (2, 2), (3, 1), (1, 1, 1, 2), (2, 1, 3), ()):
+        for stages, load_units, uses in ((2, 1, (2, 2)), (3, 1, (1, 4)), (2, 3, (4, 1))):
+            for is_consumer_first in (False, True):
+                one = Persistent(blocks, stages, load_units, uses, None, is_consumer_first)
                 yield case(one, on=str(one))
     for _ in range(8):
-        yield case(Meeting(7, seed=random.randrange(1, 2**32)), on="times that differ", fresh=True)
+        yield case(Persistent((3, 1, 1, 4, 2), 3, seed=random.randrange(1, 2**32)), on="times that differ", fresh=True)
 
 
 EXERCISE = Exercise(
-    task="Write meeting_consumer(c, blocks, full, empty, ds_full), a generator function, which yields all that consumer c, 0 or 1, does.",
+    task="Write persistent_roles(next_tile, blocks, full, empty, slot, told, taken), which defines two generator functions without "
+    "arguments, producer() and consumer(), and returns (producer, consumer).",
     hints=(
-        "A block has four steps: s, dp and dv; ds is written; dk; dq. Which barrier does each have to wait for, and after which is one to "
-        "arrive at?",
-        "ds_full is a barrier of two arrivals: each consumer says there that its rows are written, and waits there for the other's. Which of "
-        "the two steps dk and dq can run before the other has come?",
-        "Wait for full, use, write, arrive at ds_full, use for dk, arrive at empty, wait for ds_full, use the other's rows for dq. Both "
-        "waits have the same parity: q, do and ds go round two stages together.",
+        "Begin with 9.2's loops, one for the blocks of a work tile, and put a loop over work tiles around each. Which of 9.2's numbers must "
+        "not begin anew?",
+        "The slot is a ring of one stage: told is its full barrier, taken its empty one. When has a consumer read the number, so that the "
+        "slot is free?",
+        "Producer: draw, wait for taken, write slot[0], arrive at told, load. Consumer: wait for told, read slot[0], arrive at taken at once, "
+        "use. Count the work tiles for the slot's parities, and the blocks of all work tiles for the ring's. None goes through the slot, too.",
     ),
-    solution=meeting_consumer,
-    reasoning="dk is between the arrival and the wait, so a consumer that comes first works meanwhile. ds needs no empty barrier: a consumer "
-    "writes a stage again two blocks later, and in the block between it has met the other, which was done with its dq by then.",
+    solution=persistent_roles,
+    reasoning="The ring doesn't know work tiles, so its index counts on. The slot is free as soon as both consumers have read the number, "
+    "which they do before their first block. So the producer draws the next when its last load is over, while they still multiply.",
     inputs=inputs,
     truth=truth,
-    rule="ds is read once the other has written it, and each step starts as early as that allows",
+    rule="a number is written once the one before is read, and each load, use and store starts as early as that allows",
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,

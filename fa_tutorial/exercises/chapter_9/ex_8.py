@@ -1,139 +1,125 @@
-"""Exercise 9.8, block_order: one block of the backward at a consumer, whose matmuls run beside what its warps do."""
+"""Exercise 9.8, meeting_consumer."""
 
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from fa_tutorial import barriers
+from fa_tutorial.barriers import Action, Barrier, arrive, ds_rows, use, wait, write
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.ring_play import RIGHT, verdict
-from fa_tutorial.exercises.running import Wrong, adapting, kind, show
+from fa_tutorial.exercises.ring_play import RIGHT, compared, explained, played, timed, unreleased
+from fa_tutorial.exercises.running import Wrong, adapting, kind
 
 
-def block_order():
-    """The lines of one block, in the order in which a consumer does them."""
-    return [
-        "issue dp",
-        "wait for dp",
-        "hand over ds",
-        "issue dk",
-        "issue s′",
-        "meet",
-        "issue dq",
-        "wait for dk, s′",
-        "release q, do",
-        "p′",
-        "issue dv′",
-        "wait for dq",
-        "add dq",
-        "wait for dv′",
-    ]
+def meeting_consumer(c, blocks, full, empty, ds_full):
+    """Consumer c, which yields wait, arrive, use, write. full, empty, ds_full: lists, by stage."""
+    for i in range(blocks):
+        stage, parity = i % 2, i // 2 % 2
+        yield wait(full[stage], parity)
+        yield use(i, stage)  # s, dp and dv
+        yield write(i, ds_rows(stage, c))
+        yield arrive(ds_full[stage])
+        yield use(i, stage)  # dk
+        yield arrive(empty[stage])
+        yield wait(ds_full[stage], parity)  # the meeting
+        yield use(i, ds_rows(stage, 1 - c))  # dq
 
 
-LINES = block_order()
-NEEDED = {  # line -> what must be done before: a line, or a matmul that was waited for
-    "hand over ds": ("dp",),
-    "issue dk": ("hand over ds",),
-    "meet": ("hand over ds",),
-    "issue dq": ("meet",),
-    "release q, do": ("dk",),
-    "p′": ("s′",),
-    "issue dv′": ("p′",),
-    "add dq": ("dq",),
-}
-WHY = {
-    "hand over ds": "ds = p ∘ dp",
-    "issue dk": "dk += ds_t q",
-    "meet": "the other consumer waits for your rows of ds as you do for its rows, and neither would go on",
-    "issue dq": "dq = ds k reads the other consumer's rows, too",
-    "release q, do": "dk reads q, and the producer would load over it",
-    "p′": "p′ = exp2(s′)",
-    "issue dv′": "dv += p_t′ do′",
-    "add dq": "TMA adds dq to global memory, once it is there",
-}
+READY, FIRST = "        yield wait(full[stage], parity)\n", "        yield use(i, stage)  # s, dp and dv\n"
+WRITE, TELL = "        yield write(i, ds_rows(stage, c))\n", "        yield arrive(ds_full[stage])\n"
+DK, RELEASE = "        yield use(i, stage)  # dk\n", "        yield arrive(empty[stage])\n"
+MEET, DQ = "        yield wait(ds_full[stage], parity)  # the meeting\n", "        yield use(i, ds_rows(stage, 1 - c))  # dq"
+MISTAKES = {
+    "dq reads the other consumer's rows before the meeting: nothing says that they are there": (MEET, ""),
+    "a consumer arrives at ds_full before it has written its rows": (WRITE + TELL, TELL + WRITE),
+    "dk waits for the meeting: it reads this consumer's own ds_t from registers, so it needs nothing of the other": (
+        DK + RELEASE + MEET, MEET + DK + RELEASE),
+    "q and do are released before dk has read q": (DK + RELEASE, RELEASE + DK),
+    "q and do are released after dq, which reads ds: dk is the last that reads them": (RELEASE + MEET + DQ, f"{MEET}{DQ}\n{RELEASE}"),
+    "a consumer reads its own rows for dq: those it has, and it meets the other for the other's": ("1 - c", "c"),
+    "both consumers write consumer 0's rows": ("write(i, ds_rows(stage, c))", "write(i, ds_rows(stage, 0))"),
+    "nobody releases q and do, so the producer cannot load a third block": (RELEASE, ""),
+    "a consumer does not arrive at ds_full, where the other waits for it": (TELL, ""),
+    "the parities flip with every block: a stage's phase number grows once a round": ("i // 2 % 2", "i % 2"),
+    "all blocks meet in stage 0: a consumer writes the next ds while the other may still read this one": (
+        "ds_rows(stage, ", "ds_rows(0, ", 2),
+}  # fmt: skip
+STEPS = "s, dp and dv", "ds", "dk", "dq"
 
 
-def played(order):
-    """What comes of an order: RIGHT, or the first line that can't stand where it does, and why."""
-    issued, under_way, done = [], [], []
-    for place, line in enumerate(order):
-        if missing := [one for one in NEEDED.get(line, ()) if one not in done]:
-            what = f"“{missing[0]}” has not come" if missing[0] in LINES else f"{missing[0]} has not been waited for"
-            return verdict(f"at “{line}”, {what}", WHY[line])
-        if line.startswith("issue "):
-            issued.append(line.removeprefix("issue "))
-            under_way.append(issued[-1])
-        elif line.startswith("wait for "):
-            names = line.removeprefix("wait for ").split(", ")
-            if missing := [name for name in names if name not in issued]:
-                return verdict(f"at “{line}”, {missing[0]} has not been issued", "a wait is for a matmul that was issued before")
-            last = max(issued.index(name) for name in names)
-            under_way = [name for name in under_way if issued.index(name) > last]  # matmuls end in the order of their issue
-            done += names
-        if line == "meet" and not {"dk", "s′"} <= set(under_way):
-            beside = " and ".join(under_way) if under_way else "no matmul"
-            return verdict(
-                f"at “meet”, {beside} is under way", "dk and s′ need nothing of the other consumer, so both can run until its ds is there"
-            )
-        if "meet" in done and not under_way and place + 1 < len(order):
-            cause = "issue the next matmul before you wait for the last: a wait leaves in flight what was issued later"
-            if not any(later.startswith("issue ") for later in order[place + 1 :]):
-                cause = f"“{order[place + 1]}” can stand before the last wait, while a matmul runs"
-            return verdict(f"after “{line}” no matmul is under way, and “{order[place + 1]}” comes next", cause)
-        done.append(line)
-    for line, before in (("hand over ds", "wait for dp"), ("release q, do", "wait for dk, s′")):
-        between = order[order.index(before) + 1 : order.index(line)]
-        if late := [one for one in between if not one.startswith("issue ")]:
-            fault = f"“{late[0]}” comes between “{before}” and “{line}”"
-            return verdict(fault, f"“{line}” is possible at once, and another role waits for it")
-    return RIGHT
+@dataclass(frozen=True)
+class Meeting:
+    """How long a load and each consumer's steps take; seed: draw the consumers' instead."""
+
+    blocks: int
+    load: int = 1
+    uses: tuple[int, int] = (2, 2)
+    seed: int | None = None
+    is_second_first: bool = False
+
+    def __str__(self) -> str:
+        times = f"loads of {self.load}, steps of {self.uses[0]} and {self.uses[1]}"
+        return f"{self.blocks} block{'s' * (self.blocks != 1)}, {times}"
+
+    def run(self, answer: Callable) -> tuple[list[barriers.Event] | str, dict[str, list[Action | None]], list[list[Barrier]]]:
+        """The timeline, or the deadlock; what each consumer yielded; empty and ds_full."""
+        (full, empty), ds_full = barriers.ring(2, 2), [Barrier(2, f"ds_full[{stage}]") for stage in range(2)]
+        yielded: dict[str, list[Action | None]] = {"consumer 0": [], "consumer 1": []}
+        roles: dict[str, Iterator[Action]] = {}
+        for c, (role, found) in enumerate(yielded.items()):
+            actions = answer(c, self.blocks, full, empty, ds_full)
+            if not isinstance(actions, Iterator):
+                raise Wrong(f"returns {kind(actions)}, want a generator, which yields each action")
+            roles[role] = timed(role, actions, found, self.load, self.uses, self.seed)
+        roles["producer"] = barriers.ring_producer(self.blocks, full, empty, (self.load,))
+        return played(dict(reversed(roles.items())) if self.is_second_first else roles), yielded, [empty, ds_full]
+
+    def play(self, answer: Callable) -> str:
+        """What comes of a reader's meeting_consumer: RIGHT, or the first thing that goes wrong, with its cause."""
+        (timeline, yielded, kept), (right, in_order, _) = self.run(answer), self.run(meeting_consumer)
+        text = timeline if isinstance(timeline, str) else compared(timeline, right, due_in_words)
+        return explained(text or unreleased(kept[0], self.blocks) or unreleased(kept[1], self.blocks), yielded, in_order)
 
 
-def truth():
+def due_in_words(role: str, n: int, action: Action) -> str:
+    return f"“{action}”" if role == "producer" else f"“{action}” ({STEPS[n % len(STEPS)]})"
+
+
+def truth(meeting):
     return RIGHT
 
 
 @adapting
-def adapt(answer):
-    order = answer()
-    if not isinstance(order, list | tuple) or not all(isinstance(line, str) for line in order):
-        raise Wrong(f"returns {kind(order)}, want a list of the lines")
-    if unknown := [line for line in order if line not in LINES]:
-        raise Wrong(f"{show(unknown[0])} is none of the {len(LINES)} lines")
-    for line in LINES:
-        if (times := list(order).count(line)) != 1:
-            raise Wrong(f"“{line}” stands {times} times: each line comes once")
-    return played(order)
+def adapt(answer, meeting):
+    return meeting.play(answer)
 
 
 def inputs():
-    yield case(on="one block")
+    for blocks in (1, 2, 5, 0):
+        for load_units, uses in ((1, (2, 2)), (1, (1, 4)), (1, (4, 1)), (5, (1, 2))):
+            for is_second_first in (False, True):
+                one = Meeting(blocks, load_units, uses, None, is_second_first)
+                yield case(one, on=str(one))
+    for _ in range(8):
+        yield case(Meeting(7, seed=random.randrange(1, 2**32)), on="times that differ", fresh=True)
 
 
-def moved(line, after):
-    """The change of the solution that moves a line to behind another."""
-    return [(f'        "{line}",\n', ""), (f'        "{after}",\n', f'        "{after}",\n        "{line}",\n')]
-
-
-MISTAKES = {
-    "dk and s′ need nothing of the other consumer, so both can run until its ds is there": moved("meet", "hand over ds"),
-    "“release q, do” is possible at once, and another role waits for it": moved("release q, do", "p′"),
-    "issue the next matmul before you wait for the last: a wait leaves in flight what was issued later": moved("wait for dq", "release q, do"),
-    "dq = ds k reads the other consumer's rows, too": moved("meet", "issue dq"),
-    "dk reads q, and the producer would load over it": moved("release q, do", "hand over ds"),
-    "the other consumer waits for your rows of ds as you do for its rows, and neither would go on": moved("meet", "wait for dp"),
-}  # fmt: skip
 EXERCISE = Exercise(
-    task="Write block_order(), which returns the 14 lines of one block in an order that keeps the tensor cores busy.",
+    task="Write meeting_consumer(c, blocks, full, empty, ds_full), a generator function, which yields all that consumer c, 0 or 1, does.",
     hints=(
-        "Begin with what needs what: ds takes dp, dk takes ds, dq takes both consumers' ds, p′ takes s′, dv′ takes p′. Which two matmuls need "
-        "nothing of the other consumer, and can run while you wait for it?",
-        "Matmuls end in the order in which they were issued. So a wait for dk and s′ leaves dq in flight, if dq was issued after them. What "
-        "can the warps compute under dq, and what is then under way while dq is added to memory?",
-        "issue dp, wait for dp, hand over ds, issue dk and s′, meet, issue dq, wait for dk and s′; then release, p′, issue dv′. What is left is "
-        "what becomes of dq, and the last wait.",
+        "A block has four steps: s, dp and dv; ds is written; dk; dq. Which barrier does each have to wait for, and after which is one to "
+        "arrive at?",
+        "ds_full is a barrier of two arrivals: each consumer says there that its rows are written, and waits there for the other's. Which of "
+        "the two steps dk and dq can run before the other has come?",
+        "Wait for full, use, write, arrive at ds_full, use for dk, arrive at empty, wait for ds_full, use the other's rows for dq. Both "
+        "waits have the same parity: q, do and ds go round two stages together.",
     ),
-    solution=block_order,
-    reasoning="dk and s′ cover the meeting, dq covers p′, dv′ covers the adding of dq. Only dp and ds of a block have nothing beside them: there the "
-    "other consumer's matmuls can run.",
+    solution=meeting_consumer,
+    reasoning="dk is between the arrival and the wait, so a consumer that comes first works meanwhile. ds needs no empty barrier: a consumer "
+    "writes a stage again two blocks later, and in the block between it has met the other, which was done with its dq by then.",
     inputs=inputs,
     truth=truth,
-    rule="each line comes after what it needs, and from the meeting on a matmul is always under way",
+    rule="ds is read once the other has written it, and each step starts as early as that allows",
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,

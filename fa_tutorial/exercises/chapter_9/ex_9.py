@@ -1,0 +1,147 @@
+"""Exercise 9.9, block_order: one block of the backward at a consumer, whose matmuls run beside what its warps do."""
+
+from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.ring_play import RIGHT, verdict
+from fa_tutorial.exercises.running import Wrong, adapting, kind, show
+
+
+def block_order():
+    """The lines of one block, in the order in which a consumer does them."""
+    return [
+        "issue dp",
+        "wait for dp",
+        "hand over ds",
+        "issue dk",
+        "issue s′",
+        "meet",
+        "issue dq",
+        "wait for dk, s′",
+        "release q, do",
+        "p′",
+        "issue dv′",
+        "wait for dq",
+        "add dq",
+        "wait for dv′",
+    ]
+
+
+LINES = block_order()
+NEEDED = {  # line -> what must be done before: a line, or a matmul that was waited for
+    "hand over ds": ("dp",),
+    "issue dk": ("hand over ds",),
+    "meet": ("hand over ds",),
+    "issue dq": ("meet",),
+    "release q, do": ("dk",),
+    "p′": ("s′",),
+    "issue dv′": ("p′",),
+    "add dq": ("dq",),
+}
+WHY = {
+    "hand over ds": "ds = p ∘ dp",
+    "issue dk": "dk += ds_t q",
+    "meet": "the other consumer waits for your rows of ds as you do for its rows, and neither would go on",
+    "issue dq": "dq = ds k reads the other consumer's rows, too",
+    "release q, do": "dk reads q, and the producer would load over it",
+    "p′": "p′ = exp2(s′)",
+    "issue dv′": "dv += p_t′ do′",
+    "add dq": "TMA adds dq to global memory, once it is there",
+}
+
+
+def played(order):
+    """What comes of an order: RIGHT, or the first line that can't stand where it does, and why."""
+    issued, under_way, done = [], [], []
+    for place, line in enumerate(order):
+        if missing := [one for one in NEEDED.get(line, ()) if one not in done]:
+            what = f"“{missing[0]}” has not come" if missing[0] in LINES else f"{missing[0]} has not been waited for"
+            return verdict(f"at “{line}”, {what}", WHY[line])
+        if line.startswith("issue "):
+            issued.append(line.removeprefix("issue "))
+            under_way.append(issued[-1])
+        elif line.startswith("wait for "):
+            names = line.removeprefix("wait for ").split(", ")
+            if missing := [name for name in names if name not in issued]:
+                return verdict(f"at “{line}”, {missing[0]} has not been issued", "a wait is for a matmul that was issued before")
+            last = max(issued.index(name) for name in names)
+            under_way = [name for name in under_way if issued.index(name) > last]  # matmuls end in the order of their issue
+            done += names
+        if line == "meet" and not {"dk", "s′"} <= set(under_way):
+            beside = " and ".join(under_way) if under_way else "no matmul"
+            return verdict(
+                f"at “meet”, {beside} is under way", "dk and s′ need nothing of the other consumer, so both can run until its ds is there"
+            )
+        if "meet" in done and not under_way and place + 1 < len(order):
+            cause = "issue the next matmul before you wait for the last: a wait leaves in flight what was issued later"
+            if not any(later.startswith("issue ") for later in order[place + 1 :]):
+                cause = f"“{order[place + 1]}” can stand before the last wait, while a matmul runs"
+            return verdict(f"after “{line}” no matmul is under way, and “{order[place + 1]}” comes next", cause)
+        done.append(line)
+    for line, before in (("hand over ds", "wait for dp"), ("release q, do", "wait for dk, s′")):
+        between = order[order.index(before) + 1 : order.index(line)]
+        if late := [one for one in between if not one.startswith("issue ")]:
+            fault = f"“{late[0]}” comes between “{before}” and “{line}”"
+            return verdict(fault, f"“{line}” is possible at once, and another role waits for it")
+    return RIGHT
+
+
+def truth():
+    return RIGHT
+
+
+@adapting
+def adapt(answer):
+    order = answer()
+    if not isinstance(order, list | tuple) or not all(isinstance(line, str) for line in order):
+        raise Wrong(f"returns {kind(order)}, want a list of the lines")
+    if unknown := [line for line in order if line not in LINES]:
+        raise Wrong(f"{show(unknown[0])} is none of the {len(LINES)} lines")
+    for line in LINES:
+        if (times := list(order).count(line)) != 1:
+            raise Wrong(f"“{line}” stands {times} times: each line comes once")
+    return played(order)
+
+
+def note(answer):
+    order = list(answer())
+    ahead = order.index("issue s′") < order.index("hand over ds")
+    return "the kernel issues s′ later, and the page measures both" if ahead else ""
+
+
+def inputs():
+    yield case(on="one block")
+
+
+def moved(line, after):
+    """The change of the solution that moves a line to behind another."""
+    return [(f'        "{line}",\n', ""), (f'        "{after}",\n', f'        "{after}",\n        "{line}",\n')]
+
+
+MISTAKES = {
+    "dk and s′ need nothing of the other consumer, so both can run until its ds is there": moved("meet", "hand over ds"),
+    "“release q, do” is possible at once, and another role waits for it": moved("release q, do", "p′"),
+    "issue the next matmul before you wait for the last: a wait leaves in flight what was issued later": moved("wait for dq", "release q, do"),
+    "dq = ds k reads the other consumer's rows, too": moved("meet", "issue dq"),
+    "dk reads q, and the producer would load over it": moved("release q, do", "hand over ds"),
+    "the other consumer waits for your rows of ds as you do for its rows, and neither would go on": moved("meet", "wait for dp"),
+}  # fmt: skip
+EXERCISE = Exercise(
+    task="Write block_order(), which returns the 14 lines of one block in an order that keeps the tensor cores busy.",
+    hints=(
+        "Begin with what needs what: ds takes dp, dk takes ds, dq takes both consumers' ds, p′ takes s′, dv′ takes p′. Which two matmuls need "
+        "nothing of the other consumer, and can run while you wait for it?",
+        "Matmuls end in the order in which they were issued. So a wait for dk and s′ leaves dq in flight, if dq was issued after them. What "
+        "can the warps compute under dq, and what is then under way while dq is added to memory?",
+        "issue dp, wait for dp, hand over ds, issue dk and s′, meet, issue dq, wait for dk and s′; then release, p′, issue dv′. What is left is "
+        "what becomes of dq, and the last wait.",
+    ),
+    solution=block_order,
+    reasoning="dk and s′ cover the meeting, dq covers p′, dv′ covers the adding of dq. Only dp and ds of a block have nothing beside them: there the "
+    "other consumer's matmuls can run.",
+    inputs=inputs,
+    truth=truth,
+    rule="each line comes after what it needs, and from the meeting on a matmul is always under way",
+    mistakes=MISTAKES,
+    exact=True,
+    adapt=adapt,
+    note=note,
+)
