@@ -74,6 +74,7 @@ def inputs():
         30.0,
         otherwise="c is aux[2], whatever its value, and the derivative comes from a formula, not from a difference",
     )
+    yield case(torch.tensor([0.5, -1.0, 4.0], device=place), 1.5, otherwise="c may be any positive number, so don't round it")
     yield case(torch.tensor([3000.0, -3000.0], device=place), 2.0, edge="far")
     draw = generator()
     yield case((20 * torch.randn(SIZE, generator=draw)).to(place), 10.0, on="random scores", fresh=True)
