@@ -12,8 +12,8 @@ from fa_tutorial.matmul import tl, triton
 
 @triton.jit
 def soft_cap_by_growing_exponentials(s, b, h, i, j, aux):
-    e = tl.exp(2 * s / aux[2])
-    return aux[2] * (e - 1) / (e + 1), 4 * e / ((e + 1) * (e + 1))
+    e = tl.exp(2 * s / aux.c)
+    return aux.c * (e - 1) / (e + 1), 4 * e / ((e + 1) * (e + 1))
 
 
 def idle_times_by_waves(tiles, slots, start, tile):
@@ -81,22 +81,22 @@ def dropout_gradients_by_autograd(p, p_sink, z, v, do):
     return ds, dv, dsink.sum()
 
 
-BOTH = "(distance <= 0) & (distance >= -aux[0])"
+BOTH = "(distance <= 0) & (distance >= -aux.left)"
 NOT_JITTED = ("@triton.jit\n", "")
 
 WRONG_ANSWERS = (
     edit("10.1", "not jitted", NOT_JITTED, told="put @triton.jit above it"),
-    edit("10.1", "by names", ("i + aux[1]", "i + aux.shift"), ("-aux[0]", "-aux.left"), told="stops with"),
-    edit("10.1", "two entries of aux", ("    distance", "    left, shift = aux\n    distance"), told="read aux[0] and aux[1]", gpu=None),
-    edit("10.1", "no brackets", (BOTH, "distance <= 0 & distance >= -aux[0]"), told="with each comparison in brackets", gpu="stops with"),
-    edit("10.1", "a chain", (BOTH, "-aux[0] <= distance <= 0"), told="`and`, which a chain a < b < c holds too", gpu=None),
-    edit("10.1", "no brackets around the second", (BOTH, "(distance <= 0) & distance >= -aux[0]"),
+    edit("10.1", "another name", ("-aux.left", "-aux.window"), told="aux has left, shift and c", gpu="stops with"),
+    edit("10.1", "two entries of aux", ("    distance", "    left, shift = aux\n    distance"), told="read them by name, as aux.left", gpu=None),
+    edit("10.1", "no brackets", (BOTH, "distance <= 0 & distance >= -aux.left"), told="with each comparison in brackets", gpu="stops with"),
+    edit("10.1", "a chain", (BOTH, "-aux.left <= distance <= 0"), told="`and`, which a chain a < b < c holds too", gpu=None),
+    edit("10.1", "no brackets around the second", (BOTH, "(distance <= 0) & distance >= -aux.left"),
          told="each in its own brackets, because & binds tighter than <= and >="),
-    edit("10.1", "no brackets around the first", (BOTH, "distance <= 0 & (distance >= -aux[0])"),
+    edit("10.1", "no brackets around the first", (BOTH, "distance <= 0 & (distance >= -aux.left)"),
          told="because & binds tighter than <=: put each comparison in its own brackets"),
     edit("10.1", "and", (") & (", ") and ("), told="join masks by &, not by `and`", gpu=None),
     edit("10.1", "numbers", (BOTH, f"tl.where({BOTH}, 1, 0)"), told="a mask mod returns booleans"),
-    edit("10.1", "of the first tile alone", ("j - (i + aux[1])", "tl.arange(0, 16)[None, :] - tl.arange(0, 8)[:, None] - aux[1]"),
+    edit("10.1", "of the first tile alone", ("j - (i + aux.shift)", "tl.arange(0, 16)[None, :] - tl.arange(0, 8)[:, None] - aux.shift"),
          told="a tile may be anywhere, and of any shape"),
     edit("10.2", "in float32", (".int()", ".float()", 2), told="the kinds are right, but they are in float32"),
     ("10.2", window_kinds_by_pairs, "a tensor holds the 512 pairs of a tile, or more: two corners decide a tile"),
@@ -155,15 +155,15 @@ WRONG_ANSWERS = (
     edit("10.4", "not jitted", NOT_JITTED, told="put @triton.jit above it"),
     ("10.4", soft_cap_by_growing_exponentials, "one edge is left: a score may lie far beyond the cap"),
     edit("10.4", "missing tanh", ("t = tanh", "t = tl.no_such_tanh"), told="stops with AttributeError"),
-    edit("10.4", "a numerical derivative", ("1 - t * t", "aux[2] * (tanh((s + 0.01) / aux[2]) - tanh((s - 0.01) / aux[2])) / 0.02"),
+    edit("10.4", "a numerical derivative", ("1 - t * t", "aux.c * (tanh((s + 0.01) / aux.c) - tanh((s - 0.01) / aux.c)) / 0.02"),
          told="the derivative comes from a formula"),
-    edit("10.4", "a whole number for c", ("t = tanh(s / aux[2])\n    return aux[2] * t", "c = tl.cast(aux[2], tl.int32)\n    t = tanh(s / c)\n    return c * t"),
+    edit("10.4", "a whole number for c", ("t = tanh(s / aux.c)\n    return aux.c * t", "c = tl.cast(aux.c, tl.int32)\n    t = tanh(s / c)\n    return c * t"),
          told="c may be any positive number"),
-    edit("10.4", "the derivative alone", ("aux[2] * t, ", ""), told="must return two results", gpu=None),
+    edit("10.4", "the derivative alone", ("aux.c * t, ", ""), told="must return two results", gpu=None),
     edit("10.5", "ds alone", ("return p, ds", "return ds"), told="must return two results", gpu=None),
     edit("10.5", "three results", ("return p, ds", "return p, ds, dp"), told="must return two results", gpu=None),
     edit("10.5", "no b and h", ("SCORE_MOD(s, b, h, i", "SCORE_MOD(s, i"), told="a score mod s before these", gpu="stops with"),
-    edit("10.5", "an entry of aux", ("SCORE_MOD(s, b, h, i, j, aux)", "SCORE_MOD(s, b, h, i, j, aux[2])"), told="gets aux, the whole tuple", gpu="stops with"),
+    edit("10.5", "an entry of aux", ("SCORE_MOD(s, b, h, i, j, aux)", "SCORE_MOD(s, b, h, i, j, aux.c)"), told="gets aux, the whole tuple", gpu="stops with"),
     edit("10.5", "the score is masked", ("tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", "SCORE_MOD(s, b, h, i, j, aux)"),
          ("p, 0.0)", "p, -float('inf'))\n    p = tl.exp(p - lse)"), told="choose 0 with tl.where, after exp"),
     edit("10.5", "b and h exchanged", ("MASK_MOD(b, h,", "MASK_MOD(h, b,"),

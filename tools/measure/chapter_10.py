@@ -362,4 +362,5 @@ def _crowds_in_turns(D: int) -> dict[tuple, dict[str, Any]]:
 
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
-    return itertools.chain(variant_cases(), block_mask_cases(), mixed_cases())
+    kinds = (variant_cases, block_mask_cases, mixed_cases, cap_cases, order_cases, crowded_cases)
+    return itertools.chain.from_iterable(cases() for cases in kinds)

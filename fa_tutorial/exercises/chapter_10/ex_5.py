@@ -7,7 +7,7 @@ import torch
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_10.ex_1 import window
 from fa_tutorial.exercises.chapter_10.ex_3 import THIRD, every_third, is_seen
-from fa_tutorial.exercises.chapter_10.jitted_mod import launched
+from fa_tutorial.exercises.chapter_10.jitted_mod import Aux, launched
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import check_begun
 from fa_tutorial.exercises.inputs import generator
@@ -27,14 +27,14 @@ def score_gradients(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD: tl.constexpr,
 
 @triton.jit
 def capped(s, b, h, i, j, aux):
-    """A soft cap at aux[2], stretched by aux[3] for each batch entry and twice for each head, and a penalty for distance."""
-    return (1 + aux[3] * (b + 2 * h)) * aux[2] * tanh(s / aux[2]) + 0.125 * (j - i)
+    """A soft cap at aux.c, stretched by aux.of_heads for each batch entry and twice for each head, and a penalty for distance."""
+    return (1 + aux.of_heads * (b + 2 * h)) * aux.c * tanh(s / aux.c) + 0.125 * (j - i)
 
 
 @triton.jit
 def capped_grad(s, b, h, i, j, aux):
-    t = tanh(s / aux[2])
-    return (1 + aux[3] * (b + 2 * h)) * (1 - t * t)
+    t = tanh(s / aux.c)
+    return (1 + aux.of_heads * (b + 2 * h)) * (1 - t * t)
 
 
 BLOCK, B, H = 16, 1, 2  # the number of the batch entry, and of the head
@@ -56,7 +56,7 @@ def run_step(s_ptr, dp_ptr, lse_ptr, delta_ptr, p_ptr, ds_ptr, S_q, S_k, b, h, a
 
 
 def adapt(step):
-    """The step as a function of tensors: of s and dp (S_q, S_k), lse and delta (S_q,), the window's left, the cap, TURNED and aux[3]."""
+    """The step as a function of tensors: of s and dp (S_q, S_k), lse and delta (S_q,), the window's left, the cap, TURNED and aux.of_heads."""
     check_begun(step)
 
     def on_tiles(s, dp, lse, delta, left, cap, turned, of_heads):
@@ -64,7 +64,7 @@ def adapt(step):
         p, ds = (torch.empty(S_q, S_k, device=place) for _ in range(2))
         tensors = [x.to(place) for x in (s, dp, lse, delta)]
         mods = {"MASK_MOD": every_third if left == THIRD else window, "SCORE_MOD": capped, "SCORE_GRAD": capped_grad}
-        aux = (left, S_k - S_q, cap, of_heads)
+        aux = Aux(left, S_k - S_q, cap, of_heads)
         launched(
             lambda: run_step[(1,)](*tensors, p, ds, S_q, S_k, B, H, aux, STEP=step, **mods, TURNED=turned, BLOCK=BLOCK),
             broadcast="i and j, lse and delta",
@@ -115,7 +115,9 @@ def truth(s, dp, lse, delta, left, cap, turned, of_heads):
 
 
 def modified(s, cap, of_heads=0.0):
-    return (1 + of_heads * (B + 2 * H)) * cap * torch.tanh(s / cap) + 0.125 * (torch.arange(s.shape[-1]) - torch.arange(s.shape[-2])[:, None])
+    return (1 + of_heads * (B + 2 * H)) * cap * torch.tanh(s / cap) + 0.125 * (
+        torch.arange(s.shape[-1]) - torch.arange(s.shape[-2])[:, None]
+    )
 
 
 def visible(S_q, S_k, left):

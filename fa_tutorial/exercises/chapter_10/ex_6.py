@@ -7,6 +7,7 @@ import torch
 from fa_tutorial.exercises.chapter_10.ex_1 import window
 from fa_tutorial.exercises.chapter_10.ex_3 import LATE, MODS, THIRD, is_seen
 from fa_tutorial.exercises.chapter_10.ex_5 import capped, capped_grad, modified, score_gradients
+from fa_tutorial.exercises.chapter_10.jitted_mod import Aux
 from fa_tutorial.exercises.forward_cases import draw_qkv
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
@@ -84,7 +85,7 @@ def launch(q, k, v, do, lse, delta, left, blocks):
     mods = {"MASK_MOD": MODS.get(left, window), "SCORE_MOD": capped, "SCORE_GRAD": capped_grad, "STEP": score_gradients}
     meta = {**mods, "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
     lists = In(index.int()), In(count.int())
-    return Launch((len(index) * B * H,), (*tensors, *lists, In(lse), In(delta), H, S, D, D**-0.5, (left, 0, 2.0, 0.0)), meta)
+    return Launch((len(index) * B * H,), (*tensors, *lists, In(lse), In(delta), H, S, D, D**-0.5, Aux(left, 0, 2.0)), meta)
 
 
 def weights(q, k, left):
