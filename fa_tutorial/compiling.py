@@ -369,10 +369,15 @@ print(json.dumps(steps))
 def masked_shared_bytes(masks: dict[str, tuple[Any, tuple]], D: int) -> dict[str, int]:
     """Bytes of shared memory that a block of chapter 10's forward takes on an H200 in fp16, by a mask's name.
 
-    masks: name -> (a mask mod, its aux), with torch.int32 in place of a tensor with a number for each query or key.
+    masks: name -> (a mask mod, its aux, a NamedTuple or a plain one), with torch.int32 in place of a tensor with a
+    number for each query or key.
     """
-    of_mods = [(source_of(mod), mod.fn.__name__, [repr(x) for x in aux]) for mod, aux in masks.values()]
+    of_mods = [
+        (source_of(mod), mod.fn.__name__, [repr(x) for x in aux], getattr(aux, "_fields", None))
+        for mod, aux in masks.values()
+    ]
     code = f"""
+from collections import namedtuple
 from functools import partial
 import torch
 from fa_tutorial import compiling
@@ -381,8 +386,9 @@ from fa_tutorial.variants import forward, make_block_mask, mods
 
 q, k, v, *_ = compiling.inputs(torch.float16, {D})
 numbers, calls = torch.empty(compiling.LENGTH, dtype=torch.int32, device="meta"), []
-for text, name, aux in {of_mods!r}:
+for text, name, aux, fields in {of_mods!r}:
     mod, aux = defined(text, vars(mods))[name], tuple(numbers if x == "torch.int32" else eval(x) for x in aux)
+    aux = namedtuple("Aux", fields)(*aux) if fields else aux
     mask = make_block_mask(mod, *[compiling.LENGTH] * 2, aux=aux, B=1, H=1, device=q.device)
     calls.append((name, partial(forward.variant_forward, q, k, v, mods.Mods(mask=mod), aux, mask)))
 print(json.dumps([row.shared for row in compiling.compile_calls(90, calls) if row.kernel.endswith("forward_kernel")]))
@@ -390,26 +396,31 @@ print(json.dumps([row.shared for row in compiling.compile_calls(90, calls) if ro
     return dict(zip(masks, in_a_process(code), strict=True))
 
 
-def capped_loops(D: int) -> list[list[int]]:
-    """[instructions, of them MUFU] in the whole tiles' loop of chapter 10's causal forward on an H200 in fp16, without
-    and with a soft cap.
+def scored_loops(scores: dict[str, Any], D: int) -> dict[str, list[int]]:
+    """[instructions, of them MUFU] in the whole tiles' loop of chapter 10's causal forward on an H200 in fp16, by a
+    score's name.
+
+    scores: name -> a score mod that reads aux.softcap, or None for none.
     """
+    of_mods = [(source_of(mod), mod.fn.__name__) if mod else ("", "") for mod in scores.values()]
     code = f"""
 import torch
 from fa_tutorial import compiling, sass
+from fa_tutorial.source import defined
 from fa_tutorial.variants import forward, make_block_mask, mods
 
 (q, k, v, *_), S = compiling.inputs(torch.float16, {D}), compiling.LENGTH
 aux, found = mods.Aux(offset=0, left=S, right=0, softcap=50.0), []
 mask = make_block_mask(mods.sliding_window, S, S, aux=aux, B=1, H=1, device=q.device)
-for score in (None, mods.soft_cap):
+for text, name in {of_mods!r}:
+    score = defined(text, vars(mods))[name] if name else None
     with compiling.compiling_for(90) as launched:
         forward.variant_forward(q, k, v, mods.Mods(score, mask=mods.sliding_window), aux, mask)
     loop = sass.inner_loop(sass.sass_of(launched[-1][1]))
     found.append((len(loop), sum("MUFU" in name for name in loop)))
 print(json.dumps(found))
 """
-    return in_a_process(code)
+    return dict(zip(scores, in_a_process(code), strict=True))
 
 
 def _of_a_kernel(kernel: Any, course: Any, code: str) -> Any:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import heapq
+from collections.abc import Iterable, Sequence
+
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
@@ -59,14 +62,44 @@ def tile_grids(kinds: dict[str, torch.Tensor]) -> Figure:
     return figure
 
 
+def rows(kernel: str, **fields: object) -> pd.DataFrame:
+    """An H200's stored rows of this chapter: of "variant", "block_mask", "whole_tile", "cap", "order" or "crowded"."""
+    return results.select(results.load("h200")["kernels"], chapter=10, kernel=kernel, **fields)
+
+
 def stored(S: int = 16_384, mode: str = "fwd") -> pd.DataFrame:
-    """An H200's stored times at S: the rows of kernel "variant"."""
-    return results.select(results.load("h200")["kernels"], chapter=10, kernel="variant", mode=mode, S=S)
+    """The stored times of each variant at S."""
+    return rows("variant", mode=mode, S=S)
 
 
 def measured(mask: str, D: int, S: int = 16_384, mode: str = "fwd") -> float:
     """The stored ms with this mask, of the forward, or of the backward ("bwd")."""
     return results.select(stored(S, mode), provider=mask, D=D)["ms"].item()
+
+
+def end_on_sms(works: Iterable[float], sms: int, speeds: Sequence[float]) -> float:
+    """When the last program ends, if an SM that has room for len(speeds) programs runs each of n at speeds[n - 1].
+
+    works: what each program takes at speed 1, in order of launch.
+    """
+    works = iter(works)
+    left: list[list[float]] = [[] for _ in range(sms)]  # of each SM's programs
+    for _ in speeds:
+        for programs in left:
+            programs += [work for work in [next(works, None)] if work is not None]
+    ends = [(min(programs) / speeds[len(programs) - 1], sm) for sm, programs in enumerate(left) if programs]
+    heapq.heapify(ends)
+    now = 0.0
+    while ends:
+        now, sm = heapq.heappop(ends)
+        done = min(left[sm])
+        programs = [work - done for work in left[sm] if work - done > 1e-9]
+        while len(programs) < len(speeds) and (work := next(works, None)) is not None:
+            programs.append(work)
+        left[sm] = programs
+        if programs:
+            heapq.heappush(ends, (now + min(programs) / speeds[len(programs) - 1], sm))
+    return now
 
 
 def slots_at_work(idle: dict[str, list[float]], D: int) -> Figure:
@@ -96,8 +129,8 @@ def ours_against_flex() -> Figure:
     for ax, D in zip(panels, (64, 128), strict=True):
         ax.axvline(1, color="black", linewidth=1)
         for mode, marker, aside in (("fwd", "o", -0.17), ("bwd", "s", 0.17)):
-            rows = results.select(stored(mode=mode), D=D).set_index("provider").loc[list(names)]
-            ratio, low, high = (rows[x] / rows["flex_ms"] for x in ("ms", "ms_20", "ms_80"))
+            times = results.select(stored(mode=mode), D=D).set_index("provider").loc[list(names)]
+            ratio, low, high = (times[x] / times["flex_ms"] for x in ("ms", "ms_20", "ms_80"))
             down = [y + aside for y in range(len(names))]
             ax.errorbar(ratio, down, xerr=[ratio - low, high - ratio], fmt=marker, capsize=3, label=PASSES[mode])
             for y, x in zip(down, ratio, strict=True):
@@ -105,6 +138,7 @@ def ours_against_flex() -> Figure:
         ax.set_title(f"D = {D}")
         ax.set(xlim=(0.7, 1.52), ylim=(len(names) - 0.5, -0.5))
     panels[0].set_yticks(range(len(names)), [NAMES.get(name, name) for name in names])
-    figure.supxlabel("our time / FlexAttention's (left of 1: ours is faster)", fontsize=11)
+    words = "our time / FlexAttention's (left of 1: ours is faster; whiskers: our 20th to 80th percentile)"
+    figure.supxlabel(words, fontsize=10)
     figure.legend(*panels[1].get_legend_handles_labels(), loc="outside right upper")
     return figure

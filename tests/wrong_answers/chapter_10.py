@@ -12,8 +12,8 @@ from fa_tutorial.matmul import tl, triton
 
 @triton.jit
 def soft_cap_by_growing_exponentials(s, b, h, i, j, aux):
-    e = tl.exp(2 * s / aux[2])
-    return aux[2] * (e - 1) / (e + 1), 4 * e / ((e + 1) * (e + 1))
+    e = tl.exp(2 * s / aux.c)
+    return aux.c * (e - 1) / (e + 1), 4 * e / ((e + 1) * (e + 1))
 
 
 def idle_times_by_waves(tiles, slots, start, tile):
@@ -81,22 +81,22 @@ def dropout_gradients_by_autograd(p, p_sink, z, v, do):
     return ds, dv, dsink.sum()
 
 
-BOTH = "(distance <= 0) & (distance >= -aux[0])"
+BOTH = "(distance <= 0) & (distance >= -aux.left)"
 NOT_JITTED = ("@triton.jit\n", "")
 
 WRONG_ANSWERS = (
     edit("10.1", "not jitted", NOT_JITTED, told="put @triton.jit above it"),
-    edit("10.1", "by names", ("i + aux[1]", "i + aux.shift"), ("-aux[0]", "-aux.left"), told="stops with"),
-    edit("10.1", "two entries of aux", ("    distance", "    left, shift = aux\n    distance"), told="read aux[0] and aux[1]", gpu=None),
-    edit("10.1", "no brackets", (BOTH, "distance <= 0 & distance >= -aux[0]"), told="with each comparison in brackets", gpu="stops with"),
-    edit("10.1", "a chain", (BOTH, "-aux[0] <= distance <= 0"), told="`and`, which a chain a < b < c holds too", gpu=None),
-    edit("10.1", "no brackets around the second", (BOTH, "(distance <= 0) & distance >= -aux[0]"),
+    edit("10.1", "another name", ("-aux.left", "-aux.window"), told="aux has left, shift and c", gpu="stops with"),
+    edit("10.1", "two entries of aux", ("    distance", "    left, shift = aux\n    distance"), told="read them by name, as aux.left", gpu=None),
+    edit("10.1", "no brackets", (BOTH, "distance <= 0 & distance >= -aux.left"), told="with each comparison in brackets", gpu="stops with"),
+    edit("10.1", "a chain", (BOTH, "-aux.left <= distance <= 0"), told="`and`, which a chain a < b < c holds too", gpu=None),
+    edit("10.1", "no brackets around the second", (BOTH, "(distance <= 0) & distance >= -aux.left"),
          told="each in its own brackets, because & binds tighter than <= and >="),
-    edit("10.1", "no brackets around the first", (BOTH, "distance <= 0 & (distance >= -aux[0])"),
+    edit("10.1", "no brackets around the first", (BOTH, "distance <= 0 & (distance >= -aux.left)"),
          told="because & binds tighter than <=: put each comparison in its own brackets"),
     edit("10.1", "and", (") & (", ") and ("), told="join masks by &, not by `and`", gpu=None),
     edit("10.1", "numbers", (BOTH, f"tl.where({BOTH}, 1, 0)"), told="a mask mod returns booleans"),
-    edit("10.1", "of the first tile alone", ("j - (i + aux[1])", "tl.arange(0, 16)[None, :] - tl.arange(0, 8)[:, None] - aux[1]"),
+    edit("10.1", "of the first tile alone", ("j - (i + aux.shift)", "tl.arange(0, 16)[None, :] - tl.arange(0, 8)[:, None] - aux.shift"),
          told="a tile may be anywhere, and of any shape"),
     edit("10.2", "in float32", (".int()", ".float()", 2), told="the kinds are right, but they are in float32"),
     ("10.2", window_kinds_by_pairs, "a tensor holds the 512 pairs of a tile, or more: two corners decide a tile"),
@@ -155,20 +155,27 @@ WRONG_ANSWERS = (
     edit("10.4", "not jitted", NOT_JITTED, told="put @triton.jit above it"),
     ("10.4", soft_cap_by_growing_exponentials, "one edge is left: a score may lie far beyond the cap"),
     edit("10.4", "missing tanh", ("t = tanh", "t = tl.no_such_tanh"), told="stops with AttributeError"),
-    edit("10.4", "a numerical derivative", ("1 - t * t", "aux[2] * (tanh((s + 0.01) / aux[2]) - tanh((s - 0.01) / aux[2])) / 0.02"),
+    edit("10.4", "a numerical derivative", ("1 - t * t", "aux.c * (tanh((s + 0.01) / aux.c) - tanh((s - 0.01) / aux.c)) / 0.02"),
          told="the derivative comes from a formula"),
-    edit("10.4", "the derivative alone", ("aux[2] * t, ", ""), told="must return two results", gpu=None),
+    edit("10.4", "a whole number for c", ("t = tanh(s / aux.c)\n    return aux.c * t", "c = tl.cast(aux.c, tl.int32)\n    t = tanh(s / c)\n    return c * t"),
+         told="c may be any positive number"),
+    edit("10.4", "the derivative alone", ("aux.c * t, ", ""), told="must return two results", gpu=None),
     edit("10.5", "ds alone", ("return p, ds", "return ds"), told="must return two results", gpu=None),
     edit("10.5", "three results", ("return p, ds", "return p, ds, dp"), told="must return two results", gpu=None),
     edit("10.5", "no b and h", ("SCORE_MOD(s, b, h, i", "SCORE_MOD(s, i"), told="a score mod s before these", gpu="stops with"),
-    edit("10.5", "an entry of aux", ("SCORE_MOD(s, b, h, i, j, aux)", "SCORE_MOD(s, b, h, i, j, aux[2])"), told="gets aux, the whole tuple", gpu="stops with"),
+    edit("10.5", "an entry of aux", ("SCORE_MOD(s, b, h, i, j, aux)", "SCORE_MOD(s, b, h, i, j, aux.c)"), told="gets aux, the whole tuple", gpu="stops with"),
     edit("10.5", "the score is masked", ("tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", "SCORE_MOD(s, b, h, i, j, aux)"),
          ("p, 0.0)", "p, -float('inf'))\n    p = tl.exp(p - lse)"), told="choose 0 with tl.where, after exp"),
     edit("10.5", "b and h exchanged", ("MASK_MOD(b, h,", "MASK_MOD(h, b,"),
          told="MASK_MOD gets the numbers of batch entry, head, query and key"),
     edit("10.5", "lse as a vector", ("aux) - lse)", "aux) - lse[:, None])"), told="lse and delta broadcast to a tile already", gpu="stops with"),
     edit("10.5", "i and j exchanged", ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i"),
-         told="p is exp of SCORE_MOD(s, b, h, i, j, aux) less lse"),
+         told="SCORE_MOD gets i and j exchanged"),
+    *(edit("10.5", f"{name} without b and h", (f"{name}(s, b, h,", f"{name}(s, 0, 0,"), told="a score may differ by batch entry and head, as ALiBi's does")
+      for name in ("SCORE_MOD", "SCORE_GRAD")),
+    edit("10.5", "b and h exchanged for the score", ("SCORE_MOD(s, b, h,", "SCORE_MOD(s, h, b,"), told="SCORE_MOD and SCORE_GRAD get b and h as they are"),
+    edit("10.5", "the mask's i and j exchanged", ("MASK_MOD(b, h, i, j", "MASK_MOD(b, h, j, i"), told="MASK_MOD gets i and j exchanged"),
+    edit("10.5", "ds first", ("return p, ds", "return ds, p"), told="p and ds are exchanged: return p first"),
     edit("10.5", "s is overwritten", ("    p = tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", """    s = SCORE_MOD(s, b, h, i, j, aux)
     s = tl.where(MASK_MOD(b, h, i, j, aux), s, -1e9)
     p = tl.exp(s - lse)"""), ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""), told="SCORE_GRAD, which takes s as it came in"),
@@ -224,6 +231,12 @@ WRONG_ANSWERS = (
          told="end's search lacks right=True: an entry of cu that equals the token counts too"),
     edit("10.8", "right=True is forgotten twice", ("cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, top).clamp(min=1) - 1]"),
          ("searchsorted(cu, last, right=True)", "searchsorted(cu, last)"), told="both searches lack right=True: an entry of cu that equals the token counts too"),
+    edit("10.8", "lists", ("return start // block, (stop + block - 1) // block", "return (start // block).tolist(), ((stop + block - 1) // block).tolist()"),
+         told="first is a list: return a tensor"),
+    edit("10.8", "first in tokens", ("start // block", "start"), told="first is a token's number, not a tile's: divide by block"),
+    edit("10.8", "end in tokens", ("(stop + block - 1) // block", "stop"), told="end is a token's number, not a tile's"),
+    edit("10.8", "right=True is forgotten for first, unclamped", ("cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, top) - 1]"),
+         told="first's search lacks right=True"),
     edit("10.8", "first alone", (", (stop + block - 1) // block", ""), told="want a tuple (first, end)"),
     edit("10.8", "in float32", ("start // block", "(start // block).float()"), told="a tile's number is an integer"),
     ("10.8", packed_tiles_by_pairs, "a tensor of all 256 pairs is made: two queries decide a block"),

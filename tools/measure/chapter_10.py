@@ -22,7 +22,8 @@ from fa_tutorial.bench.chapter_10 import documents
 from fa_tutorial.bench.measure import call_of
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, timed, timed_in_turns
-from fa_tutorial.variants import attention_with, make_block_mask, mods
+from fa_tutorial.source import defined, edited, source_of
+from fa_tutorial.variants import attention_with, forward, make_block_mask, mods
 from fa_tutorial.variants.forward import (
     CONFIGS,
     tl,
@@ -241,6 +242,125 @@ def list_all_as_mixed(block_mask: Any, D: int) -> None:
     count[1] = 0
 
 
+@triton.jit
+def cap_of_one_instruction(s, b, h, i, j, aux):
+    """The page's soft cap whose tanh is the GPU's own."""
+    t = tl.inline_asm_elementwise(
+        "tanh.approx.f32 $0, $1;", "=f,f", [s * (1 / aux.softcap)], dtype=tl.float32, is_pure=True, pack=1
+    )
+    return aux.softcap * t
+
+
+CAPS = {"none": None, "tanh": mods.soft_cap, "tanh.approx": cap_of_one_instruction}
+
+
+def cap_cases() -> Iterator[Measurement]:
+    """Causal forwards of 16,384 tokens without a cap, with the package's, and with the GPU's own tanh, in turns."""
+    for D in HEAD_DIMS:
+        rows = functools.cache(partial(_caps_in_turns, D))
+        for cap in CAPS:
+            yield about(10, "cap", cap, S=TOKENS, D=D), lambda rows=rows, cap=cap: rows()[cap]
+
+
+def _caps_in_turns(D: int) -> dict[str, dict[str, Any]]:
+    """With the largest difference of o from that of the package's cap, as `difference`."""
+    q, k, v = (randn(1, HIDDEN // D, TOKENS, D) for _ in range(3))
+    aux = mods.Aux(offset=0, left=TOKENS, right=0, softcap=SOFTCAP)
+    mask = mods.sliding_window
+    block_mask = make_block_mask(mask, TOKENS, TOKENS, aux=aux, B=1, H=1, device=q.device)
+    calls = {
+        name: partial(attention_with, q, k, v, score_mod=cap, mask_mod=mask, aux=aux, block_mask=block_mask)
+        for name, cap in CAPS.items()
+    }
+    truth = calls["tanh"]().float()
+    difference = {name: float((call().float() - truth).abs().max()) for name, call in calls.items()}
+    return {name: row | {"difference": difference[name]} for name, row in timed_in_turns(calls).items()}
+
+
+ORDERS = ("last block first", "longest first, heads as they are", "longest first")
+
+
+def in_order(order: str) -> Callable:
+    """variant_forward whose programs start in this order of a head's blocks: aux[1] tells it, (blocks,) int32.
+
+    "longest first" starts each block in all heads before the next, the others in as many heads as the package does.
+    """
+    by_list = ("start_m = (row_blocks - 1 - row_block)", "start_m = tl.load(aux[1] + row_block)")
+    kernel = edited(source_of(forward.forward_kernel), by_list)
+    sizes = source_of(forward.sizes_of)
+    if order == "longest first":
+        sizes = edited(sizes, ("heads_at_once(S_k)", "H_q"))
+    text = "\n\n\n".join((kernel, sizes, source_of(forward.variant_forward)))
+    return defined(text, vars(forward))["variant_forward"]
+
+
+def order_cases() -> Iterator[Measurement]:
+    """Forwards of the documents' 16,384 tokens whose programs start in another order, in turns."""
+    for D in HEAD_DIMS:
+        rows = functools.cache(partial(_orders_in_turns, D))
+        for order in ORDERS:
+            yield about(10, "order", order, S=TOKENS, D=D), lambda rows=rows, order=order: rows()[order]
+
+
+def _orders_in_turns(D: int) -> dict[str, dict[str, Any]]:
+    q, k, v = (randn(1, HIDDEN // D, TOKENS, D) for _ in range(3))
+    first, _, _ = same_document(TOKENS)
+    mask = mods.causal_documents
+    tiles = make_block_mask(mask, TOKENS, TOKENS, aux=(first,), B=1, H=1, device=q.device)
+    needed = tiles.tiles(CONFIGS[D].block_m, CONFIGS[D].block_n).count.sum(dim=0)[0, 0]
+    last_first = torch.arange(len(needed) - 1, -1, -1, device=q.device)
+    longest_first = last_first[needed[last_first].argsort(descending=True, stable=True)]
+    calls = {}
+    for name in ORDERS:
+        order = last_first if name == "last block first" else longest_first
+        aux = first, order.int()
+        calls[name] = partial(in_order(name), q, k, v, mods.Mods(mask=mask, scale=D**-0.5), aux, tiles)
+    truth, *others = (call()[0] for call in calls.values())
+    assert all(torch.equal(truth, o) for o in others), "another order of programs, and the result is another"
+    return timed_in_turns(calls)
+
+
+@triton.jit
+def in_range(b, h, i, j, aux):
+    """Keys from query i's first one on, and before the last. aux: (each query's first key, keys)."""
+    return (j >= tl.load(aux[0] + i)) & (j <= i + aux[1])
+
+
+CROWDS = [(64, 1), (64, 2), (64, 3), (128, 1), (128, 2)]  # D, programs on an SM
+
+
+def crowded_cases() -> Iterator[Measurement]:
+    """Forwards of one block of 64 queries a head, with 1, 2 or 3 programs for each SM, in turns.
+
+    Their tiles are all whole or all listed as mixed. All heads share k and v, which stay in the L2 cache.
+    """
+    for D in HEAD_DIMS:
+        rows = functools.cache(partial(_crowds_in_turns, D))
+        crowds = [crowd for d, crowd in CROWDS if d == D]
+        for case in itertools.product(("whole", "mixed"), crowds, (256, 768)):
+            kind, crowd, tiles = case
+            sizes = {"D": D, "on_an_sm": crowd, "tiles": tiles}
+            yield about(10, "crowded", kind, **sizes), lambda rows=rows, case=case: rows()[case]
+
+
+def _crowds_in_turns(D: int) -> dict[tuple, dict[str, Any]]:
+    block_m, block_n = CONFIGS[D].block_m, CONFIGS[D].block_n
+    sms = torch.cuda.get_device_properties(0).multi_processor_count
+    first = torch.zeros(block_m, dtype=torch.int32, device=hardware.device())
+    calls = {}
+    for kind, crowd, tiles in itertools.product(("whole", "mixed"), [c for d, c in CROWDS if d == D], (256, 768)):
+        q, k, v = randn(1, sms * crowd, block_m, D), *(randn(1, 1, tiles * block_n, D) for _ in range(2))
+        aux = first, tiles * block_n
+        mask = make_block_mask(in_range, block_m, tiles * block_n, aux=aux, B=1, H=1, device=q.device)
+        if kind == "mixed":
+            list_all_as_mixed(mask, D)
+        calls[kind, crowd, tiles] = partial(
+            attention_with, q, k, v, mask_mod=in_range, aux=aux, block_mask=mask, scale=D**-0.5
+        )
+    return timed_in_turns(calls, rounds=5)
+
+
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
-    return itertools.chain(variant_cases(), block_mask_cases(), mixed_cases())
+    kinds = (variant_cases, block_mask_cases, mixed_cases, cap_cases, order_cases, crowded_cases)
+    return itertools.chain.from_iterable(cases() for cases in kinds)

@@ -3,7 +3,7 @@
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.chapter_10.jitted_mod import launched
+from fa_tutorial.exercises.chapter_10.jitted_mod import Aux, launched
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import check_begun
 from fa_tutorial.exercises.running import Wrong
@@ -12,9 +12,9 @@ from fa_tutorial.matmul import tl, triton
 
 @triton.jit
 def window(b, h, i, j, aux):
-    """Query i sees its own position and the aux[0] keys before it. aux[1]: S_k − S_q."""
-    distance = j - (i + aux[1])  # 0 on the diagonal, negative in the past
-    return (distance <= 0) & (distance >= -aux[0])
+    """Query i sees its own position and the aux.left keys before it. aux.shift: S_k − S_q."""
+    distance = j - (i + aux.shift)  # 0 on the diagonal, negative in the past
+    return (distance <= 0) & (distance >= -aux.left)
 
 
 TILE = 8, 16  # of queries and keys
@@ -42,7 +42,7 @@ def adapt(mod):
     def on_pairs(S_q, S_k, left):
         seen = torch.empty(S_q, S_k, device=hardware.device())
         grid = triton.cdiv(S_q, TILE[0]), triton.cdiv(S_k, TILE[1])
-        launched(lambda: run_mask[grid](seen, S_q, S_k, (left, S_k - S_q, 0), MOD=mod, ROWS=TILE[0], COLUMNS=TILE[1]))
+        launched(lambda: run_mask[grid](seen, S_q, S_k, Aux(left, S_k - S_q), MOD=mod, ROWS=TILE[0], COLUMNS=TILE[1]))
         if (seen == NUMBERS.value).any():
             raise Wrong("returns numbers: a mask mod returns booleans, as comparisons do")
         return seen
@@ -50,24 +50,24 @@ def adapt(mod):
     return on_pairs
 
 
-BOTH, OWN = "(distance <= 0) & (distance >= -aux[0])", "j - (i + aux[1])"
+BOTH, OWN = "(distance <= 0) & (distance >= -aux.left)", "j - (i + aux.shift)"
 MISTAKES = {
     ("every pair is seen: join the two comparisons by &, each in its own brackets, because & binds tighter than <= and "
     ">="): (BOTH, BOTH.replace("&", "|")),
-    ("no key is too far back: the comparison with −aux[0] is missing, or has no effect, because & binds tighter than <=: put each "
+    ("no key is too far back: the comparison with −aux.left is missing, or has no effect, because & binds tighter than <=: put each "
     "comparison in its own brackets"): (
         BOTH, "distance <= 0"),
-    "later keys are seen: the window ends at the query's own position": (BOTH, "distance >= -aux[0]"),
-    "the window starts at the top left: query i stands at key i + aux[1]": (OWN, "j - i"),
-    "S_k − S_q has the wrong sign: query i stands at key i + aux[1]": (OWN, "j - (i - aux[1])"),
-    "the window is one key too narrow: aux[0] counts the keys before the query's own": (">= -aux[0]", "> -aux[0]"),
-    "the window is one key too wide: aux[0] counts the keys before the query's own": (">= -aux[0]", ">= -aux[0] - 1"),
+    "later keys are seen: the window ends at the query's own position": (BOTH, "distance >= -aux.left"),
+    "the window starts at the top left: query i stands at key i + aux.shift": (OWN, "j - i"),
+    "S_k − S_q has the wrong sign: query i stands at key i + aux.shift": (OWN, "j - (i - aux.shift)"),
+    "the window is one key too narrow: aux.left counts the keys before the query's own": (">= -aux.left", "> -aux.left"),
+    "the window is one key too wide: aux.left counts the keys before the query's own": (">= -aux.left", ">= -aux.left - 1"),
     "a query doesn't see its own key: distance 0 belongs to the window": ("distance <= 0", "distance < 0"),
-    "the window lies ahead of the query: the distance is negative for a key in the past": (OWN, "(i + aux[1]) - j"),
-    "the window reaches as far ahead as back: later keys are hidden": (BOTH, "tl.abs(distance) <= aux[0]"),
-    "seen and hidden are exchanged: return True for the pairs that are seen": (BOTH, "(distance > 0) | (distance < -aux[0])"),
-    "aux[0] and aux[1] are exchanged: aux[0] is how many keys before its own a query sees, aux[1] is S_k − S_q": [
-        (OWN, "j - (i + aux[0])"), (">= -aux[0]", ">= -aux[1]")],
+    "the window lies ahead of the query: the distance is negative for a key in the past": (OWN, "(i + aux.shift) - j"),
+    "the window reaches as far ahead as back: later keys are hidden": (BOTH, "tl.abs(distance) <= aux.left"),
+    "seen and hidden are exchanged: return True for the pairs that are seen": (BOTH, "(distance > 0) | (distance < -aux.left)"),
+    "aux.left and aux.shift are exchanged: aux.left is how many keys before its own a query sees, aux.shift is S_k − S_q": [
+        (OWN, "j - (i + aux.left)"), (">= -aux.left", ">= -aux.shift")],
 }  # fmt: skip
 
 CONDITIONS = {"lengths": "S_q and S_k may differ: query i stands at key i + S_k − S_q"}
@@ -101,8 +101,8 @@ EXERCISE = Exercise(
     conditions=CONDITIONS,
     hints=(
         "On which key does query i stand? The last query stands on the last key.",
-        "distance = j − (i + aux[1]) is 0 there, negative before it, positive after it.",
-        "Two comparisons, each in its own brackets, joined by &: distance is at most 0, and at least −aux[0].",
+        "distance = j − (i + aux.shift) is 0 there, negative before it, positive after it.",
+        "Two comparisons, each in its own brackets, joined by &: distance is at most 0, and at least −aux.left.",
     ),
     solution=window,
     reasoning="i + S_k − S_q is the key on query i's diagonal, as in the causal mask. A causal window lets distances from −left to 0 "
@@ -110,7 +110,7 @@ EXERCISE = Exercise(
     more="The package's sliding_window also has a right end, and leaves out the comparison of a side without a limit.",
     inputs=inputs,
     truth=truth,
-    rule="query i sees key j where the distance, j − (i + aux[1]), is at most 0 and at least −aux[0]",
+    rule="query i sees key j where the distance, j − (i + aux.shift), is at most 0 and at least −aux.left",
     mistakes=MISTAKES,
     adapt=adapt,
 )

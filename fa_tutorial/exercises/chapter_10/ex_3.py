@@ -6,6 +6,7 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_10.ex_1 import window
+from fa_tutorial.exercises.chapter_10.jitted_mod import Aux
 from fa_tutorial.exercises.forward_cases import draw_qkv
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
@@ -136,7 +137,7 @@ def launch(q, k, v, left, blocks):
     index, count = lists(is_seen(B, H, S_q, S_k, left), *blocks)
     tensors = *(In(x, as_heads=True) for x in (q, k, v)), Out(q.shape, q.dtype, as_heads=True), In(index), In(count)
     meta = {"MASK_MOD": MODS.get(left, window), "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
-    return Launch((len(index) * B * H,), (*tensors, H, S_q, S_k, D, D**-0.5, (left, S_k - S_q)), meta)
+    return Launch((len(index) * B * H,), (*tensors, H, S_q, S_k, D, D**-0.5, Aux(left, S_k - S_q)), meta)
 
 
 def truth(q, k, v, left, blocks):
@@ -189,8 +190,8 @@ def inputs():
 
 @triton.jit
 def noting(b, h, i, j, aux):
-    """The window's mask mod, which sets aux[2], (S_q, aux[3]) zeros, to 1 at each pair that it is asked about."""
-    tl.store(aux[2] + i * aux[3] + j, 1.0)
+    """The window's mask mod, which sets aux.asked, (S, S) zeros with S = aux.c, to 1 at each pair that it is asked about."""
+    tl.store(aux.asked + i * aux.c + j, 1.0)
     return window(b, h, i, j, aux)
 
 
@@ -201,7 +202,7 @@ def refused(kernel):
     q, k, v, o = (torch.zeros(1, 1, S, block, device=hardware.device()) for _ in range(4))
     asked = torch.zeros(S, S, device=hardware.device())
     meta = {"MASK_MOD": noting, "BLOCK_M": block, "BLOCK_N": block, "BLOCK_D": block}
-    kernel[(S // block,)](*map(heads, (q, k, v, o)), index, count, 1, S, S, block, 1.0, (left, 0, asked, S), **meta)
+    kernel[(S // block,)](*map(heads, (q, k, v, o)), index, count, 1, S, S, block, 1.0, Aux(left, c=S, asked=asked), **meta)
     asked = asked.view(S // block, block, S // block, block).sum(dim=(1, 3)) > 0
     if int(asked.sum()) > int(count[0].sum()):
         return (

@@ -3,7 +3,7 @@
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.chapter_10.jitted_mod import launched
+from fa_tutorial.exercises.chapter_10.jitted_mod import Aux, launched
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import check_begun
 from fa_tutorial.exercises.inputs import generator
@@ -13,9 +13,9 @@ from fa_tutorial.variants.mods import tanh
 
 @triton.jit
 def soft_cap(s, b, h, i, j, aux):
-    """(the capped score, its derivative by s). c is aux[2]."""
-    t = tanh(s / aux[2])
-    return aux[2] * t, 1 - t * t
+    """(the capped score, its derivative by s). c is aux.c."""
+    t = tanh(s / aux.c)
+    return aux.c * t, 1 - t * t
 
 
 SIZE = 16
@@ -37,25 +37,23 @@ def adapt(mod):
 
     def on_scores(s, cap):
         score, grad = torch.empty_like(s), torch.empty_like(s)
-        launched(lambda: run_both[(1,)](s, score, grad, s.numel(), (7, 0, cap), MOD=mod, SIZE=SIZE), results=2)
+        launched(lambda: run_both[(1,)](s, score, grad, s.numel(), Aux(7, 0, cap), MOD=mod, SIZE=SIZE), results=2)
         return score, grad
 
     return on_scores
 
 
-BOTH = "aux[2] * t, 1 - t * t"
+BOTH = "aux.c * t, 1 - t * t"
 MISTAKES = {
-    "the two results are exchanged: first the score, then its derivative": (BOTH, "1 - t * t, aux[2] * t"),
-    "the score isn't multiplied by c again: it must reach ±c": ("return aux[2] * t", "return t"),
-    "tanh is taken of s: it is taken of s / c": ("tanh(s / aux[2])", "tanh(s)"),
+    "the two results are exchanged: first the score, then its derivative": (BOTH, "1 - t * t, aux.c * t"),
+    "the score isn't multiplied by c again: it must reach ±c": ("return aux.c * t", "return t"),
+    "tanh is taken of s: it is taken of s / c": ("tanh(s / aux.c)", "tanh(s)"),
     "the score is cut off at ±c, and the derivative falls from 1 to 0 there: a soft cap bends, c · tanh(s / c)": (
-        BOTH, "tl.minimum(tl.maximum(s, -aux[2]), aux[2]), tl.where(tl.abs(s) < aux[2], 1.0, 0.0)"),
-    "c is read from aux[0]: your window's mask took aux[0] and aux[1], so c is aux[2]": [
-        ("tanh(s / aux[2])", "tanh(s / aux[0])"), ("return aux[2] * t", "return aux[0] * t")],
-    "the inner derivative is missing: s / c has the derivative 1 / c": ("1 - t * t", "aux[2] * (1 - t * t)"),
-    "the factor c before tanh is missing in the derivative: it cancels 1 / c": ("1 - t * t", "(1 - t * t) / aux[2]"),
+        BOTH, "tl.minimum(tl.maximum(s, -aux.c), aux.c), tl.where(tl.abs(s) < aux.c, 1.0, 0.0)"),
+    "the inner derivative is missing: s / c has the derivative 1 / c": ("1 - t * t", "aux.c * (1 - t * t)"),
+    "the factor c before tanh is missing in the derivative: it cancels 1 / c": ("1 - t * t", "(1 - t * t) / aux.c"),
     "tanh isn't squared: its derivative is 1 − tanh²": ("1 - t * t", "1 - t"),
-    "the capped score is squared: square tanh alone": ("t * t", "aux[2] * t * aux[2] * t"),
+    "the capped score is squared: square tanh alone": ("t * t", "aux.c * t * aux.c * t"),
     "the derivative is 1 everywhere: that holds only near s = 0": ("1 - t * t", "1.0"),
 }  # fmt: skip
 CONDITIONS = {"far": "a score may lie far beyond the cap, on either side: then it is ±c and the derivative 0, and no exponential overflows"}
@@ -72,8 +70,9 @@ def inputs():
     yield case(
         torch.tensor([0.5, -3.0, 90.0], device=place),
         30.0,
-        otherwise="c is aux[2], whatever its value, and the derivative comes from a formula, not from a difference",
+        otherwise="c is aux.c, whatever its value, and the derivative comes from a formula, not from a difference",
     )
+    yield case(torch.tensor([0.5, -1.0, 4.0], device=place), 1.5, otherwise="c may be any positive number, so don't round it")
     yield case(torch.tensor([3000.0, -3000.0], device=place), 2.0, edge="far")
     draw = generator()
     yield case((20 * torch.randn(SIZE, generator=draw)).to(place), 10.0, on="random scores", fresh=True)

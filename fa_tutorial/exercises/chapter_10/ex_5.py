@@ -7,7 +7,7 @@ import torch
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_10.ex_1 import window
 from fa_tutorial.exercises.chapter_10.ex_3 import THIRD, every_third, is_seen
-from fa_tutorial.exercises.chapter_10.jitted_mod import launched
+from fa_tutorial.exercises.chapter_10.jitted_mod import Aux, launched
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import check_begun
 from fa_tutorial.exercises.inputs import generator
@@ -27,14 +27,14 @@ def score_gradients(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD: tl.constexpr,
 
 @triton.jit
 def capped(s, b, h, i, j, aux):
-    """A soft cap at aux[2], and a penalty for distance."""
-    return aux[2] * tanh(s / aux[2]) + 0.125 * (j - i)
+    """A soft cap at aux.c, stretched by aux.of_heads for each batch entry and twice for each head, and a penalty for distance."""
+    return (1 + aux.of_heads * (b + 2 * h)) * aux.c * tanh(s / aux.c) + 0.125 * (j - i)
 
 
 @triton.jit
 def capped_grad(s, b, h, i, j, aux):
-    t = tanh(s / aux[2])
-    return 1 - t * t
+    t = tanh(s / aux.c)
+    return (1 + aux.of_heads * (b + 2 * h)) * (1 - t * t)
 
 
 BLOCK, B, H = 16, 1, 2  # the number of the batch entry, and of the head
@@ -56,15 +56,15 @@ def run_step(s_ptr, dp_ptr, lse_ptr, delta_ptr, p_ptr, ds_ptr, S_q, S_k, b, h, a
 
 
 def adapt(step):
-    """The step as a function of tensors: of s and dp (S_q, S_k), lse and delta (S_q,), the window's left, the cap, and TURNED."""
+    """The step as a function of tensors: of s and dp (S_q, S_k), lse and delta (S_q,), the window's left, the cap, TURNED and aux.of_heads."""
     check_begun(step)
 
-    def on_tiles(s, dp, lse, delta, left, cap, turned):
+    def on_tiles(s, dp, lse, delta, left, cap, turned, of_heads):
         (S_q, S_k), place = s.shape, hardware.device()
         p, ds = (torch.empty(S_q, S_k, device=place) for _ in range(2))
         tensors = [x.to(place) for x in (s, dp, lse, delta)]
         mods = {"MASK_MOD": every_third if left == THIRD else window, "SCORE_MOD": capped, "SCORE_GRAD": capped_grad}
-        aux = (left, S_k - S_q, cap)
+        aux = Aux(left, S_k - S_q, cap, of_heads)
         launched(
             lambda: run_step[(1,)](*tensors, p, ds, S_q, S_k, B, H, aux, STEP=step, **mods, TURNED=turned, BLOCK=BLOCK),
             broadcast="i and j, lse and delta",
@@ -92,6 +92,13 @@ MISTAKES = {
     ("the score is masked before SCORE_MOD, and a cap turns −inf into −c, so that hidden pairs have a p, though SCORE_GRAD is 0 there: put 0 "
     "in p, with tl.where, after exp"): (f"{P}    p = {MASK}\n", f"    s = {MASKED}\n{P}"),
     "SCORE_GRAD multiplies dp alone: it is a factor of all of p (dp − delta)": (f"(dp - delta) * {GRAD}", f"({GRAD} * dp - delta)"),
+    "p and ds are exchanged: return p first": ("return p, ds", "return ds, p"),
+    "MASK_MOD gets i and j exchanged: i numbers the queries and j the keys, whichever way the tile lies": (
+        "MASK_MOD(b, h, i, j", "MASK_MOD(b, h, j, i"),
+    "SCORE_MOD gets i and j exchanged: i numbers the queries and j the keys, whichever way the tile lies": (
+        "SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i"),
+    "both mods get i and j exchanged: i numbers the queries and j the keys, whichever way the tile lies": [
+        ("MASK_MOD(b, h, i, j", "MASK_MOD(b, h, j, i"), ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i")],
     ("a row that sees nothing gets NaN: its lse is −inf, so neither inf · 0, a product with the mask, nor −inf − (−inf), a masked score, "
     "is 0; choose 0 with tl.where, after exp"): (MASK, "p * MASK_MOD(b, h, i, j, aux).to(tl.float32)"),
 }  # fmt: skip
@@ -101,14 +108,16 @@ CONDITIONS = {
 }
 
 
-def truth(s, dp, lse, delta, left, cap, turned):
+def truth(s, dp, lse, delta, left, cap, turned, of_heads):
     s, dp, delta = s.double(), dp.double(), delta.double()
-    p = torch.softmax(modified(s, cap).masked_fill(~visible(*s.shape, left), -math.inf), dim=-1).nan_to_num()
-    return p, p * (dp - delta[:, None]) * (1 - torch.tanh(s / cap) ** 2)
+    p = torch.softmax(modified(s, cap, of_heads).masked_fill(~visible(*s.shape, left), -math.inf), dim=-1).nan_to_num()
+    return p, p * (dp - delta[:, None]) * (1 + of_heads * (B + 2 * H)) * (1 - torch.tanh(s / cap) ** 2)
 
 
-def modified(s, cap):
-    return cap * torch.tanh(s / cap) + 0.125 * (torch.arange(s.shape[-1]) - torch.arange(s.shape[-2])[:, None])
+def modified(s, cap, of_heads=0.0):
+    return (1 + of_heads * (B + 2 * H)) * cap * torch.tanh(s / cap) + 0.125 * (
+        torch.arange(s.shape[-1]) - torch.arange(s.shape[-2])[:, None]
+    )
 
 
 def visible(S_q, S_k, left):
@@ -116,13 +125,14 @@ def visible(S_q, S_k, left):
 
 
 def inputs():
-    def rows(S_q, S_k, left, cap, otherwise="", *, turned=False, size=2.0, draw=None, **options):
+    def rows(S_q, S_k, left, cap, otherwise="", *, turned=False, size=2.0, of_heads=0.0, draw=None, **options):
         draw = draw or torch.Generator().manual_seed(S_q)
         s, dp = size * torch.randn(S_q, S_k, generator=draw), torch.randn(S_q, S_k, generator=draw)
-        lse = modified(s, cap).masked_fill(~visible(S_q, S_k, left), -math.inf).logsumexp(dim=-1)
+        lse = modified(s, cap, of_heads).masked_fill(~visible(S_q, S_k, left), -math.inf).logsumexp(dim=-1)
         mask = "every third key seen" if left == THIRD else f"a window of {left} key{'s' * (left != 1)} and the query's own"
         on = f"{S_q} quer{'y' if S_q == 1 else 'ies'}, {S_k} keys, {mask}, soft cap {cap}{', the tile transposed' * turned}"
-        return case(s, dp, lse, torch.randn(S_q, generator=draw), left, cap, turned, on=on, otherwise=otherwise, **options)
+        on += ", and a score of the head's own" * (of_heads > 0)
+        return case(s, dp, lse, torch.randn(S_q, generator=draw), left, cap, turned, of_heads, on=on, otherwise=otherwise, **options)
 
     plain = {
         "p": "p is exp of SCORE_MOD(s, b, h, i, j, aux) less lse: the softmax of the modified scores",
@@ -136,7 +146,9 @@ def inputs():
     yield rows(4, 4, 3, 5.0, "another cap: the mods know what a score becomes, so call SCORE_MOD and SCORE_GRAD, and hand them aux")
     yield rows(5, 8, 3, 2.0, "the mask and score mods get b, h, i, j and aux as they are, whichever way the tile lies", turned=True)
     yield rows(3, 9, THIRD, 2.0, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux")
-    yield rows(16, 16, 7, 3.0, draw=generator(), fresh=True)
+    heads = "a score may differ by batch entry and head, as ALiBi's does: SCORE_MOD and SCORE_GRAD get b and h as they are"
+    yield rows(4, 6, 2, 2.0, heads, of_heads=0.25)
+    yield rows(16, 16, 7, 3.0, draw=generator(), of_heads=0.25, fresh=True)
     yield rows(1, 4, 3, 200.0, size=200.0, edge="large")
     low = "a row's scores may be any finite numbers: a hidden pair's p is 0 by tl.where, after exp"
     yield rows(1, 2, 0, 3e30, low, size=-1e33, edge="large")

@@ -7,6 +7,7 @@ import torch
 from fa_tutorial.exercises.chapter_10.ex_1 import window
 from fa_tutorial.exercises.chapter_10.ex_3 import LATE, MODS, THIRD, is_seen
 from fa_tutorial.exercises.chapter_10.ex_5 import capped, capped_grad, modified, score_gradients
+from fa_tutorial.exercises.chapter_10.jitted_mod import Aux
 from fa_tutorial.exercises.forward_cases import draw_qkv
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
@@ -54,6 +55,8 @@ MISTAKES = {
     "start_m counts queries, and index_ptr holds numbers of tiles: multiply by BLOCK_M": (f"{NUMBER} * BLOCK_M", NUMBER),
     "the loop runs to the end of the list's row: only as many entries as count says stand for tiles": (COUNT, "range(down)"),
     "lse and delta are those of the block's keys: each listed tile has queries of its own": ("batch_head * S + i", "batch_head * S + j"),
+    "lse is that of the block's keys: each listed tile has queries of its own": ("lse_ptr + batch_head * S + i", "lse_ptr + batch_head * S + j"),
+    "dp is a product with k: dp = v doᵀ": ("dot(v_tile, tl.trans(do_tile))", "dot(k_tile, tl.trans(do_tile))"),
     "i, lse and delta lie along the wrong axis: the tile's rows are keys, so i is [1, BLOCK_M], and j [BLOCK_N, 1]": [
         ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
     "s lacks the scale: STEP takes scaled scores, s = scale · k qᵀ": ("scale * dot(k_tile", "dot(k_tile"),
@@ -82,7 +85,7 @@ def launch(q, k, v, do, lse, delta, left, blocks):
     mods = {"MASK_MOD": MODS.get(left, window), "SCORE_MOD": capped, "SCORE_GRAD": capped_grad, "STEP": score_gradients}
     meta = {**mods, "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
     lists = In(index.int()), In(count.int())
-    return Launch((len(index) * B * H,), (*tensors, *lists, In(lse), In(delta), H, S, D, D**-0.5, (left, 0, 2.0)), meta)
+    return Launch((len(index) * B * H,), (*tensors, *lists, In(lse), In(delta), H, S, D, D**-0.5, Aux(left, 0, 2.0)), meta)
 
 
 def weights(q, k, left):

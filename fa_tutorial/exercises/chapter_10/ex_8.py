@@ -4,6 +4,7 @@ import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.running import Wrong, adapting
 from fa_tutorial.exercises.watch import LargestTensor
 
 
@@ -31,6 +32,8 @@ MISTAKES = {
     "end comes from the block's first query: its last query may be of a later sequence": (LAST, LAST.replace("last", "top")),
     "first comes from the block's last query: its first query may be of an earlier sequence": (TOP, TOP.replace("top", "last")),
     "these are numbers of tokens: divide by block": (RETURN, "start, stop"),
+    "first is a token's number, not a tile's: divide by block": (RETURN, RETURN.replace("start // block", "start")),
+    "end is a token's number, not a tile's: divide by block, and round up": (RETURN, "start // block, stop"),
     "these are numbers of sequences: look up in cu where they begin and end, and divide by block": (
         RETURN, "torch.searchsorted(cu, top, right=True) - 1, torch.searchsorted(cu, last, right=True)"),
     "the block's last query is taken one too far: it is the first one + block − 1": ("(top + block - 1)", "(top + block)"),
@@ -43,6 +46,7 @@ MISTAKES = {
         (TOP, "cu[torch.searchsorted(cu, top) - 1]"), (LAST, LAST.replace(", right=True", ""))],
     f"first's search lacks right=True: {EQUAL}": (TOP, CLAMPED),
     f"end's search lacks right=True: {EQUAL}": (LAST, LAST.replace(", right=True", "")),
+    f"first's search lacks right=True, so token 0 finds cu[−1], the last entry: {EQUAL}": (TOP, "cu[torch.searchsorted(cu, top) - 1]"),
     f"both searches lack right=True: {EQUAL}": [(TOP, CLAMPED), (LAST, LAST.replace(", right=True", ""))],
 }  # fmt: skip
 CONDITIONS = {"ragged": "the last block may have fewer queries, and a sequence may be empty"}
@@ -55,6 +59,16 @@ def truth(cu, block):
     needed = [[bool((own[:, None] == keys).any()) for keys in sequence.split(block)] for own in queries]
     places = [[n for n, is_needed in enumerate(row) if is_needed] for row in needed]
     return torch.tensor([row[0] for row in places]).double(), torch.tensor([row[-1] + 1 for row in places]).double()
+
+
+@adapting
+def adapt(answer, *args):
+    """The answer. A list of numbers is told here, because a number would be no answer either."""
+    got = answer(*args)
+    for name, part in zip(("first", "end"), got if isinstance(got, tuple) else (), strict=False):
+        if isinstance(part, list):
+            raise Wrong(f"{name} is a list: return a tensor, as torch.tensor makes of it")
+    return got
 
 
 class NoPairs(LargestTensor):
@@ -113,6 +127,7 @@ EXERCISE = Exercise(
     truth=truth,
     rule="first is the tile in which the first query's sequence begins, end is one past the tile in which the last query's sequence ends",
     mistakes=MISTAKES,
+    adapt=adapt,
     parts=("first", "end"),
     watch=NoPairs,
 )

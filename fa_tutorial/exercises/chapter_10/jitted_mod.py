@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from fa_tutorial.exercises.harness_kernel import blocks_without_truth
 from fa_tutorial.exercises.running import Wrong, chain
 
+
+class Aux(NamedTuple):
+    """What the exercises' mods read by name, as the page's Aux has it: the window's left and shift, S_k − S_q, and the cap c.
+
+    of_heads, asked: what the graders' own mods read.
+    """
+
+    left: int = 0
+    shift: int = 0
+    c: float = 0.0
+    of_heads: float = 0.0
+    asked: Any = 0
+
+
 ADVICE = {  # a part of an error's words -> what to do
-    "too many values": ". More entries may follow in aux: read aux[0] and aux[1]",
-    "'tuple' object": ". aux is a tuple: aux[0] is its first entry",
+    "too many values": ". aux has more entries: read them by name, as aux.left",
+    "'Aux' object": ". aux has left, shift and c",
     "not subscriptable": ". A mod gets aux, the whole tuple",
+    "'float' object has no attribute": ". A mod gets aux, the whole tuple",
     "positional argument": ". A mask mod gets (b, h, i, j, aux), a score mod s before these",
     "to have shape": ". {broadcast} broadcast to a tile already",
 }
