@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fa_tutorial import algorithm, barriers, figures, forward, fp8, layout, ledger, matmul, reading, reference, ring, softmax, warpgroups
-from fa_tutorial.bench import chapter_8, chapter_12, chapter_13, results
+from fa_tutorial.bench import chapter_5, chapter_8, chapter_12, chapter_13, results
 from fa_tutorial.exercises.chapter_8 import ex_1, ex_4
 from fa_tutorial.exercises.chapter_10.ex_3 import lists
 from fa_tutorial.exercises.chapter_10.ex_10 import idle_times
@@ -766,7 +766,7 @@ def test_tile_room_counts_by_5_3_and_fits_the_packages_tiles(page, D):
     assert shown["shared"] == 2 * D * (tile.block_m + 2 * tile.num_stages * tile.block_n) and shown["fits"]
     assert shown["numbers"] == tile.block_m * (tile.block_n + D) / (32 * tile.num_warps) <= 160
     assert shown["registers"] == ("spills" if D == 256 else "room")
-    assert shown["programs"] == {64: 3, 128: 2, 256: 1}[D], "by shared memory alone"
+    assert shown["programs"] == {64: 2, 128: 2, 256: 1}[D] and shown["byShared"] == {64: 3, 128: 2, 256: 1}[D]
     large = put(page, BLOCK_M=256, BLOCK_N=128, stages=4)
     assert large["fits"] == (D == 64) == (large["programs"] == 1)
     assert large["registers"] == "spills"
@@ -779,7 +779,8 @@ def test_tile_room_agrees_with_the_compiled_tiles(page):
     for row in rows[~rows["provider"].str.contains("6 stages|7 stages")].to_dict("records"):
         sizes = dict(zip(("BLOCK_M", "BLOCK_N", "warps", "stages"), map(int, re.findall(r"\d+", row["provider"])), strict=True))
         shown = put(page, D=row["D"], **sizes)
-        assert shown["shared"] == row["shared_bytes"] and shown["fits"]
+        assert shown["shared"] == row["shared_bytes"] and shown["fits"] and shown["compiled"] == row["registers"]
+        assert (shown["byRegisters"], shown["byShared"]) == chapter_5.room_on_an_sm(row, shown["warps"])
         assert (shown["registers"] == "spills") == (row["spilled_registers"] > 0)
         assert shown["fed"] == (shown["warps"] == 4 or shown["BLOCK_M"] > 64)
         assert ("right" in page.locator("#verdict").get_attribute("class")) == (shown["fed"] and not row["spilled_registers"])

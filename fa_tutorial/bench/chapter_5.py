@@ -43,12 +43,13 @@ def show_times(card: dict, names: dict[str, str]) -> None:
         print(f"{name:24}", *(f"{ms:7.2f}" for ms in found["ms"]))
 
 
-def programs_on_an_sm(row: Mapping[str, Any], num_warps: int) -> int:
-    """How many programs have room on a Hopper SM, which has 65,536 registers, in eights for a thread, and 228 KiB of
-    shared memory, of which each program takes 1 KiB more than its own. row: what the compiler made of a kernel.
+def room_on_an_sm(row: Mapping[str, Any], num_warps: int) -> tuple[int, int]:
+    """For how many programs a Hopper SM's 65,536 registers have room, which a thread gets in eights, and for how many
+    its 228 KiB of shared memory, of which each program takes 1 KiB more than its own. row: what the compiler made of a
+    kernel.
     """
     of_program = -(-int(row["registers"]) // 8) * 8 * 32 * num_warps
-    return min(65_536 // of_program, 228 * 1_024 // (int(row["shared_bytes"]) + 1_024))
+    return 65_536 // of_program, 228 * 1_024 // (int(row["shared_bytes"]) + 1_024)
 
 
 def show_programs(card: dict) -> None:
@@ -58,7 +59,7 @@ def show_programs(card: dict) -> None:
         times = []
         for n in stages:
             row = results.select(rows, D=D, provider=f"{tile}, {n} stages").iloc[0]
-            times.append(f"{n} stages, {programs_on_an_sm(row, int(tile.split()[1]))} on an SM: {row['ms']:.2f} ms")
+            times.append(f"{n} stages, {min(room_on_an_sm(row, int(tile.split()[1])))} on an SM: {row['ms']:.2f} ms")
         print(f"D = {D:3}, {tile}: {';  '.join(times)}   (stored, H200)")
 
 
@@ -79,9 +80,9 @@ def show_tiles(card: dict, dims: tuple[int, ...], *, with_times: bool = True) ->
             row = results.select(rows, provider=tile, D=D).iloc[0]
             numbers = block_m * block_n // (32 * min(num_warps, block_m // 16)) + block_m * D // (32 * num_warps)
             spilled = f"+{row['spilled_registers']:.0f}" if row["spilled_registers"] else ""
-            fit = f"{programs_on_an_sm(row, num_warps)} x {num_warps} warps"
+            fit = "min({}, {})".format(*room_on_an_sm(row, num_warps))
             mark = "*" if TileConfig(*sizes) == chosen[D] else " "
             time = f"{mark}{row['ms']:.2f} ms" if with_times else ""
             line += f"{numbers:6}  {row['registers']:.0f}{spilled:5} {fit:>11} {time}".ljust(37)
         print(line.rstrip())
-    print(f"+: spilled{'; *: the tile of the package' if with_times else ''}")
+    print(f"min(by registers, by shared memory); +: spilled{'; *: the tile of the package' if with_times else ''}")

@@ -471,35 +471,36 @@ def draw_loop() -> Figure:
 
 @image("05_kinds_of_work.png")
 def draw_kinds_of_work() -> Figure:
-    """464 cycles of an SM with three kinds of work, D = 64 and 128: in attend's order, one after the other, and at once."""
-    figure, ax = canvas(5.95)
-    left, window = 1.75, 464  # two tiles of D = 128, one kind of work after the other
+    """496 cycles of an SM at D = 128, with eight instructions a score: in attend's order, in series and in turns, and all at once."""
+    figure, ax = canvas(4.6)
+    left, window = 1.75, 496  # two tiles in series
     cycle = 7.1 / window
-    lanes = (("tensor cores", "blue", 0.35), ("other operations", "green", 0.3), ("exponentials", "orange", 0.45))
-    for D, top in ((64, 0.25), (128, 3.05)):
-        product, exponentials, others = 1_024 * 2 * D // 4_096, 1_024 // 16, 1_024 * 5 // 128
-        work = (2 * product, others, exponentials)
-        # lane, cycles, text: four of the five others come before the exponential, and the sum after it
-        in_series = [(0, product, "q kᵀ"), (1, 4 * others // 5, "32"), (2, exponentials, "64"), (1, others // 5, "8"), (0, product, "p v")]
-        for at_once, y in ((False, top), (True, top + 1.4)):
-            each = max(work) if at_once else sum(work)
-            how = f"all three at once: {each}" if at_once else f"one after the other: {work[0]} + {work[1]} + {work[2]} = {each}"
-            title = f"D = {D}, {how} cycles a tile, tensor cores {work[0] / each:.0%} busy"
-            write(ax, 0.1, y, title, BODY, ha="left", weight="bold")
-            for lane, (name, *_) in enumerate(lanes):
-                at = y + 0.2 + 0.3 * lane
-                write(ax, 0.1, at + 0.13, name, ha="left")
-                box(ax, left, at, window * cycle, 0.26)
-            for tile in range(0, window, each):
-                begin = tile
-                for lane, cycles, text in [(lane, cycles, str(cycles)) for lane, cycles in enumerate(work)] if at_once else in_series:
-                    _, colour, share = lanes[lane]
-                    begin = tile if at_once else begin
+    lanes = (("tensor cores", "blue", 0.35), ("instructions", "green", 0.3), ("exponentials", "orange", 0.45))
+    first, last = (0, 64, "q kᵀ"), (0, 64, "p v")
+    ways = (  # for a tile: what begins when the work before it has ended, as (lane, cycles, text)
+        ("in series: 64 + 32 + 64 + 24 + 64", [[first], [(1, 32, "32")], [(2, 64, "64")], [(1, 24, "24")], [last]]),
+        ("in turns: 64 + 64 + 64", [[first], [(1, 64, "64"), (2, 64, "64")], [last]]),
+        ("all at once: 128", [[(0, 128, "q kᵀ and p v"), (1, 64, "64"), (2, 64, "64")]]),
+    )
+    for way, (how, steps) in enumerate(ways):
+        y = 0.25 + 1.4 * way
+        each = sum(max(cycles for _, cycles, _ in step) for step in steps)
+        total = f" = {each}" if "+" in how else ""
+        title = f"{how}{total} cycles for 1,024 scores, tensor cores {128 / each:.0%} busy"
+        write(ax, 0.1, y, title, BODY, ha="left", weight="bold")
+        for lane, (name, *_) in enumerate(lanes):
+            at = y + 0.2 + 0.3 * lane
+            write(ax, 0.1, at + 0.13, name, ha="left")
+            box(ax, left, at, window * cycle, 0.26)
+        begin = 0
+        while begin < window:
+            for step in steps:
+                for lane, cycles, text in step:
                     seen = min(cycles, window - begin)
                     if seen > 0:
+                        _, colour, share = lanes[lane]
                         place = left + begin * cycle, y + 0.2 + 0.3 * lane
                         box(ax, *place, seen * cycle, 0.26, text if seen == cycles else "", colour, share=share)
-                    begin += cycles
-    note = f"{window} cycles of an SM; a tile here: 1,024 scores; white: idle; at once, each kind of work is at another tile"
-    write(ax, 0.1, 5.75, note, ha="left")
+                begin += max(cycles for _, cycles, _ in step)
+    write(ax, 0.1, 4.42, f"{window} cycles of an SM at D = 128; white: idle; at once, each kind of work is at another tile", ha="left")
     return figure

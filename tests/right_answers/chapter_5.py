@@ -146,8 +146,9 @@ RIGHT_ANSWERS = (
          ("    rows = S_k", "    offs_n = start_n + tl.arange(0, BLOCK_N)\n    rows = S_k"),
          ("acc = acc * alpha[:, None]", "v_tile = load_tile(v, b, h_k, start_n, rows, D, BLOCK_N, BLOCK_D)"),
          ("acc = dot(p.to(v_tile.dtype), v_tile, acc)", "acc = alpha[:, None] * acc + dot(p.to(v_tile.dtype), v_tile)")),
-    edit("5.8", "lengths and layouts of their own",
-         ("torch.randn(1, 4, 40, 16)", "torch.randn(2, 77, 6, 20).transpose(1, 2)"),
-         ("torch.randn(1, 2, 25, 16), torch.randn(1, 2, 25, 16)", "None, None"),
-         ("[(q, k, v, False), (q, k, v, True)]", "(q[:, :, :71], k := torch.randn(2, 3, 30, 20), k, 1), (q[:, :, :33], k[:, :, :17], k[:, :, :17], 0)")),
+    edit("5.8", "sizes and layouts of their own",
+         ("(q, k.mT.contiguous().mT, v, False)", "(torch.randn(2, 64, 3, 20).transpose(1, 2), k := torch.randn(2, 3, 64, 20), k, 0)"),
+         ("(*randn(1, 40, 1, 32), False)", "(*randn(3, 33, 3, 33), True)"), ("(*randn(1, 32, 1, 64), True)", "[*randn(1, 64, 1, 129), True]")),
+    edit("5.8", "F without D, by scores that fall", ("(*randn(1, 64, 1, 32), True)",
+         "(torch.ones(1, 1, 64, 16), -20 * torch.arange(32.0)[None, None, :, None].expand(1, 1, 32, 16).contiguous(), v, True)")),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Exercise 5.8, review_inputs: inputs that tell six broken kernels from the right one."""
+"""Exercise 5.8, review_inputs: for each of six broken kernels, an input that tells it from the right one, and from the others."""
 
 import warnings
 
@@ -20,33 +20,31 @@ LINES = {  # changes of the kernel; A and B are changes of its launch
     "E": ("h // (H_q // H_k)", "h % H_k"),
     "F": ("tl.where(l == 0.0, 1.0, l)", "l"),
 }
-RULES = (
-    "A reads k with q's strides, so these must differ on an axis with more than one entry",
-    "B launches too few programs, which shows where S_q is no multiple of BLOCK_M",
-    "C sends a ragged tile of keys through the loop without a mask, which shows without a causal mask where S_k is no multiple of BLOCK_N",
-    "D lets query i see keys 0 to i, which is wrong under a causal mask where S_q isn't S_k",
-    "E deals key heads out in turns, which differs from groups where 1 < H_k < H_q",
-    "F divides 0 by 0 where a row sees no key: under a causal mask with S_q > S_k",
-)
+RULES = {
+    "A": "A reads k with q's strides, which shows where these differ on an axis with more than one entry",
+    "B": "B launches too few programs, which shows where S_q is no multiple of BLOCK_M",
+    "C": "C sends a ragged tile of keys through the loop without a mask, which shows without a causal mask where S_k is no multiple of BLOCK_N",
+    "D": "D lets query i see keys 0 to i, which is wrong under a causal mask where S_q isn't S_k",
+    "E": "E deals key heads out in turns, which differs from groups where 1 < H_k < H_q",
+    "F": "F divides 0 by 0 where a row sees no key: under a causal mask with S_q > S_k",
+}
 
 
 def review_inputs():
-    """At most two inputs (q, k, v, is_causal), float32. q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D)."""
-    q = torch.randn(1, 4, 40, 16)
-    k, v = torch.randn(1, 2, 25, 16), torch.randn(1, 2, 25, 16)
-    return [(q, k, v, False), (q, k, v, True)]
+    """{"A": (q, k, v, is_causal), …} up to "F", float32. q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D)."""
 
+    def randn(H_q, S_q, H_k, S_k):
+        return torch.randn(1, H_q, S_q, 16), torch.randn(1, H_k, S_k, 16), torch.randn(1, H_k, S_k, 16)
 
-LAST = ", (q, k, v, True)]"
-MISTAKES = {
-    "D and F show under a causal mask alone, with S_q > S_k": (LAST, "]"),
-    "C shows without a causal mask alone, where S_k is no multiple of BLOCK_N": ("[(q, k, v, False), ", "["),
-    "A shows where q and k have different strides, and D and F under a causal mask with S_q > S_k": ("25", "40", 2),
-    "B shows where S_q is no multiple of BLOCK_M, and C without a causal mask where S_k is no multiple of BLOCK_N": [
-        ("40", "64"), ("25", "32", 2)],
-    "E shows with several key heads, and more query heads: with one group, or groups of one, h % H_k is right": ("1, 4, 40", "1, 2, 40"),
-    "F shows in rows that see no key: under a causal mask with S_q > S_k": ("1, 4, 40", "1, 4, 20"),
-}  # fmt: skip
+    q, k, v = randn(1, 32, 1, 32)
+    return {
+        "A": (q, k.mT.contiguous().mT, v, False),  # strides of a (B, H, D, S) tensor
+        "B": (*randn(1, 40, 1, 32), False),
+        "C": (*randn(1, 32, 1, 25), False),
+        "D": (*randn(1, 32, 1, 64), True),
+        "E": (*randn(4, 32, 2, 32), False),
+        "F": (*randn(1, 64, 1, 32), True),
+    }
 
 
 def padded(x, like):
@@ -95,43 +93,59 @@ def complaint(one):
     return ""
 
 
+class Caught(str):
+    """The letters of the kernels that an input catches; `cause`: why some are missing, or too many."""
+
+    __slots__ = ("cause",)
+
+    def __new__(cls, letters, cause):
+        made = super().__new__(cls, letters)
+        made.cause = cause
+        return made
+
+
+def caught_by(letter, one):
+    """The kernels that the input for `letter` catches. D may come along with F: nearly each input with a row that sees no key shows both."""
+    if why := complaint(one):
+        raise Wrong(f"{letter}: {why}")
+    q, k, v = (padded(x, one[0]) for x in one[:3])
+    with warnings.catch_warnings(action="ignore"):  # F divides 0 by 0
+        right = launched("", q, k, v, bool(one[3]))
+        found = [name for name in LINES if not same(launched(name, q, k, v, bool(one[3])), right)]
+    if letter == "F" and "F" in found:
+        found = [name for name in found if name != "D"]
+    if letter not in found:
+        return Caught("".join(found) or "nothing", RULES[letter])
+    return Caught("".join(found), f"so does {RULES[next(name for name in found if name != letter)]}" if len(found) > 1 else "")
+
+
 @adapting
 def adapt(answer):
-    """The inputs, run through the right kernel and each broken one: which are caught."""
+    """The inputs, each run through the right kernel and the broken ones: which are caught."""
     found = answer()
-    if not isinstance(found, tuple | list):
-        raise Wrong(f"it returns {show(found)}, want a list of inputs (q, k, v, is_causal)")
-    if len(found) > 2:
-        raise Wrong(f"it returns {len(found)} inputs, want two at most: one input can catch several kernels")
-    caught = set()
-    for one in found:
-        if why := complaint(one):
-            raise Wrong(why)
-        q, k, v = (padded(x, one[0]) for x in one[:3])
-        with warnings.catch_warnings(action="ignore"):  # F divides 0 by 0
-            right = launched("", q, k, v, bool(one[3]))
-            caught |= {name for name in LINES if name not in caught and not same(launched(name, q, k, v, bool(one[3])), right)}
-    return tuple("caught" if name in caught else "unnoticed" for name in LINES)
+    if not isinstance(found, dict) or sorted(map(str, found)) != list(LINES):
+        raise Wrong(f"""it returns {show(found)}, want a dict of one input for each of "A" to "F": {{"A": (q, k, v, False), …}}""")
+    return tuple(caught_by(letter, found[letter]) for letter in LINES)
 
 
 def inputs():
-    yield case(otherwise=dict(zip(LINES, RULES, strict=True)))
+    yield case(on="the kernels that it catches", otherwise=RULES)
 
 
 EXERCISE = Exercise(
-    task="Choose at most two inputs on which each of the six broken kernels gives a wrong o or lse.",
+    task="For each of the six broken kernels, write an input on which it gives a wrong o or lse, and the five others are right.",
     hints=(
-        "Ask of each line: for which sizes, heads, strides or scores does it give the same as yours? Your inputs must avoid all of these.",
-        "C shows without a causal mask alone, D and F with it alone. So one input is full and one causal, and all others may share them.",
-        "S_q = 40 and S_k = 25 are both ragged, S_q > S_k leaves rows without a key, and four query heads on two key heads are groups.",
+        "Ask of each line: for which sizes, heads, strides and masks does it give the same as yours? Five lines must, and one mustn't.",
+        "Begin with one head of 32 queries and keys, contiguous, without a mask: it catches nothing. Then change one thing for each letter.",
+        "With one head, contiguous tensors have the same strides whatever S_q and S_k are, so A doesn't show. S_q = 40 shows B, S_k = 25 C.",
     ),
     solution=review_inputs,
-    reasoning="A kernel that is right on a round size, one head, and one layout may be right by luck. Each of these "
-    "choices hides a line, so a good test avoids all of them at once.",
+    reasoning="Each line is right wherever two things happen to be equal: q's strides and k's, S_q and a multiple of BLOCK_M, S_q and S_k. An "
+    "input that makes one such pair unequal, and leaves the others equal, tells which line is wrong.",
     inputs=inputs,
-    truth=lambda: ("caught",) * len(LINES),
-    rule="each broken kernel is wrong on one of the inputs",
-    mistakes=MISTAKES,
+    truth=lambda: tuple(LINES),
+    rule="each input catches its kernel, and no other",
+    mistakes={},
     parts=tuple(LINES),
     exact=True,
     adapt=lambda answer: adapt(answer) if hasattr(answer, "__code__") else answer,

@@ -5,72 +5,94 @@ import random
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def speed_limits(D, others, peak):
-    """(at_once, in_series): TFLOP/s at most. peak: TFLOP/s of tensor cores that never wait.
+def speed_limits(D, instructions, peak):
+    """(at_once, in_turns, in_series): TFLOP/s at most. peak: TFLOP/s of tensor cores that never wait.
 
-    others: the other operations that a score takes.
+    instructions: of a score, the exponential among them.
     """
     products = 2 * 2 * D / 4096  # cycles of an SM for one score
     exponential = 1 / 16
-    rest = others / 128
-    at_once = peak * products / max(products, exponential, rest)
-    in_series = peak * products / (products + exponential + rest)
-    return at_once, in_series
+    issuing = instructions / 128
+    at_once = peak * products / max(products, exponential, issuing)
+    in_turns = peak * products / (products + max(exponential, issuing))
+    in_series = peak * products / (products + exponential + (instructions - 1) / 128)
+    return at_once, in_turns, in_series
 
 
-PRODUCTS, LONGEST, SUM = "2 * 2 * D / 4096", "max(products, exponential, rest)", "(products + exponential + rest)"
+PRODUCTS, OTHERS = "2 * 2 * D / 4096", "(instructions - 1) / 128"
+AT_ONCE, IN_TURNS = "max(products, exponential, issuing)", "(products + max(exponential, issuing))"
+IN_SERIES = f"(products + exponential + {OTHERS})"
 MISTAKES = {
     "a score has two products, q kᵀ and p v, of 2 D FLOPs each: one is missing": (PRODUCTS, "2 * D / 4096"),
     "a score's two products have 2 D FLOPs each, 4 D in all, and here they have 8 D": (PRODUCTS, "2 * 4 * D / 4096"),
-    "only FLOPs of products go 4096 to a cycle: 16 exponentials and 128 other operations do": [
-        ("exponential = 1 / 16", "exponential = 1 / 4096"), ("others / 128", "others / 4096")],
-    "at once, the tensor cores wait where something else takes longer: the longest of the three decides": (LONGEST, "products"),
-    "at once, exponentials and the others overlap too: the longest of the three decides": (LONGEST, "max(products, exponential + rest)"),
-    "the other operations are missing in in_series": (SUM, "(products + exponential)"),
-    "a score takes `others` other operations, not always five": ("others / 128", "5 / 128"),
-    "a score takes `others` other operations, not one": ("others / 128", "1 / 128"),
-    "at_once and in_series are exchanged": ("return at_once, in_series", "return in_series, at_once"),
-    "these are shares of the peak: multiply by it": [("at_once = peak *", "at_once ="), ("in_series = peak *", "in_series =")],
+    "only FLOPs of products go 4096 to a cycle: 16 exponentials and 128 instructions do": [
+        ("exponential = 1 / 16", "exponential = 1 / 4096"), ("instructions / 128", "instructions / 4096"), ("- 1) / 128", "- 1) / 4096")],
+    "at once, the tensor cores wait where something else takes longer: the longest of the three decides": (AT_ONCE, "products"),
+    "at once, the exponential unit works while other instructions issue: the longest of the three decides": (
+        AT_ONCE, f"max(products, exponential + {OTHERS})"),
+    "in turns, the exponential unit works while other instructions issue: the longer of the two joins the products": (
+        IN_TURNS, f"(products + exponential + {OTHERS})"),
+    "in turns, the instructions are missing, which may take longer than the exponential": (IN_TURNS, "(products + exponential)"),
+    "in turns, the exponential is missing, which may take longer than the instructions": (IN_TURNS, "(products + issuing)"),
+    "the other instructions are missing in in_series": (IN_SERIES, "(products + exponential)"),
+    "in series, the exponential counts twice: it is one of the instructions": ("(instructions - 1)", "instructions"),
+    "a score takes `instructions` instructions, not always seven": [("instructions / 128", "7 / 128"), ("instructions - 1", "6")],
+    "at_once and in_series are exchanged": ("return at_once, in_turns, in_series", "return in_series, in_turns, at_once"),
+    "at_once and in_turns are exchanged": ("return at_once, in_turns", "return in_turns, at_once"),
+    "these are shares of the peak: multiply by it": [
+        (f"{name} = peak *", f"{name} =") for name in ("at_once", "in_turns", "in_series")],
     "the share is upside down: the tensor cores multiply in `products` of all cycles": [
-        (f"products / {LONGEST}", f"{LONGEST} / products"), (f"products / {SUM}", f"{SUM} / products")],
+        (f"products / {cycles}", f"{cycles} / products") for cycles in (AT_ONCE, IN_TURNS, IN_SERIES)],
 }  # fmt: skip
 
 
-def truth(D, others, peak):
+def truth(D, instructions, peak):
     exponentials = 4 * D * 16 / 4096  # as many could be computed while a score's products are
-    rest = 4 * D * 128 / 4096
-    return peak * min(1, exponentials, rest / others), peak / (1 + 1 / exponentials + others / rest)
+    issued = 4 * D * 128 / 4096
+    slower = max(1 / exponentials, instructions / issued)
+    return peak / max(1, slower), peak / (1 + slower), peak / (1 + 1 / exponentials + (instructions - 1) / issued)
 
 
 def inputs():
-    def limits(D, at_once, others=5):
-        cycles = f"{4 * D / 4096:.4f} + {1 / 16:.4f} + {others / 128:.4f}"
-        in_series = f"the cycles of products, exponential and {others} others add up: a score takes {cycles}"
-        return case(D, others, 1000.0, otherwise={"at_once": at_once, "in_series": in_series})
+    def limits(D, at_once, in_turns, instructions=7):
+        cycles = f"{4 * D / 4096:.4f} + {1 / 16:.4f} + {(instructions - 1) / 128:.4f}"
+        in_series = f"the cycles of products, exponential and the {instructions - 1} other instructions add up: a score takes {cycles}"
+        told = {"at_once": at_once, "in_turns": in_turns, "in_series": in_series}
+        return case(D, instructions, 1000.0, otherwise=told)
 
-    yield limits(64, "256 FLOPs and one exponential take 1/16 of a cycle each, five others 5/128, all at once: the tensor cores never wait, and "
-                     "at_once is the peak that was passed")  # fmt: skip
-    yield limits(32, "128 FLOPs take 1/32 of a cycle, and the exponential 1/16: the tensor cores wait for half of the time")
-    yield limits(256, "the products take longest, so the tensor cores never wait")
-    yield limits(64, "20 others take 20/128 of a cycle, more than the products' 1/16: the tensor cores wait", others=20)
+    exponential = "the exponential's 1/16 of a cycle is longer than the instructions' 7/128, and joins the products' "
+    yield limits(64, "256 FLOPs and one exponential take 1/16 of a cycle each, seven instructions 7/128, all at once: the tensor cores never "
+                     "wait, and at_once is the peak that was passed", f"{exponential}1/16")  # fmt: skip
+    yield limits(
+        32, "128 FLOPs take 1/32 of a cycle, and the exponential 1/16: the tensor cores wait for half of the time", f"{exponential}1/32"
+    )
+    yield limits(256, "the products take longest, so the tensor cores never wait", f"{exponential}1/4")
+    yield limits(64, "20 instructions take 20/128 of a cycle, more than the products' 1/16: the tensor cores wait",
+                 "20 instructions take 20/128 of a cycle, more than the exponential's 1/16, and join the products", instructions=20)  # fmt: skip
     for _ in range(10):
-        yield case(random.randint(1, 256), random.randint(1, 20), random.uniform(100, 1000), on="a random D, others and peak", fresh=True)
+        yield case(
+            random.randint(1, 256), random.randint(2, 20), random.uniform(100, 1000), on="a random D, instructions and peak", fresh=True
+        )
 
 
 EXERCISE = Exercise(
-    task="Compute the TFLOP/s that a forward reaches at most, if an SM does its three kinds of work at once, and one after the other.",
+    task="Compute the TFLOP/s that a forward reaches at most, if an SM does everything at once, its products in turns with the rest, and all "
+    "in series.",
     hints=(
-        "Take one score. How many cycles of an SM do its products take, its exponential, its other operations?",
+        "Take one score. How many cycles of an SM do its products take, its exponential, its instructions?",
         "Its two products have 2 D FLOPs each, so they take 4 D / 4096 cycles. The tensor cores multiply in this share of all cycles: which "
-        "cycles are these at once, and which in series?",
-        "at_once = peak · products / max(products, 1 / 16, others / 128). In series, the sum stands for the maximum.",
+        "cycles are these at once, in turns, and in series?",
+        "at_once = peak · products / max(products, 1 / 16, instructions / 128). In turns, products + max(1 / 16, instructions / 128) stands "
+        "for the maximum; in series, products + 1 / 16 + (instructions − 1) / 128.",
     ),
     solution=speed_limits,
     reasoning="The peak is reached where the tensor cores multiply in every cycle. At once, a score takes as long as its longest kind of "
-    "work; in series, as long as all three. So the tensor cores multiply in products / longest, or products / sum, of all cycles.",
+    "work. In turns, the longer of exponential and instructions joins the products. In series, all add up, but the exponential is one of the "
+    "instructions already. So the tensor cores multiply in products / cycles of the time.",
     inputs=inputs,
     truth=truth,
-    rule="the tensor cores multiply in 4 D / 4096 of the cycles that a score takes: at once its longest kind of work, in series all three",
+    rule="the tensor cores multiply in 4 D / 4096 of the cycles that a score takes: at once its longest kind of work, in turns the products and "
+    "the longer of the other two, in series all three",
     mistakes=MISTAKES,
-    parts=("at_once", "in_series"),
+    parts=("at_once", "in_turns", "in_series"),
 )
