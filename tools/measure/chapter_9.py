@@ -227,7 +227,7 @@ LAST_LOOPS = {  # finished kernels, without stamps
 def remedies_of(D: int) -> dict[str, Call]:
     """Name -> a forward that takes 64 rows and 128 keys, or as many scores, a block: chapter 8's, and each remedy that
     chapter 9 tries, in its order. Without a mask and at D = 128, "persistent" is hopper's kernel."""
-    found: dict[str, Call] = {"chapter 8's": tuned.flash_forward}
+    found: dict[str, Call] = {"chapter 8's": partial(tuned.flash_forward, tile=steps.LARGER[D])}
     for name, how in SHARE_OF[D].items():
         found[name] = lambda q, k, v, _, __, how=how: alone.attend(q, k, v, how)
     found["two stops"] = _stamped("two stops")
