@@ -82,7 +82,14 @@ def draw_pieces(
         y += 1.0
     ax.axvline(4_096, color="0.4", linestyle=":")
     ax.text(4_130, y - 0.4, "tensor cores:\n4,096", color="0.25", va="bottom", fontsize=9)
-    ax.plot([], [], color="black", linestyle="-", linewidth=2.5, label="at most, by (3.3) for the piece")
+    ax.plot(
+        [],
+        [],
+        color="black",
+        linestyle="-",
+        linewidth=2.5,
+        label="at most, by (3.3) for the piece\n(of the last two: off the axis)",
+    )
     ax.set_yticks([place for place, _ in ends], [text for _, text in ends], fontsize=9)
     ax.set(xlim=(0, 4_750), ylim=(y - 0.3, -0.7), xlabel="FLOPs per cycle of an SM, without loads (stored, H200)")
     ax.grid(visible=False, axis="y")
@@ -99,14 +106,15 @@ def _each_order(card: dict) -> Iterator[tuple[int, int, pd.Series, pd.Series]]:
 
 
 def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -> None:
-    """Print what HBM delivered in row order and in bands, beside the count of strips, how long that takes at a copy's
-    rate, and the kernel's time. wave_bytes: (n, group) -> of each wave, what it reads."""
+    """Print what HBM delivered in row order and in bands, beside the count of strips and over it, how long it takes at
+    a copy's rate, and the kernel's time. wave_bytes: (n, group) -> of each wave, what it reads."""
     rate = card["provenance"]["ceilings"]["copy_gb_s"] * 1e9
-    heads = "     n   order         strips of a wave    counted   from HBM"
-    print(f"{heads}   at {rate / 1e12:.2f} TB/s   the kernel   (stored, H200)")
+    heads = "     n   order        one wave    counted   from HBM   / counted"
+    print(f"{heads}   at {rate / 1e12:.2f} TB/s   the kernel  (stored, H200)")
     for n, group, time, counted in _each_order(card):
         waves, read = list(wave_bytes(n, group)), counted[FROM_HBM]
-        bytes_ = f"{sum(waves) / len(waves) / 1e6:14.0f} MB {sum(waves) / 1e9:7.2f} GB {read / 1e9:7.2f} GB"
+        total = sum(waves)
+        bytes_ = f"{total / len(waves) / 1e6:5.0f} MB {total / 1e9:7.2f} GB {read / 1e9:7.2f} GB {read / total:11.2f}"
         print(f" {bytes_} {read / rate * 1e3:11.2f} ms {time.ms:9.2f} ms")
 
 

@@ -32,7 +32,7 @@ import torch
 from fa_tutorial import hardware
 from fa_tutorial.exercises import carried
 from fa_tutorial.exercises.running import UNWRITTEN, NotAttempted, Wrong, chain, same, show, time_limit, where_in, written_once
-from fa_tutorial.source import globals_of
+from fa_tutorial.source import globals_of, source_of
 from fa_tutorial.tiles import heads
 
 GUARD = 8192  # elements before and after a buffer: more than the largest tile of an exercise runs over; small enough for one thread
@@ -286,7 +286,50 @@ def check_kernel(kernel: Any, positional: int, meta: Mapping[str, int]) -> None:
     pairs = itertools.pairwise((one.opname, str(one.argval)) for one in dis.get_instructions(kernel.fn))
     if any(module == ("LOAD_GLOBAL", "triton") and name == "cdiv" for module, (_, name) in pairs):
         raise Wrong("triton.cdiv is a Python function, which only the interpreter runs inside a kernel: use tl.cdiv there")
+    numbers = (name for name in names[:positional] if "constexpr" not in str(parameters[name].annotation))
+    _refuse_python(kernel.fn, frozenset(numbers))
     _refuse_globals(kernel)
+
+
+@functools.cache
+def _refuse_python(function: Callable, run_time: frozenset[str]) -> None:
+    """Wrong for what the interpreter runs as Python and Triton's compiler refuses: break, continue, and numbers that are known only at
+    run time where it wants constants. run_time: the parameters that are such numbers."""
+    try:
+        body = ast.parse(source_of(function))
+    except (OSError, TypeError, SyntaxError):
+        return
+    nodes, known = list(ast.walk(body)), set(run_time)
+
+    def varies(node: ast.AST) -> bool:
+        if isinstance(node, ast.Attribute):
+            return False  # a tuple's member may be a constant
+        if isinstance(node, ast.Call):
+            called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+            method = isinstance(node.func, ast.Attribute) and varies(node.func.value)
+            return method or called in ("program_id", "num_programs", "load") or any(map(varies, node.args))
+        return node.id in known if isinstance(node, ast.Name) else any(map(varies, ast.iter_child_nodes(node)))
+
+    stored = [(node.targets if isinstance(node, ast.Assign) else [node.target], node.value)
+              for node in nodes if isinstance(node, ast.Assign | ast.AugAssign)]  # fmt: skip
+    before = None
+    while before != len(known):
+        before = len(known)
+        for targets, value in stored:
+            if varies(value):
+                known |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    for node in nodes:
+        why = ""
+        if isinstance(node, ast.Break | ast.Continue):
+            why = f"a kernel has no {ast.unparse(node)}: let the loop's bounds, or a mask, decide"
+        elif isinstance(node, ast.Call) and any(map(varies, node.args)):
+            called = ast.unparse(node.func)
+            if called.endswith("static_range"):
+                why = "tl.static_range takes constants alone, and this bound is known only at run time: use range"
+            elif called in ("int", "float", "round") or called.startswith("math."):
+                why = f"{called} is Python's, and the number is known only at run time: use //, tl.cdiv, or .to(dtype)"
+        if why:
+            raise Wrong(f"Triton's compiler refuses `{ast.unparse(node)}`: {why}")
 
 
 def _refuse_globals(kernel: Any) -> None:
@@ -578,7 +621,10 @@ def _with_tf32(create_dot: Callable) -> Callable:
     """tl.dot of float32 tiles as tensor cores compute it: rounded to TF32, as the interpreter does not, unless input_precision forbids."""
 
     def dot(a: Any, b: Any, acc: Any, input_precision: Any, *rest: Any) -> Any:
-        if getattr(input_precision, "name", "IEEE") != "IEEE":
+        name = getattr(input_precision, "name", "IEEE")
+        if name not in ("IEEE", "TF32") and a.data.dtype == np.float32:
+            raise Wrong(f'fp32 is multiplied in IEEE precision: {name} cuts float32 into parts, so pass input_precision="ieee"')
+        if name != "IEEE":
             a, b = (_rounded_to_tf32(tile) if tile.data.dtype == np.float32 else tile for tile in (a, b))
         return create_dot(a, b, acc, input_precision, *rest)
 

@@ -19,11 +19,28 @@ def tile_by_max_of_half(tiles, block_k, num_stages, itemsize, registers, shared_
     return max(fits, key=lambda tile: tile[0] * tile[1] / sum(tile))
 
 
+def tile_by_max_of_pairs(tiles, block_k, num_stages, itemsize, registers, shared_memory):
+    def fits(m, n):
+        return 8 * m * n <= registers and num_stages * block_k * (m + n) * itemsize <= shared_memory
+
+    return max((m * n / (m + n), (m, n)) for m, n in tiles if fits(m, n))[1]
+
+
+def tile_by_loop_of_half(tiles, block_k, num_stages, itemsize, registers, shared_memory):
+    best = None
+    for m, n in tiles:
+        fits = 8 * m * n <= registers and 2 * num_stages * block_k * (m + n) * itemsize <= shared_memory
+        if fits and (best is None or m * n / (m + n) > best[0]):
+            best = m * n / (m + n), (m, n)
+    return best[1]
+
+
 def by_hand(a, b):
     return f"tl.sum({a}[:, :, None].to(tl.float32) * {b}[None, :, :].to(tl.float32), axis=1)"
 
 
 DOT = 'tl.dot(a, b, acc, input_precision="ieee")'
+LOAD_A, OFFS_N = "a = tl.load(a_ptrs", "offs_n = start"
 RATE = "2 * block_m * block_n / ((block_m + block_n) * itemsize)"
 S, PV = "scale * tl.dot(q, k_t, ", "acc = tl.dot(s.to(v.dtype), v, acc, "
 BAND = "band = pid // (group * tiles_n)\n    within = pid % (group * tiles_n)"
@@ -66,10 +83,16 @@ WRONG_ANSWERS = (
     edit("3.2", "stored by exchanged masks", ("mask=mask_m & mask_n", "mask=(offs_m[:, None] < N) & (offs_n[None, :] < M)"),
          told="c's mask has M and N exchanged"),
     edit("3.2", "b moves as a", ("step * stride_bk", "step * stride_ak"), told="BLOCK_K rows of b further"),
-    edit("3.2", "TF32x3", ('"ieee"', '"tf32x3"'), told="fp32 is multiplied in IEEE precision", gpu=None),
+    edit("3.2", "TF32x3", ('"ieee"', '"tf32x3"'), told="TF32x3 cuts float32 into parts", gpu=None),
+    edit("3.2", "a static_range", ("in range(0, K", "in tl.static_range(0, K"), told="tl.static_range takes constants alone"),
+    edit("3.2", "a break", (LOAD_A, f"if K <= k:\n            break\n        {LOAD_A}"), told="a kernel has no break"),
+    edit("3.2", "int", ("pid // tiles_n, pid", "int(pid / tiles_n), pid"), told="`int(pid / tiles_n)`: int is Python's"),
+    edit("3.2", "math.ceil", ("range(0, K, BLOCK_K)", "range(0, math.ceil(K / BLOCK_K) * BLOCK_K, BLOCK_K)"), told="math.ceil is Python's"),
+    edit("3.2", "-(-K // BLOCK_K)", ("range(0, K, BLOCK_K)", "range(0, -(-K // BLOCK_K) * BLOCK_K, BLOCK_K)"),
+         told="the steps along K are rounded down", gpu=None),
     edit("3.2", "widened", ("a, b, acc", "a.to(tl.float32), b.to(tl.float32), acc"),
          told="the result is right, but 16-bit inputs are multiplied as float32", gpu=None),
-    edit("3.2", "no dot", (DOT, f"acc + {by_hand('a', 'b')}"), told="16-bit inputs are multiplied as float32", gpu=None),
+    edit("3.2", "no dot", (DOT, f"acc + {by_hand('a', 'b')}"), told="off the tensor cores: use tl.dot", gpu=None),
     edit("3.2", "Python's cdiv", ("tl.cdiv", "triton.cdiv"), told="use tl.cdiv there", gpu=None),
     edit("3.2", "stored in every step", ("    c_ptrs = c_ptr + ", "        c_ptrs = c_ptr + "), ("    tl.store(", "        tl.store("),
          told="stored more than once: store acc once, after the loop along K", gpu=None),
@@ -77,6 +100,8 @@ WRONG_ANSWERS = (
          told="acc has block_m · block_n float32 numbers, which may take at most half of the registers"),
     edit("3.3", "a stage too many", ("num_stages * block_k", "(num_stages + 1) * block_k"), told="is its room counted too large"),
     ("3.3", tile_by_max_of_half, "by your count no tile fits, and one does"),
+    ("3.3", tile_by_max_of_pairs, "of two equally good tiles, return the first"),
+    ("3.3", tile_by_loop_of_half, "by your count no tile fits, and one does"),
     edit("3.3", "a and b in registers", ("acc <= registers / 2", "acc + buffers <= registers / 2"), told="a's and b's tiles aren't in them"),
     edit("3.3", "b is not buffered", ("block_k * (block_m + block_n)", "block_k * block_m"),
          told="shared memory holds num_stages tiles of a, block_m × block_k, and as many of b"),
@@ -120,12 +145,14 @@ WRONG_ANSWERS = (
     edit("3.5", "stored in every step", ("    o_ptrs = o_ptr + ", "        o_ptrs = o_ptr + "), ("    tl.store(", "        tl.store("),
          told="stored more than once: store acc once, after the loop over keys", gpu=None),
     edit("3.5", "no dot", (PV.replace("acc = ", "") + 'input_precision="ieee")', f"acc + {by_hand('s.to(v.dtype)', 'v')}"),
-         told="16-bit inputs are multiplied as float32", gpu=None),
+         told="off the tensor cores: use tl.dot", gpu=None),
     edit("3.5", "first rows alone", ("tl.program_id(0).to(tl.int64) * BLOCK_M + ", ""), told=("a program has BLOCK_M rows of q and o, from "
                                                                                 "tl.program_id(0) · BLOCK_M on")),
     edit("3.5", "steps of BLOCK_M keys", ("S_k, BLOCK_N)", "S_k, BLOCK_M)"), told="each step takes BLOCK_N keys"),
     edit("3.5", "k not transposed", ("dot(q, k_t,", "dot(q, tl.reshape(tl.trans(k_t), (BLOCK_D, BLOCK_N)),"),
          told="o is scale · (q kᵀ) v, with nothing else in it"),
+    edit("3.5", "a static_range", ("in range(0, S_k", "in tl.static_range(0, S_k"), told="tl.static_range takes constants alone"),
+    edit("3.5", "a break", (OFFS_N, f"if start >= S_k:\n            break\n        {OFFS_N}"), told="a kernel has no break"),
     edit("3.5", "s not rounded", ("s.to(v.dtype)", "s"), told="these are fp32 and fp16: round one to the other's: x.to(y.dtype)"),
     edit("3.5", "v widened", ("s.to(v.dtype), v,", "s, v.to(tl.float32),"),
          told="the result is right, but 16-bit inputs are multiplied as float32", gpu=None),

@@ -55,6 +55,8 @@ MISTAKES = {
         PLACE, "pid % tl.cdiv(M, BLOCK_M), pid // tl.cdiv(M, BLOCK_M)"),
     "what is left of K shrinks twice: move offs_k and mask it by K, or leave it and mask by K − k": (
         "b_ptrs += step * stride_bk", "b_ptrs += step * stride_bk\n        offs_k += BLOCK_K"),
+    "the steps along K are rounded down: take tl.cdiv(K, BLOCK_K). A kernel's // rounds toward 0, so −(−K // BLOCK_K) rounds down, too": (
+        "range(0, K, BLOCK_K)", "range(0, K // BLOCK_K * BLOCK_K, BLOCK_K)"),
     "tile_n is 0 in every program, as program_id(1) would be, for the grid has one axis": (PLACE, "pid, tl.program_id(1)"),
     "c's mask has M and N exchanged: its rows end at M, its columns at N": (
         "mask=mask_m & mask_n)", "mask=(offs_m[:, None] < N) & (offs_n[None, :] < M))"),
@@ -161,6 +163,6 @@ EXERCISE = Exercise(
             "by the true numbers of its rows and columns"
         ),
         "stored_again": "store acc once, after the loop along K",
-        "widened": "16-bit inputs are multiplied as float32, off the tensor cores: give tl.dot the tiles as they are",
+        "widened": "16-bit inputs are multiplied as float32, off the tensor cores: use tl.dot, and give it the tiles as they are",
     },
 )

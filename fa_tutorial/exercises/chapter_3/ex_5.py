@@ -201,6 +201,6 @@ EXERCISE = Exercise(
     seen={
         "overlap": "a row of o is written by more than one program: program pid computes rows pid · BLOCK_M … (pid + 1) · BLOCK_M − 1",
         "stored_again": "store acc once, after the loop over keys",
-        "widened": "16-bit inputs are multiplied as float32, off the tensor cores: give tl.dot q, k and v as they are, and round s to v's dtype",
+        "widened": "16-bit inputs are multiplied as float32, off the tensor cores: use tl.dot, give it q, k and v as they are, and round s to v's dtype",
     },
 )  # fmt: skip
