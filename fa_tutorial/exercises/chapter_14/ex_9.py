@@ -150,7 +150,7 @@ EXERCISE = Exercise(
     ),
     solution=sums_are_right,
     reasoning="With a mean as large as v's spread, each chain costs 8 % of o or more, and rounding 0.13 %. So one bound between the two tells all of them apart. With a larger "
-    "mean more of what acc and l lose in chains cancels in acc / l: with v + 3 they cost 3 %, which the bound still shows.",
+    "mean acc loses more than l, no longer less: with v + 3 both cost 3 %, which the bound still shows.",
     inputs=inputs,
     truth=truth,
     rule="True where acc and l are exact or summed by blocks, False where one of them is one chain over 16,384 keys",
