@@ -16,8 +16,12 @@ import torch.distributed as dist
 
 from fa_tutorial.arguments import check_attention, check_int
 from fa_tutorial.attention import BACKWARD, FORWARD
+from fa_tutorial.hardware import on_device_of, require_triton
 from fa_tutorial.operators import autocast, below_autograd
-from fa_tutorial.tiles import MAX_D
+from fa_tutorial.tiles import MAX_D, heads, load_tile, padded_d, store_tile
+
+triton = require_triton("Chapter 13 (fa_tutorial.ring)")
+import triton.language as tl  # noqa: E402
 
 ALL = slice(None)
 
@@ -110,6 +114,36 @@ def merge(
     return torch.exp(lse - both)[..., None] * o + torch.exp(lse_part - both)[..., None] * o_part, both
 
 
+@triton.jit
+def merge_kernel(o, lse, o_part, lse_part, H, S, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """merge in place: each element of o is read once and written once.
+
+    o (B, H, S, D) and lse (B, H, S, 1) float32, the part's of any dtype: all as Heads.
+    Grid: (ceil(S / BLOCK_M) · B · H,).
+    """
+    row_blocks = tl.cdiv(S, BLOCK_M)
+    batch_head, start = tl.program_id(0) // row_blocks, tl.program_id(0) % row_blocks * BLOCK_M
+    b, h = batch_head // H, batch_head % H
+    a = load_tile(lse, b, h, start, S, 1, BLOCK_M, 1)  # [BLOCK_M, 1]
+    c = load_tile(lse_part, b, h, start, S, 1, BLOCK_M, 1)  # [BLOCK_M, 1]
+    larger = tl.maximum(a, c)
+    both = larger + tl.log(tl.exp(a - larger) + tl.exp(c - larger))
+    o_tile = tl.exp(a - both) * load_tile(o, b, h, start, S, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    o_tile += tl.exp(c - both) * load_tile(o_part, b, h, start, S, D, BLOCK_M, BLOCK_D)
+    store_tile(o, o_tile, b, h, start, S, D, BLOCK_M, BLOCK_D)
+    store_tile(lse, both, b, h, start, S, 1, BLOCK_M, 1)
+
+
+def merge_into(o: torch.Tensor, lse: torch.Tensor, o_part: torch.Tensor, lse_part: torch.Tensor) -> None:
+    """merge of (B, H, S, D) and (B, H, S), any strides, in place and in one kernel. On an H200 it is as fast as a copy
+    of the same bytes."""
+    B, H, S, D = o.shape
+    tensors = heads(o), heads(lse[..., None]), heads(o_part), heads(lse_part[..., None])
+    if o.numel():
+        with on_device_of(o):
+            merge_kernel[(triton.cdiv(S, 16) * B * H,)](*tensors, H, S, D, BLOCK_M=16, BLOCK_D=padded_d(D))
+
+
 # ---------------------------------------------------------------- sending
 
 
@@ -174,7 +208,7 @@ class RingAttention(torch.autograd.Function):
             if step == 0:
                 o, lse = part[0].float(), part[1]
             else:
-                o[:, :, rows], lse[:, :, rows] = merge(o[:, :, rows], lse[:, :, rows], *part)  # (13.2)
+                merge_into(o[:, :, rows], lse[:, :, rows], *part)  # (13.2)
             if step < ranks - 1:
                 (kv,) = passing.wait()
         o = o.to(q.dtype)

@@ -58,7 +58,10 @@ def half() -> list[torch.Tensor]:
     for step in range(ranks):
         keys, values = (ring.shard(x, (rank - step) % ranks, ranks).to(q.device) for x in whole[1:])
         part, lse_part = flash_attention(q, keys, values, return_lse=True)
-        merged = (part.float(), lse_part) if merged is None else ring.merge(*merged, part, lse_part)
+        if merged is None:
+            merged = part.float(), lse_part
+        else:
+            ring.merge_into(*merged, part, lse_part)
     return [o.cpu(), merged[0].half().cpu()]
 
 

@@ -10,7 +10,7 @@ import ring_ranks
 import torch
 from right_answers.chapter_13 import backward_with_own_tile_last_at_home
 
-from fa_tutorial import processes, reference, ring
+from fa_tutorial import hardware, processes, reference, ring
 from fa_tutorial.__main__ import main
 from fa_tutorial.bench import chapter_13
 from fa_tutorial.exercises.chapter_13.ex_7 import overlapped_backward
@@ -256,6 +256,23 @@ def test_merging_is_associative_and_exact():
     other, _ = ring.merge(*parts[0], *ring.merge(*parts[2], *parts[1]))
     assert torch.allclose(o, torch.softmax(s, 1) @ v, atol=1e-6) and torch.allclose(o, other, atol=1e-6)
     assert torch.allclose(lse, torch.logsumexp(s, 1))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(("S", "D"), [(1, 1), (15, 16), (33, 20)])
+def test_the_kernel_that_merges_in_place(S, D, dtype):
+    """Of a view's rows, for any D, where no key has been seen yet, too; and nothing else is written."""
+    draw = torch.Generator().manual_seed(0)
+    whole, whole_lse = torch.randn(2, 3, 2 * S, D, generator=draw), 9 * torch.randn(2, 3, 2 * S, generator=draw)
+    whole_lse[0, :, -1] = -torch.inf
+    part, lse_part = torch.randn(2, S, 3, D, generator=draw).to(dtype).transpose(1, 2), 9 * torch.randn(2, 3, S, generator=draw)
+    whole, whole_lse, part, lse_part = (x.to(hardware.device()) for x in (whole, whole_lse, part, lse_part))
+    before = whole[:, :, :S].clone(), whole_lse[:, :, :S].clone()
+    o, lse = whole[:, :, S:], whole_lse[:, :, S:]
+    want = ring.merge(o, lse, part, lse_part)
+    ring.merge_into(o, lse, part, lse_part)
+    for got, wanted in zip((o, lse, whole[:, :, :S], whole_lse[:, :, :S]), (*want, *before), strict=True):
+        assert torch.allclose(got, wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_messages_on_a_clock_wait_for_one_another_and_for_nothing_else():

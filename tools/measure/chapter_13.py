@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from functools import partial
@@ -25,7 +26,7 @@ OWNERS = {"own": 1, "earlier": 0, "later": 2}  # whose keys rank 1 computes with
 
 def kernels_cases() -> Iterator[Measurement]:
     """Each tile by fixed numbers and by the counter, visitors' with so few keys at once that L2 holds them, one GPU's
-    whole sequence, and the join of a visitor's part, by the tokens of the whole."""
+    whole sequence, and the join of a visitor's part in three ways, by the tokens of the whole."""
     for S in (131_072, 1_048_576):
         yield about(13, "ring_tile", "one GPU", "bf16", S=S, counter=True), partial(_whole_row, S)
         for tile, counter in itertools.product(OWNERS, (False, True)):
@@ -33,8 +34,8 @@ def kernels_cases() -> Iterator[Measurement]:
     for tile in ("earlier", "later"):
         row = about(13, "ring_tile", tile, "bf16", S=1_048_576, counter=True, keys_at_once=KEYS_AT_ONCE)
         yield row, partial(_tile_row, 1_048_576, tile, True, KEYS_AT_ONCE)
-    for S, tile in itertools.product((131_072, 1_048_576), ("earlier", "later")):
-        yield about(13, "ring_join", tile, "bf16", S=S), partial(_join_row, S, tile)
+    for S, tile, way in itertools.product((131_072, 1_048_576), ("earlier", "later"), JOINS):
+        yield about(13, way, tile, "bf16", S=S), partial(_join_row, S, tile, way)
 
 
 def _shards(S: int, tile: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, slice, bool]:
@@ -71,12 +72,28 @@ def _whole_row(S: int) -> dict[str, Any]:
     return row | {"ms": round(flops / row["tflops"] / 1e9, 3)}
 
 
-def _join_row(S: int, tile: str) -> dict[str, Any]:
+JOINS = {  # of the running o and lse with a part's
+    "ring_join": lambda o, lse, *part: [
+        x.copy_(new) for x, new in zip((o, lse), ring.merge(o, lse, *part), strict=True)
+    ],
+    "ring_join_kernel": ring.merge_into,
+    "ring_join_copy": lambda o, lse, o_part, lse_part: _copy_of_as_many_bytes(2 * o.nbytes + o_part.nbytes),
+}
+
+
+@functools.cache
+def _halves(nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty(2, nbytes // 2, dtype=torch.uint8, device="cuda").unbind()
+
+
+def _copy_of_as_many_bytes(nbytes: int) -> None:
+    """What is read and what is written are nbytes together."""
+    source, target = _halves(nbytes)
+    target.copy_(source)
+
+
+def _join_row(S: int, tile: str, way: str) -> dict[str, Any]:
     q, k, v, rows, is_causal = _shards(S, tile)
     part = attention.FORWARD(q[:, :, rows], k, v, is_causal, D**-0.5, "hopper")
-    o, lse = (torch.zeros(1, H, S // RANKS, *last, device="cuda") for last in ((D,), ()))
-
-    def join() -> None:
-        o[:, :, rows], lse[:, :, rows] = ring.merge(o[:, :, rows], lse[:, :, rows], *part)
-
-    return timed(join)
+    o, lse = (torch.zeros(1, H, S // RANKS, *last, device="cuda")[:, :, rows] for last in ((D,), ()))
+    return timed(lambda: JOINS[way](o, lse, *part))
