@@ -195,12 +195,12 @@ def differentiate(q, k, v, do=None, is_causal=False, scale=None, dlse=None):
         return torch.autograd.grad(used, leaves, given)
 
 
-def check(case: Case):
+def check(case: Case, kernel: str = "auto"):
     """flash_attention and its gradients are accurate on the case; returns o, lse, dq, dk, dv."""
     inputs, (do, dlse) = case.inputs(), case.output_gradients()
     leaves, given = [x.detach().requires_grad_() for x in inputs], [x for x in (do, dlse) if x is not None]
     with unchanged(*inputs, *given), guarded_outputs():
-        o, lse = flash_attention(*leaves, is_causal=case.is_causal, scale=case.scale, return_lse=True)
+        o, lse = flash_attention(*leaves, is_causal=case.is_causal, scale=case.scale, return_lse=True, kernel=kernel)
         gradients = torch.autograd.grad((o, lse)[: len(given)], leaves, given)
     o, lse = o.detach(), lse.detach()
     assert_attention(o, lse, *inputs, case.is_causal, case.scale)
@@ -278,18 +278,12 @@ def plain_gradients(q, k, v, do, is_causal: bool = False, scale: float | None = 
         leaves = [copy_of(x).requires_grad_() for x in (q[:, :, blind:], k, v)]
         outputs, weights = [reference.naive_attention(*leaves, is_causal, scale)], [copy_of(do[:, :, blind:])]
         if dlse is not None:
-            outputs.append(plain_lse(*leaves[:2], is_causal, scale))
+            s = (leaves[0] @ reference.repeat_heads(leaves[1], q.shape[1]).mT) * (q.shape[3] ** -0.5 if scale is None else scale)
+            hidden = ~reference.causal_mask(*s.shape[2:], s.device) if is_causal else torch.zeros_like(s, dtype=torch.bool)
+            outputs.append(torch.logsumexp(s.masked_fill(hidden, -math.inf), dim=-1))
             weights.append(dlse[:, :, blind:].to(q.dtype))
         dq, dk, dv = torch.autograd.grad(outputs, leaves, weights)
     return torch.cat([torch.zeros_like(q[:, :, :blind]), dq], dim=2), dk, dv
-
-
-def plain_lse(q, k, is_causal: bool, scale: float | None) -> torch.Tensor:
-    """The lse of unfused attention's scores, in the inputs' dtype."""
-    s = (q @ reference.repeat_heads(k, q.shape[1]).mT) * (q.shape[3] ** -0.5 if scale is None else scale)
-    if is_causal:
-        s = s.masked_fill(~reference.causal_mask(q.shape[2], k.shape[2], q.device), -math.inf)
-    return torch.logsumexp(s, dim=-1)
 
 
 def check_attention(attention, H_k: int, S: int, D: int, is_causal: bool):
