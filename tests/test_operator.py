@@ -1,4 +1,4 @@
-"""flash_attention as an operator of PyTorch's: what torch.compile, torch.export, fake tensors, torch.vmap and hooks ask of one."""
+"""flash_attention as an operator of PyTorch's: what torch.compile, torch.export, fake tensors and torch.vmap ask of one."""
 
 import contextlib
 
@@ -122,17 +122,6 @@ def test_vmap_equals_a_loop(in_dims):
 
 
 # ---------------------------------------------------------------- hooks, views
-
-
-def test_a_hook_fires_once_with_the_gradient():
-    """A tensor's hook, and the hook after a leaf's gradient is accumulated, by which DistributedDataParallel sends it."""
-    q, k, v = small_leaves()
-    seen, sent = [], []
-    q.register_hook(lambda gradient: seen.append(gradient.clone()))
-    q.register_post_accumulate_grad_hook(lambda leaf: sent.append(leaf.grad.clone()))
-    flash_attention(q, k, v).sum().backward()
-    assert len(seen) == len(sent) == 1
-    assert same(seen, [q.grad]) and same(sent, [q.grad])
 
 
 def test_views_with_the_opposite_sign_in_memory():
