@@ -39,9 +39,6 @@ def same(got, want, tolerance=1e-12):
     torch.testing.assert_close(torch.as_tensor(got, dtype=torch.float64), want.double(), rtol=tolerance, atol=tolerance)
 
 
-# ---------------------------------------------------------------- softmax
-
-
 @hard_rows
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_softmax(name, dtype):
@@ -67,9 +64,6 @@ def test_safe_softmax_of_views_and_other_ranks():
         same(softmax.safe_softmax(view), torch.softmax(view, -1))
 
 
-# ---------------------------------------------------------------- m and l
-
-
 @hard_rows
 def test_online_normalizer(name):
     for n in LENGTHS:
@@ -83,9 +77,6 @@ def test_online_normalizer(name):
 @pytest.mark.parametrize("x", [[], [-math.inf], [-math.inf] * 3])
 def test_online_normalizer_of_nothing(x):
     assert softmax.online_normalizer(torch.tensor(x)) == (-math.inf, 0.0)
-
-
-# ---------------------------------------------------------------- merging
 
 
 EMPTY = (torch.tensor(-math.inf, dtype=torch.float64), torch.tensor(0.0, dtype=torch.float64))
@@ -146,9 +137,6 @@ def test_nan_stays_in_its_row_and_is_not_lost():
         assert o.isnan().all() and lse.isnan()
     for pair in ((math.nan, 1.0, 0.0, 1.0), (0.0, 1.0, -math.inf, math.nan)):
         assert softmax.merge(*pair)[1].isnan()
-
-
-# ---------------------------------------------------------------- the running weighted sum
 
 
 def in_blocks(scores, values, block):
