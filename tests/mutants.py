@@ -74,7 +74,9 @@ def mutation_tests(module: types.ModuleType, mutations: dict[str, dict[str, tupl
 RIGHT, WRONG, STOPPED = 0, 3, 4  # how a process ends that runs a copy of a kernel
 
 
-def tests_alone(file: str, mutations: dict[str, dict[str, tuple]], checks: dict[str, tuple], cases: Sequence) -> tuple[Callable, ...]:
+def mutation_tests_alone(
+    file: str, mutations: dict[str, dict[str, tuple]], checks: dict[str, tuple], cases: Sequence
+) -> tuple[Callable, ...]:
     """As mutation_tests, for kernels of Hopper: a broken protocol may wait for ever, so each copy runs in a process of its own.
 
     checks: kernel -> its module and check; a copy without a mistake passes on all of `cases`. Returns two tests, and what `python file NAME`

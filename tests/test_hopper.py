@@ -13,7 +13,7 @@ import pytest
 import torch
 from attention_cases import Case, a_tile_by_turns, assert_gradients, causal, check_backward, check_forward, differentiate, on_hopper, same
 from buffers import DTYPES
-from mutants import tests_alone
+from mutants import mutation_tests_alone
 
 from fa_tutorial import reference
 from fa_tutorial.hopper import backward, forward, ladder, ping_pong, tile_scheduler
@@ -329,7 +329,7 @@ WIDE = Case(600, 700, D=128, is_causal=True, H_q=6, H_k=2)
 RAGGED = Case(130, 300, scale=1.0, values="logits near -1e4")
 TMA_ADD = "tma_add(dq_desc, [(block.row_block * 2 + C) * 16 + 16, 0], part)"
 
-# See mutants.tests_alone.
+# See mutants.mutation_tests_alone.
 MUTATIONS = {
     "forward_kernel": {
         "a stage is never released": ("consumer_release", "mbarrier.arrive", "None", LONG),
@@ -398,7 +398,7 @@ MUTATIONS = {
 }  # fmt: skip
 FORWARD = forward, functools.partial(check_forward, forward.flash_forward)
 BACKWARD = backward, functools.partial(check_backward, backward.flash_backward)
-test_a_mistake_follows_the_kernel, test_a_mistake_is_caught, run_copy = tests_alone(
+test_a_mistake_follows_the_kernel, test_a_mistake_is_caught, run_copy = mutation_tests_alone(
     __file__, MUTATIONS, dict.fromkeys(MUTATIONS, BACKWARD) | {"forward_kernel": FORWARD}, [CAUSAL, BLIND_ROWS, MANY, GROUPED, WIDE, RAGGED]
 )
 if __name__ == "__main__":
