@@ -54,15 +54,6 @@ VIEWS: dict[str, tuple[str, str, str, str]] = {
 }
 
 
-def three_times(q, k, v):
-    for x in (q, k, v):
-        x.mul_(3)
-
-
-def equal_keys(q, k, v):
-    k.copy_(k[:, :, :1].clone().expand_as(k))
-
-
 def growing_maximum(q, k, v):
     """q · k is 0.25 j for key j, whatever D: the maximum grows with every key, so with every block."""
     q.fill_(0).select(-1, 0).fill_(1)
@@ -89,8 +80,8 @@ def logits_up_to_10_000(q, k, v):
 # Name -> what changes contiguous standard normal q, k, v in place.
 VALUES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]] = {
     "randn": lambda q, k, v: None,
-    "3x randn": three_times,
-    "equal keys": equal_keys,
+    "3x randn": lambda *qkv: [x.mul_(3) for x in qkv],
+    "equal keys": lambda q, k, v: k.copy_(k[:, :, :1].clone().expand_as(k)),
     "growing maximum": growing_maximum,
     "falling maximum": falling_maximum,
     "logits near -1e4": logits_near_minus_10_000,

@@ -14,12 +14,6 @@ def randn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def some_minus_inf(n):
-    x = randn(3, n)
-    x[:, : n - 1 : 2] = -math.inf
-    return x
-
-
 # Name -> a (3, n) float64 tensor. No row is all −inf.
 ROWS = {
     "normal": lambda n: randn(3, n),
@@ -28,7 +22,7 @@ ROWS = {
     "growing": lambda n: randn(3, n) + torch.arange(n),
     "falling": lambda n: randn(3, n) - torch.arange(n),
     "equal": lambda n: torch.full((3, n), -7.0, dtype=torch.float64),
-    "some −inf": some_minus_inf,
+    "some −inf": lambda n: randn(3, n).index_fill(1, torch.arange(0, n - 1, 2), -math.inf),
     "far apart": lambda n: torch.linspace(-700, 700, n, dtype=torch.float64).expand(3, n),
 }
 LENGTHS = (1, 2, 15, 16, 17, 40)
