@@ -85,17 +85,6 @@ def test_deadlock_names_who_waits_for_what():
     assert draw(caught.value.timeline) == "producer |...|\nconsumer |...|\nother    |~~~|"
 
 
-def test_deadlock_where_one_of_two_consumers_never_releases():
-    full, empty = ring(1, consumers=2)
-    roles = {
-        "producer": barriers.ring_producer(2, full, empty),
-        "consumer 0": barriers.ring_consumer(2, full, empty),
-        "consumer 1": iter([wait(full[0], 0)]),
-    }
-    with pytest.raises(Deadlock, match=r"producer waits for phase 0 of empty\[0\] \(parity 0\), which has 1 of 2 arrivals"):
-        run(roles)
-
-
 def test_a_wait_passes_when_its_phase_ends_even_if_the_next_ends_at_once():
     barrier = Barrier(1)
     timeline = run({"waiter": iter([wait(barrier, 0), work("s")]), "other": iter([work("s"), arrive(barrier), arrive(barrier)])})
