@@ -54,15 +54,6 @@ VIEWS: dict[str, tuple[str, str, str, str]] = {
 }
 
 
-def three_times(q, k, v):
-    for x in (q, k, v):
-        x.mul_(3)
-
-
-def equal_keys(q, k, v):
-    k.copy_(k[:, :, :1].clone().expand_as(k))
-
-
 def growing_maximum(q, k, v):
     """q · k is 0.25 j for key j, whatever D: the maximum grows with every key, so with every block."""
     q.fill_(0).select(-1, 0).fill_(1)
@@ -89,8 +80,8 @@ def logits_up_to_10_000(q, k, v):
 # Name -> what changes contiguous standard normal q, k, v in place.
 VALUES: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]] = {
     "randn": lambda q, k, v: None,
-    "3x randn": three_times,
-    "equal keys": equal_keys,
+    "3x randn": lambda *qkv: [x.mul_(3) for x in qkv],
+    "equal keys": lambda q, k, v: k.copy_(k[:, :, :1].clone().expand_as(k)),
     "growing maximum": growing_maximum,
     "falling maximum": falling_maximum,
     "logits near -1e4": logits_near_minus_10_000,
@@ -195,12 +186,12 @@ def differentiate(q, k, v, do=None, is_causal=False, scale=None, dlse=None):
         return torch.autograd.grad(used, leaves, given)
 
 
-def check(case: Case):
+def check(case: Case, kernel: str = "auto"):
     """flash_attention and its gradients are accurate on the case; returns o, lse, dq, dk, dv."""
     inputs, (do, dlse) = case.inputs(), case.output_gradients()
     leaves, given = [x.detach().requires_grad_() for x in inputs], [x for x in (do, dlse) if x is not None]
     with unchanged(*inputs, *given), guarded_outputs():
-        o, lse = flash_attention(*leaves, is_causal=case.is_causal, scale=case.scale, return_lse=True)
+        o, lse = flash_attention(*leaves, is_causal=case.is_causal, scale=case.scale, return_lse=True, kernel=kernel)
         gradients = torch.autograd.grad((o, lse)[: len(given)], leaves, given)
     o, lse = o.detach(), lse.detach()
     assert_attention(o, lse, *inputs, case.is_causal, case.scale)
@@ -278,18 +269,12 @@ def plain_gradients(q, k, v, do, is_causal: bool = False, scale: float | None = 
         leaves = [copy_of(x).requires_grad_() for x in (q[:, :, blind:], k, v)]
         outputs, weights = [reference.naive_attention(*leaves, is_causal, scale)], [copy_of(do[:, :, blind:])]
         if dlse is not None:
-            outputs.append(plain_lse(*leaves[:2], is_causal, scale))
+            s = (leaves[0] @ reference.repeat_heads(leaves[1], q.shape[1]).mT) * (q.shape[3] ** -0.5 if scale is None else scale)
+            hidden = ~reference.causal_mask(*s.shape[2:], s.device) if is_causal else torch.zeros_like(s, dtype=torch.bool)
+            outputs.append(torch.logsumexp(s.masked_fill(hidden, -math.inf), dim=-1))
             weights.append(dlse[:, :, blind:].to(q.dtype))
         dq, dk, dv = torch.autograd.grad(outputs, leaves, weights)
     return torch.cat([torch.zeros_like(q[:, :, :blind]), dq], dim=2), dk, dv
-
-
-def plain_lse(q, k, is_causal: bool, scale: float | None) -> torch.Tensor:
-    """The lse of unfused attention's scores, in the inputs' dtype."""
-    s = (q @ reference.repeat_heads(k, q.shape[1]).mT) * (q.shape[3] ** -0.5 if scale is None else scale)
-    if is_causal:
-        s = s.masked_fill(~reference.causal_mask(q.shape[2], k.shape[2], q.device), -math.inf)
-    return torch.logsumexp(s, dim=-1)
 
 
 def check_attention(attention, H_k: int, S: int, D: int, is_causal: bool):

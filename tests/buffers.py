@@ -40,6 +40,13 @@ class Named:
         return ", ".join(f"{name} {value}" for name, value, default in fields if value != default)
 
 
+def assert_refused(call: Callable, error: type[Exception], words: Sequence[str]) -> None:
+    """call() raises this error, and its message holds all of the words."""
+    with pytest.raises(error) as caught:
+        call()
+    assert all(word in str(caught.value) for word in words), caught.value
+
+
 # ---------------------------------------------------------------- layouts
 
 # Name -> element strides and storage offset of a (rows, cols) tensor.

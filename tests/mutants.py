@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from attention_cases import on_hopper
 from triton.runtime.autotuner import Autotuner
 from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
@@ -73,23 +74,44 @@ def mutation_tests(module: types.ModuleType, mutations: dict[str, dict[str, tupl
 RIGHT, WRONG, STOPPED = 0, 3, 4  # how a process ends that runs a copy of a kernel
 
 
-def run_alone(file: str, name: str) -> int:
-    """How `file` ends with this argument, in a process of its own: a broken protocol may wait for ever."""
-    try:
-        return subprocess.run([sys.executable, file, name], timeout=60).returncode
-    except subprocess.TimeoutExpired:
-        return STOPPED
+def mutation_tests_alone(
+    file: str, mutations: dict[str, dict[str, tuple]], checks: dict[str, tuple], cases: Sequence
+) -> tuple[Callable, ...]:
+    """As mutation_tests, for kernels of Hopper: a broken protocol may wait for ever, so each copy runs in a process of its own.
 
+    checks: kernel -> its module and check; a copy without a mistake passes on all of `cases`. Returns two tests, and what `python file NAME`
+    calls with its arguments.
+    """
+    every = named(mutations)
 
-def outcome(name: str, check: Callable, cases: Sequence) -> int:
-    """What such a process ends with."""
-    try:
-        for case in cases:
-            check(case)
-    except (AssertionError, torch.AcceleratorError) as error:
-        print(f"{name}: {error}")
-        return WRONG if isinstance(error, AssertionError) else STOPPED
-    return RIGHT
+    @each(mutations)
+    def a_mistake_follows_the_kernel(mutation):
+        """On any machine: there is such a statement."""
+        kernel, *change, _ = mutation
+        mutant(getattr(checks[kernel][0], kernel), *change)
+
+    @on_hopper
+    @pytest.mark.parametrize("name", [*mutations, *every])
+    def a_mistake_is_caught(name):
+        """And a copy of a kernel without one is right."""
+        try:
+            ended = subprocess.run([sys.executable, file, name], timeout=60).returncode
+        except subprocess.TimeoutExpired:
+            ended = STOPPED
+        assert ended in ((WRONG, STOPPED) if name in every else (RIGHT,))
+
+    def run_copy(name):
+        kernel, *change = every.get(name, (name,))
+        module, check = checks[kernel]
+        put_in(pytest.MonkeyPatch(), module, kernel, *change[:-1])
+        try:
+            for case in change[-1:] or cases:
+                check(case)
+        except (AssertionError, torch.AcceleratorError) as error:
+            print(f"{name}: {error}")
+            sys.exit(WRONG if isinstance(error, AssertionError) else STOPPED)
+
+    return a_mistake_follows_the_kernel, a_mistake_is_caught, run_copy
 
 
 def mutant(function, where: str | None = None, statement: str = "", new: str = ""):

@@ -117,24 +117,6 @@ def test_tiled_attention_passes_gradcheck(S_q, S_k, is_causal):
     assert torch.autograd.gradcheck(outputs, leaves)
 
 
-# ---------------------------------------------------------------- the step
-
-
-def test_softmax_step_over_any_split_is_the_whole_softmax():
-    s = 5 * randn(3, 4, 12, seed=0, dtype=torch.float64)
-    s[0, 1] = s[1, 2, 5:] = -math.inf
-    for block in (1, 4, 5, 12):
-        m, l = torch.full((3, 4), -math.inf, dtype=torch.float64), torch.zeros(3, 4, dtype=torch.float64)
-        for tile in s.split(block, dim=-1):
-            p, m_new, l, alpha = algorithm.softmax_step(tile, m, l)
-            assert p.shape == tile.shape and alpha.shape == m.shape
-            assert not any(torch.isnan(x).any() for x in (p, m_new, l, alpha))
-            assert torch.equal(m_new, torch.maximum(m, tile.amax(-1)))
-            m = m_new
-        torch.testing.assert_close(m + torch.log(l), torch.logsumexp(s, -1))
-    assert m[0, 1] == -math.inf and l[0, 1] == 0
-
-
 # ---------------------------------------------------------------- causal tiles
 
 

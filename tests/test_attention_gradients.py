@@ -16,9 +16,6 @@ def small_leaves(**more):
     return [x.requires_grad_() for x in case.data()], case.output_gradients()[0]
 
 
-# ---------------------------------------------------------------- lse
-
-
 @causal
 def test_gradients_of_lse_alone(is_causal):
     q, k, v = Case(20, 45, D=24, B=1).inputs()
@@ -33,9 +30,6 @@ def test_an_unused_lse_changes_nothing():
     want = torch.autograd.grad(flash_attention(*leaves), leaves, do)
     assert same(differentiate(*leaves, do), want)
     assert same(differentiate(*leaves, do, dlse=torch.zeros(1, 2, 20, device=DEVICE)), want)
-
-
-# ---------------------------------------------------------------- what is kept, and who gets a gradient
 
 
 def saved_by(call) -> list[torch.Tensor]:
@@ -73,9 +67,6 @@ def test_only_one_of_q_k_v_requires_grad(which):
     flash_attention(*leaves).backward(do)
     assert [x.grad is not None for x in leaves] == [i == which for i in range(3)]
     assert same([leaves[which].grad], [want])
-
-
-# ---------------------------------------------------------------- calls again
 
 
 def test_backward_twice_with_retain_graph():

@@ -8,8 +8,6 @@ import pytest
 from fa_tutorial import barriers
 from fa_tutorial.barriers import Barrier, Deadlock, TooManyActions, arrive, draw, ds_rows, load, races, ring, run, use, wait, work, write
 
-# ---------------------------------------------------------------- barriers
-
 
 def test_fresh_barrier_passes_parity_1_alone():
     barrier = Barrier(1)
@@ -42,9 +40,6 @@ def test_sizes_below_1(call):
 def test_parity_is_a_bit(call):
     with pytest.raises(ValueError, match="a parity is 0 or 1"):
         call()
-
-
-# ---------------------------------------------------------------- run
 
 
 def test_two_stages():
@@ -90,17 +85,6 @@ def test_deadlock_names_who_waits_for_what():
     assert draw(caught.value.timeline) == "producer |...|\nconsumer |...|\nother    |~~~|"
 
 
-def test_deadlock_where_one_of_two_consumers_never_releases():
-    full, empty = ring(1, consumers=2)
-    roles = {
-        "producer": barriers.ring_producer(2, full, empty),
-        "consumer 0": barriers.ring_consumer(2, full, empty),
-        "consumer 1": iter([wait(full[0], 0)]),
-    }
-    with pytest.raises(Deadlock, match=r"producer waits for phase 0 of empty\[0\] \(parity 0\), which has 1 of 2 arrivals"):
-        run(roles)
-
-
 def test_a_wait_passes_when_its_phase_ends_even_if_the_next_ends_at_once():
     barrier = Barrier(1)
     timeline = run({"waiter": iter([wait(barrier, 0), work("s")]), "other": iter([work("s"), arrive(barrier), arrive(barrier)])})
@@ -131,9 +115,6 @@ def test_ring_timeline_is_as_early_as_the_ring_allows(stages, loads, uses):
         load_ends.append(max(load_ends[-1], free) + loads[i % len(loads)])
         use_ends.append([max(end, load_ends[-1]) + units for end, units in zip(use_ends[-1], uses, strict=True)])
     assert barriers.last_end(timeline) == max(use_ends[-1])
-
-
-# ---------------------------------------------------------------- races
 
 
 def test_a_producer_that_does_not_wait_overwrites():

@@ -16,8 +16,8 @@ import sys
 import threading
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import nbformat
@@ -45,16 +45,6 @@ SETTINGS = {
 
 EXERCISE = "1.1"
 # ---------------------------------------------------------------- a server and a browser
-
-
-@dataclass(frozen=True)
-class Lab:
-    """A running JupyterLab, on copies of the notebooks and images, in `folder`. state: where its readers' progress is."""
-
-    address: str
-    token: str
-    folder: Path
-    state: Path
 
 
 def copy_unrun(folder: Path) -> None:
@@ -94,6 +84,7 @@ def wait_for(server: subprocess.Popen, runtime: Path, log: Path) -> dict:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
+    """A running JupyterLab, on copies of the notebooks and images, in `folder`. state: where its readers' progress is."""
     pytest.importorskip("jupyterlab", reason="JupyterLab is not installed")
     folder, private = tmp_path_factory.mktemp("course"), tmp_path_factory.mktemp("private")
     copy_unrun(folder)
@@ -105,7 +96,7 @@ def lab(tmp_path_factory):
         server = subprocess.Popen(command, env=lab_environment(private), cwd=folder, stdout=file, stderr=subprocess.STDOUT)
     try:
         found = wait_for(server, private / "jupyter_runtime_dir", log)
-        yield Lab(found["url"], found["token"], folder, private / "state")
+        yield SimpleNamespace(address=found["url"], token=found["token"], folder=folder, state=private / "state")
     finally:
         server.terminate()
         server.wait(timeout=30)
@@ -149,7 +140,7 @@ def page(browser):
 # ---------------------------------------------------------------- what a reader does
 
 
-def open_notebook(page, lab: Lab, path: Path, folder: str = "notebooks") -> None:
+def open_notebook(page, lab, path: Path, folder: str = "notebooks") -> None:
     """Open the notebook, with the side bar folded away, and wait until its kernel is idle."""
     # reset: no notebook of an earlier test is opened too.
     page.goto(f"{lab.address}lab/tree/{folder}/{path.name}?reset&token={lab.token}")
@@ -317,11 +308,6 @@ PAGES = ("README.html", "GLOSSARY.html", *(f"notebooks/{path.stem}.html" for pat
 SERIOUS = ("serious", "critical")
 
 
-class QuietHandler(http.server.SimpleHTTPRequestHandler):
-    def log_message(self, *_):
-        pass
-
-
 @pytest.fixture(scope="module")
 def site_folder(tmp_path_factory):
     from test_site import sphinx  # skips where the extra is not installed
@@ -335,7 +321,7 @@ def site_folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def site(site_folder):
     """The address of the built site, served from this machine."""
-    handler = functools.partial(QuietHandler, directory=str(site_folder))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site_folder))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"

@@ -98,9 +98,6 @@ def middle(locator) -> tuple[float, float]:
     return box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
 
 
-# ---------------------------------------------------------------- every figure
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_figure_is_one_small_file_with_a_picture(name):
     text = (FOLDER / f"{name}.html").read_text()
@@ -187,9 +184,6 @@ def test_explore_shows_the_picture_where_scripts_do_not_run(browser, taken_out):
             playwright.expect(page.locator("iframe")).to_have_css("opacity", "0")
 
 
-# ---------------------------------------------------------------- online_softmax
-
-
 def rescaled_or_not(shown: dict, scores: torch.Tensor, values: torch.Tensor) -> tuple[float, float]:
     """(l, acc) of blocks that are each measured from the running maximum; alpha reaches only what is rescaled."""
     m, l, acc = -math.inf, 0.0, 0.0
@@ -242,9 +236,8 @@ def test_online_softmax_steps(page, block, rescale_l, rescale_acc, carry):
         assert (shown["step"], shown["seen"]) == (step, step * block)
         check_online_softmax(shown)
     assert page.locator("#forward").is_disabled()
-    assert page.locator("#verdict.right").count() == (
-        (rescale_l and (rescale_acc or not carry)) or block == 3
-    )  # blocks of 3: the largest stands in the first
+    is_right = (rescale_l and (rescale_acc or not carry)) or block == 3  # blocks of 3: the largest stands in the first
+    assert page.locator("#verdict.right").count() == is_right
     assert f"{'o' if carry else 'l'} = {shown['o' if carry else 'l']:.3f}".rstrip("0") in page.locator("#verdict").inner_text()
 
 
@@ -261,9 +254,6 @@ def test_online_softmax_is_dragged(page, by):
     check_online_softmax(state(page))
     page.locator("#reset").click()
     assert state(page)["scores"] == [3, 2, 5, 1, 4, 0]
-
-
-# ---------------------------------------------------------------- sectors
 
 
 def test_sectors_are_those_of_chapter_2(page):
@@ -287,9 +277,6 @@ def test_sectors_answer_their_question(page):
         assert page.locator("#verdict.right").count() == (min(rows, columns) >= 8)
 
 
-# ---------------------------------------------------------------- causal_tiles
-
-
 def put_tiles(page, S_q: int, S_k: int, **values) -> dict:
     """The sliders of S_q and S_k hold a place in the figure's list of sizes."""
     places = {name: page.evaluate(f"SIZES.indexOf({size})") for name, size in (("S_q", S_q), ("S_k", S_k))}
@@ -297,15 +284,6 @@ def put_tiles(page, S_q: int, S_k: int, **values) -> dict:
     shown = put(page, **places, **values)
     assert (shown["S_q"], shown["S_k"]) == (S_q, S_k)
     return shown
-
-
-def check_counts(shown: dict) -> None:
-    """What follows from the ranges of tiles."""
-    tiles = -(-shown["S_q"] // shown["BLOCK_M"]) * -(-shown["S_k"] // shown["BLOCK_N"])
-    computed = sum(end for _, end in shown["rows"])
-    whole = sum(full for full, _ in shown["rows"])
-    counts = {"tiles": tiles, "computed": computed, "whole": whole, "masked": computed - whole, "skipped": tiles - computed}
-    assert {name: shown[name] for name in counts} == counts
 
 
 SHAPES = [(8, 11, 2, 2), (11, 8, 2, 4), (32, 32, 8, 4), (33, 20, 16, 8), (1, 13, 4, 4), (1000, 4096, 128, 64), (4096, 4096, 128, 128)]
@@ -324,7 +302,9 @@ def test_causal_tiles_are_those_of_chapter_4(page, is_causal):
             assert shown["bytes"] == ledger.flash_hbm_bytes(S_q, S_k, 16, block_m, 4)
         assert shown["rows"] == [list(tiles) for tiles in want]
         assert shown["pairs"] == ledger.visible_pairs(S_q, S_k, is_causal)
-        check_counts(shown)
+        tiles, whole, computed = len(want) * -(-S_k // block_n), *map(sum, zip(*want, strict=True))
+        counts = {"tiles": tiles, "computed": computed, "whole": whole, "masked": computed - whole, "skipped": tiles - computed}
+        assert {name: shown[name] for name in counts} == counts
         if max(S_q, S_k) < 100:
             traffic = algorithm.Traffic()
             q, k, v = (torch.randn(1, 1, S, 16) for S in (S_q, S_k, S_k))
@@ -368,9 +348,6 @@ def test_small_tiles_are_drawn_in_one_colour(page, block):
     assert len(colours["whole"]) == len(colours["skipped"]) == 1 and colours["whole"] != colours["skipped"]
 
 
-# ---------------------------------------------------------------- two_loops
-
-
 @pytest.mark.parametrize(
     ("S_q", "S_k", "block_m", "block_n", "block"),
     [(13, 17, 4, 4, 1), (13, 17, 4, 4, 3), (13, 7, 4, 4, 0), (21, 14, 4, 2, 1), (21, 14, 8, 2, 2), (9, 9, 2, 8, 4), (1, 8, 2, 4, 0)],
@@ -403,9 +380,6 @@ def test_two_loops_borders_are_dragged(page, by):
     page.locator("#end_n").focus()
     page.keyboard.press("ArrowRight")
     assert state(page)["end_n"] == shown["end_n"] + 1
-
-
-# ---------------------------------------------------------------- two_walks
 
 
 @pytest.mark.parametrize("order", ["keys", "queries", "turns"])
@@ -442,9 +416,6 @@ def test_two_walks_follow_a_drag_over_the_tiles(page, by):
     assert state(page)["step"] == 3
 
 
-# ---------------------------------------------------------------- loops_of_keys
-
-
 @pytest.mark.parametrize(
     ("S_q", "S_k", "block_m", "block_n", "block"),
     [(13, 17, 4, 4, 2), (13, 17, 4, 4, 4), (7, 13, 4, 4, 0), (21, 14, 4, 2, 1), (21, 14, 8, 2, 6), (9, 9, 2, 8, 1), (8, 1, 2, 4, 0)],
@@ -454,9 +425,7 @@ def test_loops_of_keys_are_right_at_chapter_7s_borders(page, S_q, S_k, block_m, 
     put(page, S_q=S_q, S_k=S_k, BLOCK_M=block_m, BLOCK_N=block_n)
     start, full = (block_m * border for border in algorithm.causal_rows(block, block_m, block_n, S_q, S_k))
     right = put(page, block=block, first_m=start, full_m=full)
-    assert (
-        right["fault"] == "" and right["masked"] == list(range(start, full, block_m)) and right["whole"] == list(range(full, S_q, block_m))
-    )
+    assert [right[name] for name in ("fault", "masked", "whole")] == ["", [*range(start, full, block_m)], [*range(full, S_q, block_m)]]
     for first_m, full_m in ((start - block_m, full), (start + block_m, full), (start, full - block_m), (start, full + block_m)):
         tiles = [[*range(first_m, full_m, block_m)], [*range(full_m, S_q, block_m)]]
         if min(first_m, full_m) >= -8 and full_m <= 24 and tiles != [right["masked"], right["whole"]]:
@@ -471,9 +440,6 @@ def test_loops_of_keys_borders_are_dragged(page):
     drag(page, first_m, (at[4], first_m[1]), "mouse")
     drag(page, full_m, (at[8], full_m[1]), "mouse")
     assert (state(page)["first_m"], state(page)["full_m"], state(page)["fault"]) == (4, 8, "")
-
-
-# ---------------------------------------------------------------- mask tiles
 
 
 def seen_by(shown: dict) -> torch.Tensor:
@@ -507,13 +473,8 @@ def test_mask_tiles_are_exercise_10_3_s_lists(page):
     open_figure(page, "mask_tiles")
     check_mask_tiles(page)
     for mask, block in itertools.product(("documents", "window", "first", "prefix"), (2, 4, 8)):
-        for values in (
-            {"row": 0},
-            {"row": 3, "left": 5, "first": 3, "a": 9},
-            {"a": 30, "b": 11, "left": 31, "first": 32},
-            {"left": 0, "first": 0},
-        ):
-            put(page, mask=mask, block=block, **values)
+        for row, left, first, a, b in ((0, 11, 6, 18, 24), (3, 5, 3, 9, 24), (3, 31, 32, 30, 11), (3, 0, 0, 30, 11)):
+            put(page, mask=mask, block=block, row=row, left=left, first=first, a=a, b=b)
             check_mask_tiles(page)
 
 
@@ -533,9 +494,6 @@ def test_mask_tiles_answer_their_question(page, by):
     x, y = middle(page.locator("#tiles circle"))
     drag(page, (x, y), (x - 4 * pair, y), by)
     assert state(page)["left"] == 15
-
-
-# ---------------------------------------------------------------- queue
 
 
 def check_queue(shown: dict) -> None:
@@ -566,9 +524,6 @@ def test_queue_answers_its_question(page, by):
     assert put(page, longest=0)["end"] == 5.5 and put(page, longest=7)["end"] > 5.5
 
 
-# ---------------------------------------------------------------- in step
-
-
 def test_in_step_is_the_package_s_model(page):
     open_figure(page, "in_step")
     for name, loop in (("two", warpgroups.TWO_STOPS), ("one", warpgroups.ONE_STOP)):
@@ -578,7 +533,7 @@ def test_in_step_is_the_package_s_model(page):
             assert (shown["cycles"], shown["shares"]) == (pytest.approx(cycles), pytest.approx(shares))
 
 
-@pytest.mark.parametrize("by", ["mouse", "finger"])
+@by_mouse_or_touch
 def test_in_step_answers_its_question(page, by):
     """Two stops that start together alternate without a gap alone; with it, from 650 cycles apart on."""
     assert open_figure(page, "in_step")["cycles"] == pytest.approx(1418, abs=1)
@@ -591,8 +546,6 @@ def test_in_step_answers_its_question(page, by):
     drag(page, (x, y), (x + 150, y), by)
     assert state(page)["late"] > 1000 and state(page)["shares"][1] > 0.9
 
-
-# ---------------------------------------------------------------- fa2_lines
 
 # A line of the figure -> what their_loop does without it.
 WITHOUT = {"clear_acc": {"acc_holds": math.nan}, "clear_v": {"clear_v": False}, "peel": {"peel": False}, "plus_one": {"masked": 2},
@@ -623,9 +576,6 @@ def test_fa2_lines_answer_their_question(page):
     put(page, plus_one=False)
     for S_k in range(33, 113):
         assert any(put(page, S_k=S_k)["states"]) == (S_k % 16 not in (0, 15))
-
-
-# ---------------------------------------------------------------- splits
 
 
 def test_splits_is_the_chapter_s_rule(page):
@@ -670,9 +620,6 @@ def test_splits_is_dragged(page, by):
     grip, one = middle(page.locator("#curve circle")), middle(page.locator("#curve text", has_text=re.compile("^64$")))
     drag(page, grip, (one[0], grip[1]), by)
     assert state(page)["splits"] == 64
-
-
-# ---------------------------------------------------------------- cycles
 
 
 def test_cycles_is_exercises_8_1_and_8_5(page):
@@ -755,9 +702,6 @@ def test_cycles_is_dragged(page, by):
     assert before["loop"] - 200 < state(page)["loop"] < before["loop"] - 50
 
 
-# ---------------------------------------------------------------- tile_room
-
-
 @pytest.mark.parametrize("D", [64, 128, 256])
 def test_tile_room_counts_by_5_3_and_fits_the_packages_tiles(page, D):
     open_figure(page, "tile_room")
@@ -786,9 +730,6 @@ def test_tile_room_agrees_with_the_compiled_tiles(page):
         assert ("right" in page.locator("#verdict").get_attribute("class")) == (shown["fed"] and not row["spilled_registers"])
 
 
-# ---------------------------------------------------------------- program_order
-
-
 def check_order(shown: dict, group: int, name: str) -> None:
     """What a wave reads, and all of them, by chapter 3's order of programs."""
     sizes = shown["tiles_m"], shown["tiles_n"], group
@@ -812,8 +753,6 @@ def test_program_order_is_chapter_3s(page):
         check_order(shown, group, "bands")
         check_order(shown, 1, "row_order")
 
-
-# ---------------------------------------------------------------- ring
 
 RINGS = [  # stages, (a load, every third), uses
     (2, (1, 4), (2,)),
@@ -877,9 +816,6 @@ def test_ring_says_who_waits_for_whom(page):
     page.keyboard.press("Space")
     put(page, now=20)
     assert "producer: waits for empty[0], parity 0 (every consumer must release stage 0)" in page.locator("#verdict").inner_text()
-
-
-# ---------------------------------------------------------------- roofline
 
 
 def check_roofline(shown: dict) -> None:
@@ -950,25 +886,20 @@ def test_explore_says_what_is_missing(monkeypatch, tmp_path):
         figures.explore("online_softmax")
 
 
-# ---------------------------------------------------------------- ring_attention
+# The order of the tokens -> the positions that a rank of so many holds.
+POSITIONS = {
+    "plain": lambda rank, ranks: torch.arange(48).chunk(ranks)[rank],
+    "zigzag": lambda rank, ranks: ring.shard(torch.arange(48), rank, ranks, dim=0),
+    "striped": lambda rank, ranks: torch.arange(48)[rank::ranks],
+}
 
 
-def positions_of(order: str, ranks: int, tokens: int = 48) -> list[torch.Tensor]:
-    tokens = torch.arange(tokens)
-    orders = {
-        "plain": tokens.chunk(ranks),
-        "zigzag": [ring.shard(tokens, rank, ranks, dim=0) for rank in range(ranks)],
-        "striped": [tokens[rank::ranks] for rank in range(ranks)],
-    }
-    return orders[order]
-
-
-@pytest.mark.parametrize("order", ["plain", "zigzag", "striped"])
+@pytest.mark.parametrize("order", POSITIONS)
 def test_ring_attention_counts_every_pair(page, order):
     assert open_figure(page, "ring_attention")["order"] == "plain"
     for ranks, is_causal in itertools.product((2, 3, 4, 6, 8), (True, False)):
         shown = put(page, ranks=ranks, order=order, is_causal=is_causal)
-        positions = positions_of(order, ranks)
+        positions = [POSITIONS[order](rank, ranks) for rank in range(ranks)]
         assert shown["positions"] == [mine.tolist() for mine in positions]
         assert shown["holds"] == [[owner(rank, step, ranks) for rank in range(ranks)] for step in range(ranks)]
         for owners, counts in zip(shown["holds"], shown["work"], strict=True):
@@ -989,9 +920,6 @@ def test_ring_attention_plays_and_stops(page):
     page.wait_for_timeout(1_200)
     assert state(page)["step"] == step
     assert f"Step {step}: rank 2 meets the keys of rank {owner(2, step, 4)}" in page.locator("#verdict").inner_text()
-
-
-# ---------------------------------------------------------------- ring_clock
 
 
 def test_ring_clock_is_the_pages_clock(page):
@@ -1047,9 +975,6 @@ def test_ring_clock_tells_what_was_measured(page):
         put(page, ranks=4)
 
 
-# ---------------------------------------------------------------- chain
-
-
 @pytest.mark.parametrize("mean", [0, 1, 3])
 def test_chain_adds_up_as_the_package_does(page, mean):
     open_figure(page, "chain")
@@ -1074,13 +999,6 @@ def test_chain_answers_its_question(page):
     assert put(page, chain=10)["lost"] < 1 < put(page, chain=11)["lost"]
 
 
-# ---------------------------------------------------------------- e4m3
-
-
-def rounded_as(x: torch.Tensor, format: str) -> torch.Tensor:
-    return fp8.to_e4m3(x) if format == "e4m3" else x.clamp(-127, 127).round()
-
-
 @pytest.mark.parametrize("scaled", [True, False])
 @pytest.mark.parametrize("rotate", [True, False])
 @pytest.mark.parametrize("format", ["e4m3", "int8"])
@@ -1099,8 +1017,9 @@ def test_e4m3_rounds_as_the_package_does(page, format, rotate, scaled):
         assert shown["scale"] == pytest.approx(scale)
         before = torch.tensor(shown["before"], dtype=torch.float64)
         torch.testing.assert_close(before, sent / scale)
-        assert shown["stored"] == rounded_as(before, format).tolist()
-        back = torch.tensor(shown["stored"], dtype=torch.float64) * scale @ matrix.T
+        stored = fp8.to_e4m3(before) if format == "e4m3" else before.clamp(-127, 127).round()
+        assert shown["stored"] == stored.tolist()
+        back = stored * scale @ matrix.T
         assert shown["read"] == pytest.approx(back.tolist(), abs=1e-9 * float(row.abs().max()))
         assert shown["error"] == pytest.approx(float((back - row).norm() / row.norm()))
         others = torch.arange(8) != 3

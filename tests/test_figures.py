@@ -14,8 +14,6 @@ from fa_tutorial import figures
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# ---------------------------------------------------------------- drawings
-
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", draw.IMAGES)
@@ -36,9 +34,6 @@ def test_pipeline_never_holds_more_tiles_than_stages(num_stages, units):
         assert sum(step.load <= time < step.end for step in steps) <= num_stages
         assert sum(step.begin <= time < step.end for step in steps) <= 1
     assert all(step.arrived <= step.begin for step in steps)
-
-
-# ---------------------------------------------------------------- plots of the notebooks
 
 
 def test_every_line_of_a_plot_has_its_own_colour_and_dash():

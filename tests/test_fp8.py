@@ -1,6 +1,6 @@
 """Chapter 14: e4m3 by blocks, the model of the tensor core's sums, and the FP8 forward, in PyTorch and on Hopper.
 
-    python tests/test_fp8.py "p is not ordered"    runs one broken copy of the kernel
+    python tests/test_fp8.py "forward_kernel: p is not ordered"    runs one broken copy of the kernel
 """  # fmt: skip
 
 import itertools
@@ -11,7 +11,7 @@ import pytest
 import torch
 from attention_cases import VIEWS, Case, causal, on_hopper, same
 from buffers import DEVICE, guarded_outputs, unchanged
-from mutants import RIGHT, STOPPED, WRONG, each, mutant, named, outcome, put_in, run_alone
+from mutants import mutation_tests_alone
 
 from fa_tutorial import flash_attention_fp8, fp8, reference
 from fa_tutorial.bench import chapter_14, results
@@ -41,13 +41,9 @@ def undone(x: Quantised, S: int, as_columns: bool = False) -> torch.Tensor:
 # ---------------------------------------------------------------- e4m3, by blocks
 
 
-def every_e4m3() -> torch.Tensor:
-    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
-    return numbers[numbers.isfinite()].unique()
-
-
 def test_to_e4m3_takes_the_nearest_and_on_a_tie_the_even_one():
-    numbers = every_e4m3()
+    numbers = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    numbers = numbers[numbers.isfinite()].unique()
     assert len(numbers) == 253 and numbers.max() == 448  # 256 without two NaN and one of the two zeros
     middles = (numbers[1:] + numbers[:-1]) / 2
     x = torch.cat([numbers, middles, middles * (1 + 2**-20), torch.tensor([500.0, -1e9]), draw(1000, dtype=torch.float32).cpu() * 100])
@@ -350,27 +346,6 @@ MUTATIONS = {
         "work tiles are left out": ("producer", "i 2", "next_work_tile(i, counter_ptr, flags.COUNTER) + 1", MANY),
     },
 }  # fmt: skip
-EVERY = named(MUTATIONS)
-
-
-@each(MUTATIONS)
-def test_a_mistake_follows_the_kernel(mutation):
-    kernel, *change, _ = mutation
-    mutant(getattr(forward, kernel), *change)
-
-
-@on_hopper
-@pytest.mark.parametrize("name", ["forward_kernel", *EVERY])
-def test_a_mistake_is_caught(name):
-    """And a copy of the kernel without one is right."""
-    assert run_alone(__file__, name) in ((WRONG, STOPPED) if name in EVERY else (RIGHT,))
-
-
-def run_copy(name: str) -> int:
-    kernel, *change = EVERY.get(name, (name,))
-    cases = [change.pop()] if change else [CAUSAL, LONG, MANY, GROUPED]
-    put_in(pytest.MonkeyPatch(), forward, kernel, *change)
-    return outcome(name, check_kernel, cases)
 
 
 def check_kernel(case: Case) -> None:
@@ -381,5 +356,8 @@ def check_kernel(case: Case) -> None:
     assert_close(*forward.flash_forward(*given), *(x.double() for x in model.flash_forward(*given)), 0.02, 0.03)
 
 
+test_a_mistake_follows_the_kernel, test_a_mistake_is_caught, run_copy = mutation_tests_alone(
+    __file__, MUTATIONS, {"forward_kernel": (forward, check_kernel)}, [CAUSAL, LONG, MANY, GROUPED]
+)
 if __name__ == "__main__":
-    sys.exit(run_copy(sys.argv[1]))
+    run_copy(*sys.argv[1:])

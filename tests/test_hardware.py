@@ -19,9 +19,6 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**inherited, **environment})
 
 
-# ---------------------------------------------------------------- the switch
-
-
 @without_gpu
 def test_interpreter_is_switched_on_without_a_gpu_and_says_so_once():
     run = python("""
@@ -75,9 +72,6 @@ def test_a_gpu_leaves_the_switch_alone(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-# ---------------------------------------------------------------- what the machine can do
-
-
 def pretend_gpu(monkeypatch, interpreter: bool) -> None:
     monkeypatch.setenv(hardware.INTERPRETER_SWITCH, "1" if interpreter else "0")
     monkeypatch.setattr(hardware, "has_gpu", lambda: True)
@@ -118,9 +112,6 @@ def test_description_of_a_machine_that_cannot_run_kernels(monkeypatch):
 def test_what_to_do_without_triton(system, words, monkeypatch):
     monkeypatch.setattr(hardware.platform, "system", lambda: system)
     assert words in hardware.without_triton()
-
-
-# ---------------------------------------------------------------- without Triton
 
 
 def test_without_triton():

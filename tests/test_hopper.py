@@ -13,7 +13,7 @@ import pytest
 import torch
 from attention_cases import Case, a_tile_by_turns, assert_gradients, causal, check_backward, check_forward, differentiate, on_hopper, same
 from buffers import DTYPES
-from mutants import RIGHT, STOPPED, WRONG, each, mutant, named, outcome, put_in, run_alone
+from mutants import mutation_tests_alone
 
 from fa_tutorial import reference
 from fa_tutorial.hopper import backward, forward, ladder, ping_pong, tile_scheduler
@@ -329,7 +329,7 @@ WIDE = Case(600, 700, D=128, is_causal=True, H_q=6, H_k=2)
 RAGGED = Case(130, 300, scale=1.0, values="logits near -1e4")
 TMA_ADD = "tma_add(dq_desc, [(block.row_block * 2 + C) * 16 + 16, 0], part)"
 
-# See mutants.mutation_tests.
+# See mutants.mutation_tests_alone.
 MUTATIONS = {
     "forward_kernel": {
         "a stage is never released": ("consumer_release", "mbarrier.arrive", "None", LONG),
@@ -396,36 +396,10 @@ MUTATIONS = {
         "halves of dq exchanged": ("convert_kernel", "block, part", "(tl.program_id(0) // 2, 1 - tl.program_id(0) % 2)", GROUPED),
     },
 }  # fmt: skip
-EVERY = named(MUTATIONS)
-
-
-def launched_by(kernel: str) -> tuple:
-    """The kernel's module, its launcher, and the check of that."""
-    forwards = kernel == "forward_kernel"
-    return (forward, forward.flash_forward, check_forward) if forwards else (backward, backward.flash_backward, check_backward)
-
-
-@each(MUTATIONS)
-def test_a_mistake_follows_the_kernel(mutation):
-    """On any machine: there is such a statement."""
-    kernel, *change, _ = mutation
-    mutant(getattr(launched_by(kernel)[0], kernel), *change)
-
-
-@on_hopper
-@pytest.mark.parametrize("name", ["forward_kernel", "backward_kernel", *EVERY])
-def test_a_mistake_is_caught(name):
-    """And a copy of a kernel without one is right."""
-    assert run_alone(__file__, name) in ((WRONG, STOPPED) if name in EVERY else (RIGHT,))
-
-
-def run_copy(name: str) -> int:
-    kernel, *change = EVERY.get(name, (name,))
-    module, launcher, check = launched_by(kernel)
-    cases = [change.pop()] if change else [CAUSAL, BLIND_ROWS, MANY, GROUPED, WIDE, RAGGED]
-    put_in(pytest.MonkeyPatch(), module, kernel, *change)
-    return outcome(name, functools.partial(check, launcher), cases)
-
-
+FORWARD = forward, functools.partial(check_forward, forward.flash_forward)
+BACKWARD = backward, functools.partial(check_backward, backward.flash_backward)
+test_a_mistake_follows_the_kernel, test_a_mistake_is_caught, run_copy = mutation_tests_alone(
+    __file__, MUTATIONS, dict.fromkeys(MUTATIONS, BACKWARD) | {"forward_kernel": FORWARD}, [CAUSAL, BLIND_ROWS, MANY, GROUPED, WIDE, RAGGED]
+)
 if __name__ == "__main__":
-    sys.exit(run_copy(sys.argv[1]))
+    run_copy(*sys.argv[1:])

@@ -53,15 +53,6 @@ def files() -> list[Path]:
     return [path for path in paths if path.is_file()]
 
 
-def text_files() -> dict[str, str]:
-    """The text of every file that has any, by its path in the repository."""
-    return {
-        str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-        for path in files()
-        if path.suffix not in (".png", ".gif", ".ico", ".pyc")
-    }
-
-
 # ---------------------------------------------------------------- versions
 
 
@@ -129,11 +120,6 @@ ORDER = (
 )
 
 
-def module_of(path: Path) -> str:
-    """The first part of a file's name inside the package: "exercises" for fa_tutorial/exercises/harness.py."""
-    return path.relative_to(ROOT / "fa_tutorial").parts[0].removesuffix(".py")
-
-
 def imported_modules(tree: ast.AST, folder: str) -> set[str]:
     """The first parts of the fa_tutorial modules that the code imports."""
     found = set()
@@ -174,7 +160,8 @@ def test_imports_run_one_way():
     trees: dict[str, list[ast.AST]] = {}
     for path, tree in TREES.items():
         if path != ROOT / "fa_tutorial" / "__init__.py":
-            trees.setdefault(module_of(path), []).append(tree)
+            module = path.relative_to(ROOT / "fa_tutorial").parts[0].removesuffix(".py")  # "exercises" for exercises/harness.py
+            trees.setdefault(module, []).append(tree)
     assert set(trees) <= set(ORDER), "a new module needs its place in ORDER"
     assert imports_against_the_order(trees) == []
 
@@ -249,9 +236,12 @@ ABOUT_PATHS = {"tests/notebook_rules.py", "tests/test_notebooks.py", "tests/test
 
 def test_nothing_names_a_registry_or_a_machine():
     found = {}
-    for name, text in text_files().items():
-        if name in ABOUT_PATHS or name.endswith(".ipynb"):  # a notebook's pictures are base64; machine_traces reads the rest of it
+    for path in files():
+        name = str(path.relative_to(ROOT))
+        # A notebook's pictures are base64; machine_traces reads the rest of it.
+        if name in ABOUT_PATHS or path.suffix in (".png", ".gif", ".ico", ".pyc", ".ipynb"):
             continue
+        text = path.read_text(encoding="utf-8")
         if match := rules.REGISTRY.search(text) or rules.MACHINE_PATH.search(text):
             found[name] = match[0]
     assert found == {}

@@ -32,9 +32,6 @@ LAUNCHERS = {
 launchers = pytest.mark.parametrize(("launcher", "own"), LAUNCHERS.values(), ids=LAUNCHERS)
 
 
-# ---------------------------------------------------------------- strides and sectors
-
-
 @pytest.mark.parametrize("itemsize", [1, 2, 4, 8])
 @pytest.mark.parametrize("strides", [(64, 1), (1, 64), (3, 5), (0, 1), (8192, 1)])
 def test_sectors_are_counted_one_by_one(strides, itemsize):
@@ -54,9 +51,6 @@ def test_flat_offset_finds_every_element():
         view = storage.as_strided(shape, strides)
         for index in itertools.product(*map(range, shape)):
             assert layout.flat_offset(index, strides) == int(view[index])
-
-
-# ---------------------------------------------------------------- the launchers
 
 
 def check(launcher, own, x):
@@ -105,9 +99,6 @@ def test_softmax_keeps_nan_in_its_row():
 
 def test_row_warps():
     assert [layout.row_warps(block) for block in (1, 256, 512, 4096, 65_536)] == [1, 1, 2, 16, 16]
-
-
-# ---------------------------------------------------------------- the kernels, and broken ones
 
 
 def check_add_kernel(kernel):

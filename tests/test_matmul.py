@@ -86,13 +86,6 @@ def test_nothing_and_nan(multiply):
     assert torch.equal(multiply(a, b).isnan(), reached)
 
 
-def check_scores_times_values(q, k, v, scale, **blocks):
-    with unchanged(q, k, v), guarded_outputs():
-        o = matmul.scores_times_values(q, k, v, scale, **blocks)
-    assert o.is_contiguous()
-    assert_as_accurate(o, *scores_values(q, k, v, scale))
-
-
 @dtypes
 @pytest.mark.parametrize(
     "size", [(1000, 17, 16), (17, 1000, 16), (1, 1, 1), (1, 1, 128), (17, 33, 128), (65, 64, 63), (16, 15, 17)], ids=str
@@ -101,7 +94,10 @@ def test_scores_times_values(size, dtype):
     S_q, S_k, D = size
     q, k, v = (randn(S, D, dtype=dtype, seed=seed) for seed, S in enumerate((S_q, S_k, S_k)))
     for scale in (1 / math.sqrt(D * S_k), 0.0, -2):
-        check_scores_times_values(q, k, v, scale)
+        with unchanged(q, k, v), guarded_outputs():
+            o = matmul.scores_times_values(q, k, v, scale)
+        assert o.is_contiguous()
+        assert_as_accurate(o, *scores_values(q, k, v, scale))
 
 
 def test_scores_times_values_of_nothing():

@@ -1,4 +1,4 @@
-"""flash_attention as an operator of PyTorch's: what torch.compile, torch.export, fake tensors, torch.vmap and hooks ask of one."""
+"""flash_attention as an operator of PyTorch's: what torch.compile, torch.export, fake tensors and torch.vmap ask of one."""
 
 import contextlib
 
@@ -25,9 +25,6 @@ def launches_nothing(monkeypatch):
             monkeypatch.setattr(module, name, None, raising=False)
 
 
-# ---------------------------------------------------------------- opcheck
-
-
 def test_opcheck_of_forward():
     torch.library.opcheck(attention.FORWARD, (*small_leaves(), True, 0.25, "auto"))
 
@@ -38,9 +35,6 @@ def test_opcheck_of_backward(with_dlse):
     o, lse = attention.FORWARD(q, k, v, True, 0.3, "auto")
     dlse = torch.ones_like(lse) if with_dlse else None
     torch.library.opcheck(attention.BACKWARD, (torch.ones_like(o), dlse, q, k, v, o, lse, True, 0.3, "auto"))
-
-
-# ---------------------------------------------------------------- torch.compile, torch.export
 
 
 def between(q, k, v):
@@ -84,9 +78,6 @@ def test_torch_export_with_a_dynamic_length():
         assert torch.equal(exported(q, k, v), flash_attention(q, k, v, is_causal=True))
 
 
-# ---------------------------------------------------------------- shapes without a launch
-
-
 @pytest.mark.parametrize(("mode", "device"), [(FakeTensorMode(), DEVICE), (contextlib.nullcontext(), "meta")], ids=["fake", "meta"])
 def test_fake_and_meta_tensors(mode, device, launches_nothing):
     with mode:
@@ -97,9 +88,6 @@ def test_fake_and_meta_tensors(mode, device, launches_nothing):
         assert (lse.shape, lse.dtype) == (q.shape[:3], torch.float32)
         (o.sum() + lse.sum()).backward()
         assert all(x.grad.shape == x.shape and x.grad.dtype == x.dtype for x in (q, k, v))
-
-
-# ---------------------------------------------------------------- torch.vmap
 
 
 @pytest.mark.parametrize("in_dims", [(0, 0, 0), (1, None, 0), (None, 2, None), (4, 1, None)], ids=str)
@@ -119,20 +107,6 @@ def test_vmap_equals_a_loop(in_dims):
     assert torch.equal(mapped(*got), loop(*want))
     do = randn(3, *plain[0].shape, seed=4)
     torch.testing.assert_close(torch.autograd.grad(mapped(*got), got, do), torch.autograd.grad(loop(*want), want, do))
-
-
-# ---------------------------------------------------------------- hooks, views
-
-
-def test_a_hook_fires_once_with_the_gradient():
-    """A tensor's hook, and the hook after a leaf's gradient is accumulated, by which DistributedDataParallel sends it."""
-    q, k, v = small_leaves()
-    seen, sent = [], []
-    q.register_hook(lambda gradient: seen.append(gradient.clone()))
-    q.register_post_accumulate_grad_hook(lambda leaf: sent.append(leaf.grad.clone()))
-    flash_attention(q, k, v).sum().backward()
-    assert len(seen) == len(sent) == 1
-    assert same(seen, [q.grad]) and same(sent, [q.grad])
 
 
 def test_views_with_the_opposite_sign_in_memory():

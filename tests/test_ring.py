@@ -15,8 +15,6 @@ from fa_tutorial.__main__ import main
 from fa_tutorial.bench import chapter_13
 from fa_tutorial.exercises.chapter_13.ex_7 import overlapped_backward
 
-RANKS = (1, 2, 3, 4)
-
 
 @pytest.fixture(scope="module", autouse=True)
 def imported_once():
@@ -158,7 +156,7 @@ def test_a_process_that_does_not_end_is_ended():
 # ---------------------------------------------------------------- arguments
 
 
-@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 @pytest.mark.parametrize("dim", [0, 2, -1])
 def test_unshard_puts_together_what_shard_cuts(ranks, dim):
     x = torch.arange(24 * 2 * 24 * 24).reshape(24, 2, 24, 24)
