@@ -132,8 +132,12 @@ def compiled_tile(tile: TileConfig, shape: Shape) -> tuple[Callable[[], Any], di
     launching._prepared.clear()
     call()
     [launch] = launching._prepared.values()
-    compiled = launch.compiled
-    return call, {
+    return call, room_of(launch.compiled)
+
+
+def room_of(compiled: Any) -> dict[str, int]:
+    """What the compiler made of a kernel: registers and spilled registers a thread, bytes of shared memory a block."""
+    return {
         "registers": compiled.n_regs,
         "spilled_registers": compiled.n_spills,
         "shared_bytes": compiled.metadata.shared,

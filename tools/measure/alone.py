@@ -6,7 +6,6 @@ Takes what `ladder` takes, without a mask.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,10 +15,11 @@ from typing import Any
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.bench.cases import Shape, about
+from fa_tutorial.bench.cases import Shape
 from fa_tutorial.bench.chapter_8 import flops_of, inputs
 from fa_tutorial.bench.sweep import Measurement
 from measure.chapter_8 import counted_in_turns, settled
+from measure.turns import by_shape
 
 hardware.require_triton("Chapter 9's measurements")
 from triton.experimental import gluon  # noqa: E402
@@ -176,12 +176,10 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Alone, stamps
 def alone_cases() -> Iterator[Measurement]:
     """Each of ALONE, in turns."""
     for D, shape in SHAPES.items():
-        for how in ALONE[D]:
-            yield about(9, "alone", str(how), **vars(shape)), lambda shape=shape, how=how: _in_turns(shape)[str(how)]
+        yield from by_shape(9, "alone", _alone_in_turns, [shape], map(str, ALONE[D]))
 
 
-@functools.cache
-def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+def _alone_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     q, k, v = inputs(shape)
     calls = {str(how): partial(attend, q, k, v, how) for how in ALONE[shape.D]}
     rows = counted_in_turns(calls, flops=flops_of(shape))
