@@ -1,7 +1,5 @@
 """The drawings of chapter 10."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 
 from matplotlib.axes import Axes

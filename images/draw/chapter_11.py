@@ -1,7 +1,5 @@
 """The drawings of chapter 11."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -12,8 +10,6 @@ from fa_tutorial import softmax
 from fa_tutorial.bench.chapter_11 import row as stored
 from fa_tutorial.figures import COLOURS
 from fa_tutorial.forward import CONFIGS
-
-# ---------------------------------------------------------------- the SMs' time
 
 SMS, KEY_HEADS = 132, 8
 STEPS = (
@@ -61,8 +57,6 @@ def draw_time(ax: Axes, steps: tuple) -> None:
         (idle, {}, "an SM does nothing"),
     ))  # fmt: skip
 
-
-# ---------------------------------------------------------------- the tree of merges
 
 SCORES = (3.0, 2.0, 5.0, 1.0, 4.0, 4.0, 0.0, 2.0)  # the first four are chapter 1's row
 VALUES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0)
@@ -117,8 +111,6 @@ def merged(ax: Axes, a: tuple, b: tuple, y: float) -> tuple[float, float, float,
     return middle, y, o, lse
 
 
-# ---------------------------------------------------------------- the rows of a tile
-
 GROUP, TILE_ROWS, ROW = 8, 16, 0.04
 BASIC_ROWS = CONFIGS[232_448][128].block_m  # of chapter 5's tile on an H200
 
@@ -148,8 +140,6 @@ def draw_rows_of_a_tile(ax: Axes) -> None:
     empty = f"an empty row, multiplied all the same: {GROUP * (BASIC_ROWS - 1)} on the left, {TILE_ROWS - GROUP} on the right"
     legend(ax, 4.6, ((0.15, {"colour": "blue", "share": 0.5}, "a query"), (2.0, {}, empty)))
 
-
-# ---------------------------------------------------------------- the programs of a split, and the rows of one
 
 HEADS, TOKENS, KEYS, KEYS_A_TILE = 2, 3, 7, 2  # query heads a group, new tokens of each, keys, keys a tile
 SPLITS = ("sky", "orange")
@@ -199,8 +189,6 @@ def draw_split_rows(ax: Axes) -> None:
     ))  # fmt: skip
 
 
-# ---------------------------------------------------------------- pages
-
 PAGE, PAGES = 16, 6
 TABLES = ((4, 1), (2, 5, 0))  # the pages of each sequence, in order
 LENGTHS = (20, 37)
@@ -243,8 +231,6 @@ def draw_pages(ax: Axes) -> None:
     free = next(page for page in range(PAGES) if page not in owner)
     note(ax, 0.15, 4.25, f"page {free} is free; the white rows of the other pages wait for their sequence's next keys")
 
-
-# ---------------------------------------------------------------- a window
 
 WINDOWED, TILE, WINDOW = 100, 16, 30  # keys, keys a tile, and the last of them that the newest token sees
 

@@ -1,19 +1,15 @@
 """The drawings of chapter 12."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from matplotlib.axes import Axes
 
-from draw.drawing import BODY, DARK, HEAD, WAITS, WIDTH, arrow, box, heading, image, legend, note, outline, tint, write
+from draw.drawing import BODY, DARK, HEAD, WAITS, WIDTH, arrow, box, bracket, heading, image, legend, note, notes, outline, tint, write
 from fa_tutorial.algorithm import causal_tiles
 from fa_tutorial.exercises.chapter_12.ex_1 import PIECES, place
 from fa_tutorial.exercises.chapter_12.ex_6 import lagging_step
 from fa_tutorial.reading import BLOCK_N
-
-# ---------------------------------------------------------------- the file with the forward kernels
 
 # Lines of csrc/flash_attn/src/flash_fwd_kernel.h at v2.8.3, as (first, name, colour): each part ends where the next one begins.
 LINES = 1294
@@ -71,8 +67,6 @@ def draw_parts(ax: Axes, parts: tuple, first: int, last: int, left: float, top: 
             box(ax, left + (start - first) * per_line, top, (end - start) * per_line, 0.6, text, colour, share=0.4)
 
 
-# ---------------------------------------------------------------- a name in its slots
-
 SLOTS = ("one thread's share?", "for which copy or product", "where", "of which tensor", "transposed?")
 SLOT_NAMES = (("gK", "", "", "g: global memory", "K: k", ""), ("tKgK", "t: yes", "K: the copy of k", "g: global memory", "K: k", ""),
               ("tKsK", "t: yes", "K: the copy of k", "s: shared memory", "K: k", ""), ("tSrK", "t: yes", "S: s = q kᵀ", "r: registers", "K: k", ""),
@@ -92,8 +86,6 @@ def draw_names(ax: Axes) -> None:
             if text:
                 box(ax, x, y, width - 0.05, high, text, colour, share=0.12 if colour == "black" else 0.4)
 
-
-# ---------------------------------------------------------------- the two loops
 
 # A step: its text, and its colour, that of the tensor. Theirs have a line, and the number of the step of yours that they do.
 ATTEND = (("load k", "orange"), ("q kᵀ", "yellow"), ("times scale", "yellow"), ("mask", "black"), ("softmax_step: m, alpha, l", "sky"), ("softmax_step: p", "sky"),
@@ -140,8 +132,6 @@ def draw_two_loops(ax: Axes) -> None:
     note(ax, YOURS_AT, 7.25, "thick lines: what has moved; one dotted line for m, alpha and l; not drawn: 304, 306, 317, 333, 338 and 347")
 
 
-# ---------------------------------------------------------------- the loop's copies
-
 # A lane's bars of the forward loop, as (start, end, text, whether it is a copy), in inches. Copies are drawn shorter than the work that
 # hides them.
 STEPS = (2.3, 3.7, 5.45, 6.85, 8.6)  # where an iteration's two halves begin: q kᵀ and the mask, softmax and p v
@@ -159,7 +149,7 @@ def draw_copies_and_work(ax: Axes) -> None:
     draw_held(ax, key, "orange", "k[n]", STEPS[0] - COPY, STEPS[1])
     for step, name in ((0, "n"), (2, "n − 1")):
         begin, middle, end = STEPS[step : step + 3]
-        ax.plot([begin + 0.03, begin + 0.03, end - 0.03, end - 0.03], [0.4, 0.33, 0.33, 0.4], color="black", linewidth=1.2)
+        bracket(ax, begin + 0.03, end - 0.03, 0.4, high=0.07)
         write(ax, (begin + end) / 2, 0.16, f"n_block = {name}")
         draw_held(ax, value, "green", f"v[{name}]", begin, end)
         draw_held(ax, key, "orange", "k[n − 1]" if step == 0 else "k[n − 2]", middle, STEPS[3] if step == 0 else end)
@@ -183,8 +173,6 @@ def draw_held(ax: Axes, y: float, colour: str, text: str, start: float, end: flo
     box(ax, start + COPY, y, end - start - COPY, 0.4, colour=colour, share=0.2)
 
 
-# ---------------------------------------------------------------- a swizzled tile in shared memory
-
 PIECE = 3  # the piece of each row that is marked: eight columns in fp16, 16 bytes, four banks
 
 
@@ -193,10 +181,9 @@ def draw_banks(ax: Axes) -> None:
     """Eight rows of a tile in shared memory, each in the same 32 banks, and the piece of each that is read together."""
     draw_pieces(ax, 0.75, swizzled=False)
     heading(ax, 0.75, 0.2, "eight rows of a tile, plain")
-    for y, text in ((0.65, "32 banks: 4 bytes of each in a trip"), (1.1, "a row: 64 elements, 128 bytes, all 32 banks"),
-                    (1.4, "a piece: 8 elements, 16 bytes, 4 banks"), (2.15, "orange: what ldmatrix reads at once."),
-                    (2.45, "All of it lies in banks 12 to 15: eight trips")):  # fmt: skip
-        note(ax, 4.75, y, text)
+    note(ax, 4.75, 0.65, "32 banks: 4 bytes of each in a trip")
+    notes(ax, 4.75, 1.1, ("a row: 64 elements, 128 bytes, all 32 banks", "a piece: 8 elements, 16 bytes, 4 banks"), step=0.3)
+    notes(ax, 4.75, 2.15, ("orange: what ldmatrix reads at once.", "All of it lies in banks 12 to 15: eight trips"), step=0.3)
 
 
 @image("12_swizzle.png", 3.75)
@@ -225,9 +212,6 @@ def draw_pieces(ax: Axes, left: float, swizzled: bool) -> float:
     return top + PIECES * high
 
 
-# ---------------------------------------------------------------- which thread holds which scores
-
-
 @image("12_four_threads.png", 2.5)
 def draw_four_threads(ax: Axes) -> None:
     """A row's first 16 scores in the registers of its four threads, and what row_max and row_sum join."""
@@ -246,8 +230,6 @@ def draw_four_threads(ax: Axes) -> None:
         box(ax, left + thread * 4 * wide, 1.35, 3.8 * wide, 0.5, f"of {columns}, …", colours[thread], share=0.5)
     note(ax, left, 2.2, "each thread adds up what it holds, and row_sum keeps the four sums apart")
 
-
-# ---------------------------------------------------------------- the backward's matmuls
 
 # (text, kind): a matmul, something a thread does in its registers, or a trip through memory.
 DKDV = (("sᵀ = k qᵀ", "matmul"), ("pᵀ, from lse", ""), ("dv + pᵀ do", "matmul"), ("dpᵀ = v doᵀ", "matmul"), ("dsᵀ", ""),
@@ -278,12 +260,9 @@ def draw_backward_loops(ax: Axes) -> None:
         ax.plot((8.27, x, x), (start, start, end), color="black", linewidth=1.6)
         arrow(ax, (x, end), (8.27, end))
     write(ax, 8.75, 5.5, "arrows: other threads read p back as pᵀ, and ds as ds and dsᵀ", ha="right")
-    legend(
-        ax, 5.95, ((0.15, LOOKS["matmul"], "matmul"), (2.3, LOOKS[""], "in registers"), (4.9, LOOKS["trip"], "a trip out of the registers"))
-    )
+    texts = ("matmul", "in registers", "a trip out of the registers")
+    legend(ax, 5.95, tuple(zip((0.15, 2.3, 4.9), LOOKS.values(), texts, strict=True)))
 
-
-# ---------------------------------------------------------------- the blocks that the diagonal crosses
 
 ROWS_OF_LOOP, OFFSETS = 32, (48, 52, 63)  # of the chapter's loop; S_k − S_q: the first key of a block, one inside, the last
 
@@ -315,8 +294,6 @@ def draw_masked_blocks(ax: Axes) -> None:
         (5.4, {"colour": "orange", "share": 0.15}, "needs a mask: hidden"),
     ))  # fmt: skip
 
-
-# ---------------------------------------------------------------- a maximum that lags
 
 THRESHOLD = 8  # FA4's for fp16 and bf16
 # Three blocks of one row: its scores, and what lagging_step does with the shift.
@@ -364,8 +341,6 @@ def draw_lagging_shift(ax: Axes) -> None:
     legend(ax, y, ((4.4, {"colour": "sky", "share": 0.45}, f"from the old shift to {THRESHOLD} · ln 2 = {room:.1f} above it"),))
 
 
-# ---------------------------------------------------------------- FA3's step
-
 # (call of fwd_step, what it does), in their order; and from which line to which something is under way.
 FWD_STEP = (("consumer_wait", "wait until k has arrived"), ("warp_scheduler_barrier_sync", "wait for the turn"), ("gemm", "issue q kᵀ of block n"),
             ("consumer_wait", "wait until v has arrived"), ("gemm", "issue p v of block n + 1"),
@@ -396,8 +371,6 @@ def draw_fa3_step(ax: Axes) -> None:
         box(ax, 5.4 + 1.18 * n, y, 1.12, (last - first) * high, name.replace(" of", "\nof"), colour, share=share)
     note(ax, 0.15, 6.05, "blue: the softmax; orange: calls that change what p v reads or writes; grey: waits for the producer")
 
-
-# ---------------------------------------------------------------- FA4's warps
 
 PARTS = ("s and p\ntile 0", "s and p\ntile 1", "acc\ntile 0", "acc\ntile 1")  # of tensor memory
 

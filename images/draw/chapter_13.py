@@ -1,7 +1,5 @@
 """The drawings of chapter 13."""
 
-from __future__ import annotations
-
 from matplotlib.axes import Axes
 
 from draw.drawing import BODY, HEAD, WAITS, arrow, box, heading, image, legend, note, outline, write
@@ -11,9 +9,6 @@ from fa_tutorial.figures import COLOURS
 
 RANKS = 4
 RANK_COLOUR = ("blue", "orange", "green", "purple")  # of what began on a rank: its keys, and its queries' row
-
-
-# ---------------------------------------------------------------- the ring
 
 
 @image("13_ring.png", 3.7)
@@ -38,8 +33,6 @@ def draw_ring(ax: Axes) -> None:
     note(ax, left, top + RANKS * high + 0.32, "All ranks send at the same time, one rank up.", BODY)
 
 
-# ---------------------------------------------------------------- plain and zigzag order
-
 CHUNKS, SIDE = 2 * RANKS, 0.36
 
 
@@ -48,35 +41,28 @@ def look_of(rank: int) -> dict:
     return {"colour": RANK_COLOUR[rank], "share": 0.4}
 
 
-def plain_rank(chunk: int) -> int:
-    return chunk // 2
-
-
-def zigzag_rank(chunk: int) -> int:
-    return next(rank for rank in range(RANKS) if chunk in chunks_of(rank, RANKS))
-
-
 @image("13_zigzag.png", 5.75)
 def draw_zigzag(ax: Axes) -> None:
     """Which step computes which pair of chunks, in plain and in zigzag order; and how much each rank has to do in each step."""
-    for x, name, rank_of in ((1.15, "plain order", plain_rank), (5.5, "zigzag order", zigzag_rank)):
-        draw_order(ax, x, 0.85, name, rank_of)
+    zigzag = {chunk: rank for rank in range(RANKS) for chunk in chunks_of(rank, RANKS)}
+    draw_order(ax, 1.15, 0.85, "plain order", [chunk // 2 for chunk in range(CHUNKS)])
+    draw_order(ax, 5.5, 0.85, "zigzag order", [zigzag[chunk] for chunk in range(CHUNKS)])
     legend(ax, 5.5, tuple((0.15 + 1.65 * rank, look_of(rank), f"keys of rank {rank}") for rank in range(RANKS)))
     note(ax, 6.95, 5.5, "the numbers: the step")
 
 
-def draw_order(ax: Axes, x: float, top: float, name: str, rank_of) -> None:
+def draw_order(ax: Axes, x: float, top: float, name: str, rank_of: list[int]) -> None:
     """The chunks of queries by the chunks of keys, in their rank's colour, with the step; the rank and chunk beside each row; below, each rank's work in each step."""
     heading(ax, x, 0.2, name)
     note(ax, x, 0.47, "chunks of queries ↓, of keys →")
     work = [[0.0] * RANKS for _ in range(RANKS)]
     for row in range(CHUNKS):
-        rank = rank_of(row)
+        rank = rank_of[row]
         write(ax, x - 0.12, top + (row + 0.5) * SIDE, f"rank {rank}    {row}", ha="right")
         write(ax, x + (row + 0.5) * SIDE, top - 0.16, str(row))
         for col in range(CHUNKS):
-            step = (rank - rank_of(col)) % RANKS
-            look = look_of(rank_of(col)) | {"text": str(step)} if col <= row else {}
+            step = (rank - rank_of[col]) % RANKS
+            look = look_of(rank_of[col]) | {"text": str(step)} if col <= row else {}
             box(ax, x + col * SIDE, top + row * SIDE, SIDE, SIDE, **look)
             work[step][rank] += (col < row) + 0.5 * (col == row)
     outline(ax, x, top, CHUNKS * SIDE, CHUNKS * SIDE, line=1.5)
@@ -111,19 +97,18 @@ def draw_tiles(ax: Axes) -> None:
         write(ax, x + 0.5, 1.82, f"keys of rank {visitor}")
 
 
-# ---------------------------------------------------------------- sending and computing
-
-
 @image("13_overlap.png", 3.3)
 def draw_overlap(ax: Axes) -> None:
     """A rank's steps: sending hides behind computing where the shard is long, and computing waits where it is short."""
     draw_steps(ax, 0.1, "a long shard: computing takes longer than sending", computing=1.75, sending=1.05)
     draw_steps(ax, 1.65, "a short shard: sending takes longer than computing", computing=0.7, sending=1.05)
-    legend(ax, 3.1, (
-        (0.15, {"colour": "sky", "share": 0.5}, "compute with the keys of …"),
-        (3.1, {"colour": "orange", "share": 0.6}, "send and receive the keys of …"),
-        (6.35, WAITS, "nothing to compute with"),
-    ))  # fmt: skip
+    texts = ("compute with the keys of …", "send and receive the keys of …", "nothing to compute with")
+    legend_of_steps(ax, 3.1, (0.15, 3.1, 6.35), *texts)
+
+
+def legend_of_steps(ax: Axes, y: float, at: tuple[float, ...], computes: str, sends: str, waits: str = "nothing to compute") -> None:
+    looks = {"colour": "sky", "share": 0.5}, {"colour": "orange", "share": 0.6}, WAITS
+    legend(ax, y, tuple(zip(at, looks, (computes, sends, waits), strict=True)))
 
 
 def draw_steps(ax: Axes, top: float, name: str, computing: float, sending: float) -> None:
@@ -195,11 +180,7 @@ def draw_late_program(ax: Axes) -> None:
         write(ax, clock, top + 0.5 + SMS * SM_GAP + 0.14, f"the clock's end: {RANKS * TILES}")
         heading(ax, 0.15, top + 0.06, f"{name}: {now} units of time")
         name_sms(ax, left, top + 0.5)
-    legend(ax, 4.42, (
-        (0.95, {"colour": "sky", "share": 0.5}, "a work tile"),
-        (2.9, {"colour": "orange", "share": 0.6}, "the message's kernel"),
-        (5.4, WAITS, "nothing to compute"),
-    ))  # fmt: skip
+    legend_of_steps(ax, 4.42, (0.95, 2.9, 5.4), "a work tile", "the message's kernel")
 
 
 @image("13_late_second.png", 2.75)
@@ -221,14 +202,7 @@ def draw_late_second(ax: Axes) -> None:
         ax.plot([left + tile * unit] * 2, [0.4, 0.5 + SMS * SM_GAP + 0.06], color="black", linewidth=2)
         write(ax, left + tile * unit, 0.5 + SMS * SM_GAP + 0.18, "the tile's end")
         name_sms(ax, left, 0.5)
-    legend(ax, 2.5, (
-        (0.95, {"colour": "sky", "share": 0.5}, "a work tile"),
-        (2.9, {"colour": "orange", "share": 0.6}, "a message's kernel"),
-        (5.4, WAITS, "nothing to compute"),
-    ))  # fmt: skip
-
-
-# ---------------------------------------------------------------- gradients that come home
+    legend_of_steps(ax, 2.5, (0.95, 2.9, 5.4), "a work tile", "a message's kernel")
 
 
 @image("13_way_home.png", 2.75)
@@ -255,8 +229,6 @@ def draw_way_home(ax: Axes) -> None:
     note(ax, 0.12, 2.5, "Part r: what the queries of rank r give to the gradients of rank 0's keys and values.")
 
 
-# ---------------------------------------------------------------- other ways to share a sequence
-
 TILE, MESSAGE = 0.4, 0.3  # a tile's width on the lanes, and that of k and v of a shard
 
 
@@ -275,11 +247,7 @@ def draw_three_ways(ax: Axes) -> None:
              computes=[(qkv, RANKS * TILE, "head 1")], sends=[(0, qkv), (qkv + RANKS * TILE, back)])  # fmt: skip
     outline(ax, 0.1, 3.7, 0.3, 0.24)
     note(ax, 0.5, 3.82, "rank 1's own shard")
-    legend(ax, 3.82, (
-        (2.4, {"colour": "sky", "share": 0.5}, "compute with keys of …"),
-        (4.85, {"colour": "orange", "share": 0.6}, "send and receive"),
-        (6.8, WAITS, "nothing to compute"),
-    ))  # fmt: skip
+    legend_of_steps(ax, 3.82, (2.4, 4.85, 6.8), "compute with keys of …", "send and receive")
 
 
 def draw_way(ax: Axes, x: float, name: str, words: str, computes: list, sends: list, head: int | None = None) -> None:

@@ -1,7 +1,5 @@
 """The drawings of chapter 14."""
 
-from __future__ import annotations
-
 import torch
 from matplotlib.axes import Axes
 

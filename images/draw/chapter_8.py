@@ -1,12 +1,10 @@
 """The drawings of chapter 8."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from draw.drawing import BODY, MASKED, WAITS, arrow, box, heading, image, legend, note, outline, write
+from draw.drawing import BODY, MASKED, WAITS, arrow, box, bracket, heading, image, legend, note, outline, write
 from fa_tutorial.bench.chapter_8 import stored_steps, tile_cycles
 from fa_tutorial.matmul import grouped_tile
 from fa_tutorial.tiles import TileConfig
@@ -56,15 +54,10 @@ def draw_pipeline_timeline(ax: Axes) -> None:
     phases = "prologue: until tile 0 has arrived\nsteady state: each step starts a load\nepilogue: the last steps start none"
     note(ax, 5.1, 5.05, phases, linespacing=1.3)
     note(ax, 5.1, 5.75, f"a load of {LOAD} units is hidden\nbehind the work on {LOAD} tiles", linespacing=1.3)
-    legend(
-        ax, 7.12, ((0.1, LOADS, "load of k, v"), (1.95, HELD, "in shared memory"), (4.2, WORK, "work on the tile"), (6.25, WAITS, "nothing to work on"))
-    )  # fmt: skip
-    note(
-        ax,
-        0.1,
-        7.48,
-        f"numbers: tiles of keys. A load takes {LOAD} units of time, also when several are under way; the work on a tile takes {COMPUTE}.",
-    )
+    entries = (0.1, LOADS, "load of k, v"), (1.95, HELD, "in shared memory"), (4.2, WORK, "work on the tile")
+    legend(ax, 7.12, (*entries, (6.25, WAITS, "nothing to work on")))
+    times = f"A load takes {LOAD} units of time, also when several are under way; the work on a tile takes {COMPUTE}."
+    note(ax, 0.1, 7.48, f"numbers: tiles of keys. {times}")
 
 
 def draw_one_stage(ax: Axes, top: float) -> None:
@@ -204,9 +197,9 @@ def draw_flattened_heads(ax: Axes) -> None:
     heading(ax, 4.85, 0.25, "four dimensions: (B, H, S, D)")
     top, over, gap = 1.0, 2 * TILE_ROWS - S, 0.4
     for head in range(2):
-        y = top + head * S * ROW
-        head_box(ax, 0.65, y, head)
-        head_box(ax, 5.4, y + gap * head, head)
+        look = {"share": 0.45, "hatch": HEAD_HATCHES[head], "size": BODY, "weight": "bold"}
+        for x, y in ((0.65, top + head * S * ROW), (5.4, top + head * S * ROW + gap * head)):
+            box(ax, x, y, 1.2, S * ROW, f"head {head}", HEAD_COLOURS[head], **look)
     for x, stops in ((0.65, (0, S, 2 * S)), (5.4, (0, S))):
         for stop in stops:
             write(ax, x - 0.08, top + stop * ROW, f"{stop}", ha="right")
@@ -228,22 +221,11 @@ def draw_flattened_heads(ax: Axes) -> None:
         for x in (3.63, 8.38):
             note(ax, x, top + stop * ROW, f"{stop}")
     arrow(ax, (1.85, y + over * ROW / 2), (2.35, y + over * ROW / 2), "vermilion")
-    note(
-        ax,
-        2.35,
-        y + over * ROW + 0.45,
-        "head 1's rows,\ntaken for head 0's:\nwrong keys, and a\nstore writes there",
-        va="top",
-        linespacing=1.25,
-    )
+    words = "head 1's rows,\ntaken for head 0's:\nwrong keys, and a\nstore writes there"
+    note(ax, 2.35, y + over * ROW + 0.45, words, va="top", linespacing=1.25)
     note(ax, 7.1, y + over * ROW + 0.45, "past S: loaded as 0,\nnot stored; head 1\nstays as it is", va="top", linespacing=1.25)
-    note(
-        ax, 0.1, 6.15, f"S = {S}, tiles of {TILE_ROWS} rows, the tiles of head 0 in thick frames; numbers: rows that the descriptor counts"
-    )
-
-
-def head_box(ax: Axes, x: float, y: float, head: int) -> None:
-    box(ax, x, y, 1.2, S * ROW, f"head {head}", HEAD_COLOURS[head], share=0.45, hatch=HEAD_HATCHES[head], size=BODY, weight="bold")
+    frames = "the tiles of head 0 in thick frames; numbers: rows that the descriptor counts"
+    note(ax, 0.1, 6.15, f"S = {S}, tiles of {TILE_ROWS} rows, {frames}")
 
 
 # ---------------------------------------------------------------- order of programs
@@ -255,16 +237,6 @@ def programs_in_order(heads_at_once: int, longest_first: bool) -> list[tuple[int
     """(head, row block) of each program in launch order: tuned.forward's with longest_first (8.5), else chapter 5's."""
     programs = [grouped_tile(pid, HEADS, ROW_BLOCKS, heads_at_once) for pid in range(HEADS * ROW_BLOCKS)]
     return [(head, ROW_BLOCKS - 1 - row if longest_first else row) for head, row in programs]
-
-
-def schedule(lengths: list[int], workers: int = SMS) -> list[tuple[int, int]]:
-    """(worker, start) of jobs that start in order, each as soon as a worker is free."""
-    free, places = [0] * workers, []
-    for length in lengths:
-        worker = free.index(min(free))
-        places.append((worker, free[worker]))
-        free[worker] += length
-    return places
 
 
 @image("08_order_of_programs.png", 6.4)
@@ -298,16 +270,14 @@ def draw_triangles(ax: Axes, left: float, order: list[tuple[int, int]]) -> None:
 
 
 def draw_schedule(ax: Axes, left: float, order: list[tuple[int, int]]) -> None:
-    """When each program runs on which SM."""
-    unit, top, tall = 0.205, 3.8, 0.32
-    lengths = [row + 1 for _, row in order]
-    places = schedule(lengths)
-    done = max(start + length for (_, start), length in zip(places, lengths, strict=True))
-    note(ax, left, 3.5, f"{SMS} SMs: done after {done} units of time", BODY, weight="bold")
-    for pid, ((worker, start), length) in enumerate(zip(places, lengths, strict=True)):
-        head = order[pid][0]
-        look = {"colour": HEAD_COLOURS[head], "share": 0.5}
-        box(ax, left + start * unit, top + worker * (tall + 0.06), length * unit, tall, f"{pid}", **look)
+    """When each program runs on which SM: they start in order, each as soon as an SM is free."""
+    unit, top, tall, free = 0.205, 3.8, 0.32, [0] * SMS
+    for pid, (head, row) in enumerate(order):
+        sm = free.index(min(free))
+        place = left + free[sm] * unit, top + sm * (tall + 0.06), (row + 1) * unit, tall
+        box(ax, *place, f"{pid}", HEAD_COLOURS[head], share=0.5)
+        free[sm] += row + 1
+    note(ax, left, 3.5, f"{SMS} SMs: done after {max(free)} units of time", BODY, weight="bold")
     arrow(ax, (left, top + SMS * (tall + 0.06) + 0.06), (left + 4.3, top + SMS * (tall + 0.06) + 0.06), width=1.0)
     write(ax, left + 4.3, top + SMS * (tall + 0.06) + 0.22, "time", ha="right")
 
@@ -342,11 +312,8 @@ def draw_two_programs(ax: Axes) -> None:
         y = top + 0.3 + 2 * 0.62
         arrow(ax, (left, y), (left + end * wide, y), width=1.0)
         write(ax, left + end * wide, y + 0.17, "time", ha="right")
-    legend(
-        ax,
-        4.35,
-        ((0.1, PROGRAM_LOOKS["a"], "tiles of program a"), (2.75, PROGRAM_LOOKS["b"], "of program b"), (4.95, WAITS, "nothing to do")),
-    )
+    a, b = PROGRAM_LOOKS.values()
+    legend(ax, 4.35, ((0.1, a, "tiles of program a"), (2.75, b, "of program b"), (4.95, WAITS, "nothing to do")))
 
 
 @image("08_overlap.png", 5.3)
@@ -381,7 +348,7 @@ def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, exponentials: li
                 box(ax, left + start * BEAT, y, (stop - start) * BEAT, BEAT_TALL, shown, **PROGRAM_LOOKS["a"])
     y = top + 0.32 + 2 * (BEAT_TALL + 0.12) + 0.1
     begin, stop = left + first * BEAT, left + (first + period) * BEAT
-    ax.plot([begin, begin, stop, stop], [y - 0.06, y, y, y - 0.06], color="black", linewidth=1.2)
+    bracket(ax, begin, stop, y - 0.06, high=-0.06)
     write(ax, (begin + stop) / 2, y + 0.16, f"a tile: {period * CYCLES} cycles", weight="bold")
     arrow(ax, (left, y + 0.36), (left + end * BEAT, y + 0.36), width=1.0)
     write(ax, left + end * BEAT, y + 0.53, "time", ha="right")

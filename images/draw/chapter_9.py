@@ -1,12 +1,10 @@
 """The drawings of chapter 9: warpgroups on a Hopper multiprocessor, their roles, a ring of stages, and the backward."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from draw.drawing import BODY, WAITS, arrow, box, heading, image, note, outline, write
+from draw.drawing import BODY, WAITS, arrow, box, heading, image, note, notes, outline, write
 from fa_tutorial.barriers import ring, ring_consumer, ring_producer, run
 from fa_tutorial.warpgroups import KEYS, ROWS, Operation, cycles_per_block, matmul_cycles, timeline
 
@@ -115,20 +113,14 @@ def draw_roles_and_ring(ax: Axes) -> None:
         write(ax, 7.92, y + 0.3, name, BODY, weight="bold")
         write(ax, 7.92, y + 0.95, "4 warps, 64 rows:\nm, l, acc in 240\nregisters a thread", linespacing=1.35)
     write(ax, 7.92, 2.425, "both read every tile")
-    lines = (
-        ("green", "full: whoever loads arrives, both consumers wait, and then read the tile"),
-        ("purple", "empty: each consumer arrives when it has read the tile, the producer waits, and then loads over it"),
-    )
-    for row, (colour, text) in enumerate(lines):
-        y = 4.7 + 0.35 * row
+    for y, colour, text in (
+        (4.7, "green", "full: whoever loads arrives, both consumers wait, and then read the tile"),
+        (5.05, "purple", "empty: each consumer arrives when it has read the tile, the producer waits, and then loads over it"),
+    ):
         arrow(ax, (0.1, y), (0.6, y), colour)
         note(ax, 0.75, y, text)
-    note(
-        ax,
-        0.1,
-        5.4,
-        "thick arrows: data. The chapter's finished kernel has a ring for k, one for v, and a small one for each consumer's q.",
-    )
+    words = "thick arrows: data. The chapter's finished kernel has a ring for k, one for v, and a small one for each consumer's q."
+    note(ax, 0.1, 5.4, words)
 
 
 # ---------------------------------------------------------------- phases and layouts
@@ -158,10 +150,8 @@ def draw_phases(ax: Axes) -> None:
             if event.action.kind == "wait":
                 x = left + event.end * unit
                 arrow(ax, (x, y - 0.3), (x, y), dashed=True)
-                text = f"{who}'s wait({event.action.parity}) passes"
-                write(
-                    ax, max(x, left - 0.3) if event.end else left - 0.3, y - 0.42, text, size=10, ha="left" if event.end == 0 else "center"
-                )
+                text, at = f"{who}'s wait({event.action.parity}) passes", {} if event.end else {"ha": "left"}
+                write(ax, x if event.end else left - 0.3, y - 0.42, text, size=10, **at)
     note(ax, 0.1, 4.15, "wait(parity) passes while the current phase has the other parity. On a fresh barrier that is wait(1).")
 
 
@@ -196,8 +186,7 @@ def draw_slices(ax: Axes) -> None:
         "A row of s lies in four threads. After the maximum over columns, all four of them hold the result.",
         "At D = 64, O is another layout than L: its slice has the rows in the same threads, but it is another type.",
     )
-    for n, text in enumerate(lines):
-        note(ax, 0.1, top + 8 * side + 0.28 + 0.29 * n, text)
+    notes(ax, 0.1, top + 8 * side + 0.28, lines, step=0.29)
 
 
 # ---------------------------------------------------------------- work tiles
@@ -261,12 +250,10 @@ def draw_backward_roles(ax: Axes) -> None:
     box(ax, 0.1, 4.4, 1.5, 1.15, "dq in global\nmemory, float32:\nevery program\nadds to it", "purple", share=0.15)
     arrow(ax, (2.45, 5.0), (1.6, 5.0), "purple", width=2.2)
     write(ax, 2.02, 4.8, "TMA add", size=10)
-    lines = (
-        ("orange", "hand over: each consumer writes its rows of ds, then arrives at ds_full"),
-        ("green", "the meeting: each waits until ds_full has both arrivals, then reads all of ds for its part of dq"),
-    )
-    for row, (colour, text) in enumerate(lines):
-        y = 5.9 + 0.32 * row
+    for y, colour, text in (
+        (5.9, "orange", "hand over: each consumer writes its rows of ds, then arrives at ds_full"),
+        (6.22, "green", "the meeting: each waits until ds_full has both arrivals, then reads all of ds for its part of dq"),
+    ):
         arrow(ax, (0.1, y), (0.6, y), colour, width=2.2)
         note(ax, 0.75, y, text)
     note(ax, 0.1, 6.54, "solid: in registers for all blocks of q; dashed: in registers for one block")

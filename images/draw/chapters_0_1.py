@@ -1,7 +1,5 @@
 """The drawings of chapters 0 and 1."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 
@@ -9,7 +7,24 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Polygon
 
-from draw.drawing import BODY, GREY, HEAD, MASKED, TENSOR_COLOUR, WIDTH, arrow, arrow_key, box, heading, image, legend, note, number, write
+from draw.drawing import (
+    BODY,
+    GREY,
+    HEAD,
+    MASKED,
+    TENSOR_COLOUR,
+    WIDTH,
+    arrow,
+    box,
+    heading,
+    image,
+    legend,
+    note,
+    notes,
+    number,
+    sample,
+    write,
+)
 from fa_tutorial import ledger, softmax
 from fa_tutorial.bench import results
 
@@ -145,8 +160,8 @@ def draw_hbm(ax: Axes, x: float, y: float, tensors: dict[str, str], width: float
 
 def draw_arrows(ax: Axes, y: float, aside: str) -> None:
     """What the two kinds of arrow mean, and `aside` on the right."""
-    arrow_key(ax, 0.1, y, "read", "blue")
-    arrow_key(ax, 1.3, y, "written", "vermilion", dashed=True)
+    sample(ax, 0.1, y, "read", "blue")
+    sample(ax, 1.3, y, "written", "vermilion", dashed=True)
     write(ax, WIDTH - 0.1, y, aside, ha="right")
 
 
@@ -174,9 +189,8 @@ def draw_fused_kernel(ax: Axes) -> None:
     for x in (k, v):
         note(ax, x + 0.1, end + 0.5, f"{S // block_m} ×", weight="bold")
     flash_mb = ledger.flash_hbm_bytes(S, S, D, block_m, itemsize) / 1e6
-    for y, text in ((0.3, f"{flash_mb:.0f} MB for each head"), (0.75, f"k and v: read once per\nblock of {block_m} queries"),
-                    (1.2, "with o: one float32 per query")):  # fmt: skip
-        note(ax, 5.5, y, text, BODY, weight="bold" if "MB" in text else "normal")
+    note(ax, 5.5, 0.3, f"{flash_mb:.0f} MB for each head", BODY, weight="bold")
+    notes(ax, 5.5, 0.75, (f"k and v: read once per\nblock of {block_m} queries", "with o: one float32 per query"), BODY, 0.45)
     draw_arrows(ax, 2.98, f"S = {S:,}, D = {D}, fp16")
 
 
@@ -207,11 +221,8 @@ def draw_tiling(ax: Axes) -> None:
             box(ax, left + col * side, scores, side, side, **looks["done" if col < now else "now" if col == now else "ahead"])
         box(ax, left + blocks * side + 0.25, scores, side, side, colour="purple", share=0.15, dashed=True)
         note(ax, left + blocks * side + 0.95, scores + side / 2, f"{now + 1} blocks of k and v")
-    legend(
-        ax,
-        4.8,
-        ((0.2, looks["now"], "scores on the chip now"), (3.0, looks["done"], "used and forgotten"), (5.4, looks["ahead"], "still to come")),
-    )
+    texts = ("used and forgotten", "scores on the chip now", "still to come")
+    legend(ax, 4.8, tuple(zip((3.0, 0.2, 5.4), looks.values(), texts, strict=True)))
     note(ax, 6.9, 4.78, "SMs don't wait\nfor each other", style="italic")
 
 
@@ -265,8 +276,8 @@ def draw_passes(ax: Axes) -> None:
             start = ends["x"][0] + (number_of - (len(passes) - 1) / 2) * 0.18
             arrow(ax, (start, strip_bottom), (x - 0.2 * (number_of == len(passes) - 1), top), "blue")
         arrow(ax, (centres[-1] + 0.25, top), (ends["y"][0], strip_bottom), "vermilion", dashed=True)
-    arrow_key(ax, 0.1, 3.75, "reads the n scores x, or q, k and v", "blue")
-    arrow_key(ax, 3.95, 3.75, "writes the n weights y, or o", "vermilion", dashed=True)
+    sample(ax, 0.1, 3.75, "reads the n scores x, or q, k and v", "blue")
+    sample(ax, 3.95, 3.75, "writes the n weights y, or o", "vermilion", dashed=True)
 
 
 @image("01_two_maxima.png", 4.3)

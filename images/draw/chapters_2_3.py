@@ -1,6 +1,6 @@
 """The drawings of chapters 2 and 3."""
 
-from __future__ import annotations
+from functools import partial
 
 import torch
 from matplotlib.axes import Axes
@@ -10,9 +10,7 @@ from draw.drawing import (
     BODY,
     HEAD,
     MASKED,
-    SMALL,
     TENSOR_COLOUR,
-    WAITS,
     arrow,
     box,
     grid,
@@ -33,10 +31,10 @@ from fa_tutorial.matmul import blocked_matmul, grouped_tile, strips_per_wave
 @image("02_strides.png", 5.1)
 def draw_strides(ax: Axes) -> None:
     """One piece of memory, three views of it: a row-major tensor, its transpose, and a column, with their strides."""
-    x = torch.arange(12).view(3, 4)
-    column = x[:, 1]
+    tensor = torch.arange(12).view(3, 4)
+    column = tensor[:, 1]
     picked = set(column.tolist())
-    views = (("x", x, 0.5), ("x.t()", x.t(), 3.8), ("x[:, 1]", column, 7.2))
+    views = (("x", tensor, 0.5), ("x.t()", tensor.t(), 3.8), ("x[:, 1]", column, 7.2))
     side = 0.46
 
     def cells(x0: float, y0: float, values: list[list[int]]) -> None:
@@ -54,17 +52,13 @@ def draw_strides(ax: Axes) -> None:
         note(ax, left, 0.79, f"shape {tuple(view.shape)}\nstrides {view.stride()}\n{where}", linespacing=1.3)
         cells(left, 1.25, view.tolist() if view.ndim == 2 else [[value] for value in view.tolist()])
     left, top = 1.74, 4.05
-    cells(left, top, [x.flatten().tolist()])
+    cells(left, top, [tensor.flatten().tolist()])
     note(ax, 0.15, top + side / 2, "memory", BODY, weight="bold")
     note(ax, left, top + 0.72, "number in a cell: its offset in memory, in elements")
-    row_step, col_step = x.stride()
-    draw_hop(ax, left + 1.5 * side, top, row_step * side, f"+{row_step}: next row of x")
-    draw_hop(ax, left + 10.5 * side, top, col_step * side, f"+{col_step}: next column of x")
-
-
-def draw_hop(ax: Axes, x: float, y: float, length: float, text: str) -> None:
-    arrow(ax, (x, y), (x + length, y), curve=-0.3 if length > 1 else -0.8)
-    write(ax, x + length / 2, y - 0.45, text)
+    row_step, col_step = tensor.stride()
+    for x, step, name, curve in ((left + 1.5 * side, row_step, "row", -0.3), (left + 10.5 * side, col_step, "column", -0.8)):
+        arrow(ax, (x, top), (x + step * side, top), curve=curve)
+        write(ax, x + step * side / 2, top - 0.45, f"+{step}: next {name} of x")
 
 
 @image("02_grid_and_mask.png", 4.45)
@@ -87,10 +81,10 @@ def draw_grid_and_mask(ax: Axes) -> None:
             offset = program * block + lane
             inside = offset < n
             x = start + lane * side
-            look = {"size": BODY, **({"colour": "sky"} if inside else {"hatch": MASKED})}
+            look = {"colour": "sky"} if inside else {"hatch": MASKED}
             box(ax, x, rows["lane"], side, side, str(lane), size=BODY)
-            box(ax, x, rows["offs"], side, side, str(offset), **look)
-            box(ax, x, rows["mask"], side, side, str(inside), **{**look, "size": SMALL})
+            box(ax, x, rows["offs"], side, side, str(offset), size=BODY, **look)
+            box(ax, x, rows["mask"], side, side, str(inside), **look)
             if inside:
                 arrow(ax, (x + side / 2, rows["mask"] + side), (memory[offset], rows["memory"]), width=1.2)
         outline(ax, start, rows["lane"], block * side, rows["mask"] + side - rows["lane"])
@@ -139,11 +133,12 @@ def draw_transpose_tiles(ax: Axes) -> None:
     write(ax, sum(gap) / 2, 1.6, f"program\n({tile_r}, {tile_c})", weight="bold")
     arrow(ax, (gap[0] + 0.2, 2.05), (gap[1] - 0.2, 2.05), width=2.4)
     write(ax, sum(gap) / 2, 2.5, f"tile ({tile_r}, {tile_c})\nto tile ({tile_c}, {tile_r})")
-    y = 4.6
-    for x, options, text in ((0.1, {"colour": "sky", "hatch": ".."}, "ragged tile: partly inside"),
-                             (3.0, {"hatch": MASKED, "dashed": True}, "masked: outside")):  # fmt: skip
-        box(ax, x, y - 0.14, 0.4, 0.28, **options)
-        note(ax, x + 0.5, y, text)
+    for x, look, text in (
+        (0.1, {"colour": "sky", "hatch": ".."}, "ragged tile: partly inside"),
+        (3.0, {"hatch": MASKED, "dashed": True}, "masked: outside"),
+    ):
+        box(ax, x, 4.46, 0.4, 0.28, **look)
+        note(ax, x + 0.5, 4.6, text)
 
 
 @image("02_gpu.png", 5.3)
@@ -155,7 +150,7 @@ def draw_gpu(ax: Axes) -> None:
     note(ax, left, 0.65, "what you launch:\n12 programs", linespacing=1.3)
 
     def program(ax_x: float, ax_y: float, high: float, pid: int) -> None:
-        look = WAITS if pid >= 8 else {"colour": "orange" if pid == chosen else "sky", "share": 0.6 if pid == chosen else 0.3}
+        look = {"hatch": MASKED} if pid >= 8 else {"colour": "orange" if pid == chosen else "sky", "share": 0.6 if pid == chosen else 0.3}
         box(ax, ax_x, ax_y, side, high, str(pid), weight="bold" if pid == chosen else "normal", **look)
 
     for pid in range(12):
@@ -184,9 +179,9 @@ def draw_gpu(ax: Axes) -> None:
     y = 4.02
     note(ax, left, y + 0.05, "8 to 11 wait")
     note(ax, zoom, y + 0.05, "32 threads share each instruction")
-    for x, text in ((left, "You choose\nthe grid."), (sm_left, "The GPU places programs\non SMs, in any order."),
-                    (zoom, "Triton divides the block\nof data among threads.")):  # fmt: skip
-        note(ax, x, 4.78, text, BODY, weight="bold", linespacing=1.3)
+    note(ax, left, 4.78, "You choose\nthe grid.", BODY, weight="bold", linespacing=1.3)
+    note(ax, sm_left, 4.78, "The GPU places programs\non SMs, in any order.", BODY, weight="bold", linespacing=1.3)
+    note(ax, zoom, 4.78, "Triton divides the block\nof data among threads.", BODY, weight="bold", linespacing=1.3)
 
 
 @image("02_coalescing.png", 5.15)
@@ -335,18 +330,16 @@ def draw_block_matmul(ax: Axes) -> None:
         done = (step + 1) * block
         c = blocked_matmul(a[:, :done], b[:done], block, block, block)
 
-        def look_a(row: int, col: int, now: int = step) -> dict:
-            return operand(a[row, col], row // block == tile_m, col // block, now, "blue")
+        def look(row: int, col: int, name: str, values: torch.Tensor, now: int) -> dict:
+            tile_row, tile_col, text = row // block, col // block, number(float(values[row, col]))
+            if name == "c":
+                return {"text": text, "colour": "purple", "share": 0.5} if (tile_row, tile_col) == (tile_m, tile_n) else {}
+            in_strip, k = (tile_row == tile_m, tile_col) if name == "a" else (tile_col == tile_n, tile_row)
+            # strong where this step reads it, pale where another step does
+            return {"text": text, "colour": "blue" if name == "a" else "orange", "share": (0.6 if k == now else 0.18) * in_strip}
 
-        def look_b(row: int, col: int, now: int = step) -> dict:
-            return operand(b[row, col], col // block == tile_n, row // block, now, "orange")
-
-        def look_c(row: int, col: int, partial: torch.Tensor = c) -> dict:
-            here = row // block == tile_m and col // block == tile_n
-            return {"text": number(float(partial[row, col])), "colour": "purple", "share": 0.5} if here else {}
-
-        for name, x, y, look in (("a", left, y_c, look_a), ("b", x_c, top, look_b), ("c", x_c, y_c, look_c)):
-            grid(ax, x, y, 4, 4, side, look)
+        for name, x, y, values in (("a", left, y_c, a), ("b", x_c, top, b), ("c", x_c, y_c, c)):
+            grid(ax, x, y, 4, 4, side, partial(look, name=name, values=values, now=step))
             for tile in range(4):
                 outline(ax, x + tile % 2 * 2 * side, y + tile // 2 * 2 * side, 2 * side, 2 * side, line=1.2)
             write(ax, x - 0.17 if name != "c" else x + 4 * side + 0.17, y + 2 * side, name, HEAD, weight="bold")
@@ -357,12 +350,6 @@ def draw_block_matmul(ax: Axes) -> None:
             note(ax, left + 4 * side + gap, y_c + 4 * side + 0.35, "A00: tile (0, 0) of a", BODY)
         terms = f"acc = A{tile_m}0 B0{tile_n}" + (f" + A{tile_m}1 B1{tile_n}" if step else "")
         note(ax, left, y_c + 4 * side + 0.35, terms, BODY)
-
-
-def operand(value: torch.Tensor, in_strip: bool, k_tile: int, step: int, colour: str) -> dict:
-    """Look of a cell of a or b: strong where this step reads it, pale where another step does."""
-    share = 0 if not in_strip else 0.6 if k_tile == step else 0.18
-    return {"text": number(float(value)), "colour": colour, "share": share}
 
 
 @image("03_one_program.png", 6.1)
@@ -502,8 +489,9 @@ def draw_program_order(ax: Axes) -> None:
 
         grid(ax, left, top, tiles, tiles, side, look)
         for i in range(tiles):
-            strip(ax, left - 0.5, top + i * side + 0.05, 0.4, side - 0.1, "blue", i in rows)
-            strip(ax, left + i * side + 0.05, top - 0.5, side - 0.1, 0.4, "orange", i in cols)
+            read = {"share": 0.6, "hatch": MASKED}  # by the wave
+            box(ax, left - 0.5, top + i * side + 0.05, 0.4, side - 0.1, **({"colour": "blue"} | read if i in rows else {}))
+            box(ax, left + i * side + 0.05, top - 0.5, side - 0.1, 0.4, **({"colour": "orange"} | read if i in cols else {}))
         outline(ax, left + min(cols) * side, top + min(rows) * side, len(cols) * side, len(rows) * side, line=2.5)
         heading(ax, left - 0.5, 0.25, f"{name} (group = {group})")
         write(ax, left - 0.7, top + tiles * side / 2, "a", HEAD, weight="bold")
@@ -513,44 +501,35 @@ def draw_program_order(ax: Axes) -> None:
         note(ax, left - 0.5, top + tiles * side + 0.3, reads, BODY, weight="bold")
 
 
-def strip(ax: Axes, x: float, y: float, width: float, height: float, colour: str, is_read: bool) -> None:
-    """A strip of a or b in draw_program_order, filled and hatched where the wave reads it."""
-    box(ax, x, y, width, height, colour=colour if is_read else None, share=0.6, hatch=MASKED if is_read else None)
-
-
 @image("03_in_l2.png", 3.95)
 def draw_in_l2(ax: Axes) -> None:
     """A strip along K while four programs read it: what L2 has to hold if they go in step, if they drift apart, and if it has less room."""
     left, side, steps = 0.25, 0.265, 32
-    lasts = ((13, 13, 13, 13), (9, 11, 14, 17), (9, 11, 14, 17))  # the step that each program reads now
-    titles = (
-        "in step: L2 holds one step",
-        "apart: L2 holds all from the slowest program to the fastest",
-        "L2 has less room: HBM delivers some steps twice",
+    panels = (  # and the step that each program reads now
+        ("in step: L2 holds one step", 13, 13, 13, 13),
+        ("apart: L2 holds all from the slowest program to the fastest", 9, 11, 14, 17),
+        ("L2 has less room: HBM delivers some steps twice", 9, 11, 14, 17),
     )
-    for panel, (at, title) in enumerate(zip(lasts, titles, strict=True)):
+    looks = (
+        {"colour": "black", "share": 0.12},
+        {"colour": "purple", "share": 0.55},
+        {"colour": "vermilion", "share": 0.3, "hatch": MASKED},
+        {},
+    )
+    for panel, (title, *at) in enumerate(panels):
         top = 0.62 + 1.08 * panel
         room = 6 if panel == 2 else steps
         note(ax, left, top - 0.3, title, BODY, weight="bold")
         for step in range(steps):
-            if step > max(at) or step < min(at):
-                look = {"colour": "black", "share": 0.12} if step < min(at) else {}
-            else:
-                look = (
-                    {"colour": "purple", "share": 0.55} if step > max(at) - room else {"colour": "vermilion", "share": 0.3, "hatch": MASKED}
-                )
+            look = looks[0 if step < min(at) else 3 if step > max(at) else 1 if step > max(at) - room else 2]
             box(ax, left + step * side, top, side, 0.34, **look)
         for step in sorted(set(at)):
             x = left + (step + 0.5) * side
             arrow(ax, (x, top + 0.6), (x, top + 0.35))
         note(ax, left + (max(at) + 1.3) * side, top + 0.5, "programs" if panel else "four programs")
     write(ax, left + steps * side, 0.32, "one strip, cut into steps along K →", ha="right")
-    legend(ax, 3.75, (
-        (0.25, {"colour": "black", "share": 0.12}, "read by all"),
-        (1.9, {"colour": "purple", "share": 0.55}, "must be in L2"),
-        (3.8, {"colour": "vermilion", "share": 0.3, "hatch": MASKED}, "dropped, still needed"),
-        (6.3, {}, "not read yet"),
-    ))  # fmt: skip
+    texts = ("read by all", "must be in L2", "dropped, still needed", "not read yet")
+    legend(ax, 3.75, tuple(zip((0.25, 1.9, 3.8, 6.3), looks, texts, strict=True)))
 
 
 @image("03_skeleton.png", 5.25)
@@ -562,7 +541,10 @@ def draw_skeleton(ax: Axes) -> None:
     draw_blocks(ax, 0.2, 1.5, 4, 2, "q", "q (S_q, D)", down=True)
     draw_blocks(ax, 8.05, 1.5, 4, 2, "o", "o (S_q, D)", down=True)
     draw_blocks(ax, 2.55, 0.35, 3, 1, "k", "kᵀ (D, S_k): k by swapped strides", down=False)
-    draw_v(ax, x_acc, 0.35, dim, now=1)
+    for i in range(3):  # v stands as its tiles do
+        look = {"share": 0.6, "hatch": MASKED, "line": 2.2} if i == 1 else {"share": 0.12}
+        box(ax, x_acc, 0.35 + i * 0.25, dim, 0.25, colour=TENSOR_COLOUR["v"], **look)
+    write(ax, x_acc + dim / 2, 0.18, "v (S_k, D)")
     outline(ax, 1.35, 1.3, 6.1, 3.5, dashed=True, line=1.6)
     note(ax, 1.5, 1.53, "on the chip", BODY, weight="bold")
     tiles = {"q": (x_q, row, dim, block_m), "kᵀ": (x_s, high - dim, block_n, dim), "s": (x_s, row, block_n, block_m),
@@ -586,14 +568,6 @@ def draw_skeleton(ax: Axes) -> None:
     write(ax, x_s + block_n / 2, 4.25, "s = scale · q kᵀ\n[BLOCK_M, BLOCK_N]\nnever leaves the chip")
     write(ax, x_acc + dim / 2, 4.15, "[BLOCK_M, BLOCK_D]\nstays, stored once")
     note(ax, 1.35, 5.03, "dashed frame: one program; outside it: HBM. Hatched: the blocks in use now.")
-
-
-def draw_v(ax: Axes, x: float, y: float, width: float, now: int) -> None:
-    """v in HBM, standing as its tiles do; block `now` is hatched."""
-    for i in range(3):
-        look = {"share": 0.6, "hatch": MASKED, "line": 2.2} if i == now else {"share": 0.12}
-        box(ax, x, y + i * 0.25, width, 0.25, colour=TENSOR_COLOUR["v"], **look)
-    write(ax, x + width / 2, y - 0.17, "v (S_k, D)")
 
 
 def draw_blocks(ax: Axes, x: float, y: float, blocks: int, now: int, name: str, label: str, *, down: bool) -> None:

@@ -1,7 +1,5 @@
 """The drawings of chapters 4 and 5."""
 
-from __future__ import annotations
-
 import math
 
 import torch
@@ -13,15 +11,17 @@ from draw.drawing import (
     MASKED,
     TENSOR_COLOUR,
     arrow,
-    arrow_key,
     box,
+    bracket,
     grid,
     heading,
     image,
     legend,
     note,
+    notes,
     number,
     outline,
+    sample,
     write,
 )
 from fa_tutorial import algorithm, reference
@@ -35,31 +35,20 @@ NOW = 6  # the step at hand, of BLOCKS² counted from 1
 @image("04_two_loop_orders.png", 5.45)
 def draw_two_loop_orders(ax: Axes) -> None:
     """FA1 goes down the columns of tiles, FA2 along the rows: the order of visits, and what each reads and writes when."""
-    by_columns = {(row, col): 1 + col * BLOCKS + row for row in range(BLOCKS) for col in range(BLOCKS)}
     by_rows = {(row, col): 1 + row * BLOCKS + col for row in range(BLOCKS) for col in range(BLOCKS)}
-    done_by = [sum(by_columns[row, col] <= NOW for col in range(BLOCKS)) for row in range(BLOCKS)]
-    draw_loop_order(ax, 0.1, "FA1: outer loop over k, v", by_columns, "o, m, l", [f"{done}/{BLOCKS}" for done in done_by])
-    done_by = [sum(by_rows[row, col] <= NOW for col in range(BLOCKS)) for row in range(BLOCKS)]
-    draw_loop_order(ax, 4.7, "FA2: outer loop over q", by_rows, "o, lse", [f"{done}/{BLOCKS}" if done else "" for done in done_by])
-    texts = (
-        (0.1, ("each column: read k, v", "each tile: read q, o, m, l; write o, m, l")),
-        (4.7, ("each row: read q; at its end write o, lse", "each tile: read k, v (acc, m, l stay on the chip)")),
-    )
-    for left, lines in texts:
-        for i, line in enumerate(lines):
-            note(ax, left, 4.15 + i * 0.27, line, BODY)
-    arrow_key(ax, 0.1, 4.85, f"tile {NOW} reads", "blue")
-    arrow_key(ax, 1.95, 4.85, f"tile {NOW} writes", "vermilion", dashed=True)
-    note(
-        ax,
-        0.1,
-        5.2,
-        f"1 to {BLOCKS**2}: order of visits; dark: on the chip now; n/{BLOCKS}: o, or acc, contains n of the {BLOCKS} blocks of keys so far",
-    )
+    by_columns = {(row, col): step for (col, row), step in by_rows.items()}
+    draw_loop_order(ax, 0.1, "FA1: outer loop over k, v", by_columns, "o, m, l")
+    draw_loop_order(ax, 4.7, "FA2: outer loop over q", by_rows, "o, lse")
+    notes(ax, 0.1, 4.15, ("each column: read k, v", "each tile: read q, o, m, l; write o, m, l"), BODY)
+    notes(ax, 4.7, 4.15, ("each row: read q; at its end write o, lse", "each tile: read k, v (acc, m, l stay on the chip)"), BODY)
+    sample(ax, 0.1, 4.85, f"tile {NOW} reads", "blue")
+    sample(ax, 1.95, 4.85, f"tile {NOW} writes", "vermilion", dashed=True)
+    done = f"n/{BLOCKS}: o, or acc, contains n of the {BLOCKS} blocks of keys so far"
+    note(ax, 0.1, 5.2, f"1 to {BLOCKS**2}: order of visits; dark: on the chip now; {done}")
 
 
-def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, int], int], results: str, done: list[str]) -> None:
-    """One panel: the tiles numbered by `order`, q on the left, k and v above, the results on the right with `done` in each row."""
+def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, int], int], results: str) -> None:
+    """One panel: the tiles numbered by `order`, q on the left, k and v above, the results on the right with the blocks that each holds."""
     side, x, y = 0.55, left + 0.85, 1.6
     x_out, down = x + BLOCKS * side + 0.5, order[1, 0] == 2  # down: the inner loop runs over the rows
     places = {step: (x + (col + 0.5) * side, y + (row + 0.5) * side) for (row, col), step in order.items()}
@@ -82,8 +71,9 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
         box(ax, x + i * side, 0.82, side, 0.2, colour="orange", share=0.6 if on_chip_k else 0.15, line=2.2 if on_chip_k else 1)
         box(ax, x + i * side, 1.02, side, 0.2, colour="green", share=0.6 if on_chip_k else 0.15, line=2.2 if on_chip_k else 1)
         on_chip_o = on_chip_q and not down  # FA2 keeps its row's results, FA1 reads and writes them at each tile
-        look_of_o = {"share": 0.7 if on_chip_o else 0.4 if done[i] else 0.0, "line": 2.2 if on_chip_o else 1}
-        box(ax, x_out, y + i * side, 0.55, side, done[i], colour="purple", **look_of_o)
+        done = sum(order[i, col] <= NOW for col in range(BLOCKS))
+        look_of_o = {"share": 0.7 if on_chip_o else 0.4 if done else 0.0, "line": 2.2 if on_chip_o else 1}
+        box(ax, x_out, y + i * side, 0.55, side, f"{done}/{BLOCKS}" if done else "", colour="purple", **look_of_o)
     for step in range(1, BLOCKS**2):
         (x0, y0), (x1, y1) = places[step], places[step + 1]
         if step % BLOCKS:
@@ -159,7 +149,7 @@ def draw_one_tile(ax: Axes) -> None:
 
     wide, tall = 0.78, 0.46
 
-    def tile(x: float, y: float, name: str, shape: str, values: torch.Tensor, colour: str | None, bold: bool = False) -> float:
+    def tile(x: float, y: float, name: str, shape: str, values: torch.Tensor, colour: str | None = None, weight: str = "normal") -> float:
         """Cells of one tensor with its name and shape above; returns where they end."""
         values = values[:, None] if values.ndim == 1 else values
         end = x + values.shape[1] * wide
@@ -167,52 +157,36 @@ def draw_one_tile(ax: Axes) -> None:
         write(ax, (x + end) / 2, y - 0.19, shape)
         for row, cells in enumerate(values.tolist()):
             for col, cell in enumerate(cells):
-                look = {"colour": colour, "share": 0.4} if colour else {}
-                box(
-                    ax,
-                    x + col * wide,
-                    y + row * tall,
-                    wide,
-                    tall,
-                    number(round(cell, 4)),
-                    size=BODY,
-                    weight="bold" if bold else "normal",
-                    **look,
-                )
+                text, look = number(round(cell, 4)), {"size": BODY, "weight": weight}
+                box(ax, x + col * wide, y + row * tall, wide, tall, text, colour, share=0.4, **look)
         return end
 
-    def under(x: float, y: float, text: str) -> None:
-        write(ax, x, y + 2 * tall + 0.24, text, BODY)
-
-    def rows_go_on(end: float, y: float) -> None:
-        """An arrow for each row, because each query goes its own way."""
+    def before_and_after(x: float, y: float, name: str, shape: str, before: torch.Tensor, after: torch.Tensor, colour: str) -> float:
+        """Two tiles, and an arrow for each row, because each query goes its own way; returns where the first ends."""
+        end = tile(x, y, f"{name} before", shape, before)
         for row in range(2):
             arrow(ax, (end, y + (row + 0.5) * tall), (end + 0.5, y + (row + 0.5) * tall))
+        tile(end + 0.5, y, f"{name} after", shape, after, colour, "bold")
+        return end
 
-    top, low = 0.8, 2.95
+    top, low, one = 0.8, 2.95, "[BLOCK_M]"
     for y in (top, low):
         for row in range(2):
             note(ax, 0.1, y + (row + 0.5) * tall, f"query {row}")
-    one = "[BLOCK_M]"
     tile(1.0, top, "s", "[BLOCK_M, BLOCK_N]", s[:, 2:], "orange")
-    end = tile(3.1, top, "m before", one, m, None)
-    rows_go_on(end, top)
-    tile(end + 0.5, top, "m after", one, m_new, "sky", bold=True)
-    under(end + 0.1, top, "max(m, rowmax s)")
     tile(5.75, top, "alpha", one, alpha, "sky")
-    under(6.05, top, "exp(m before − m after)")
     tile(7.3, top, "p", "[BLOCK_M, BLOCK_N]", p, "orange")
-    under(8.08, top, "exp(s − m after)")
-    end = tile(1.0, low, "l before", one, l, None)
-    rows_go_on(end, low)
-    tile(end + 0.5, low, "l after", one, l_new, "yellow", bold=True)
-    under(end + 0.25, low, "alpha · l + rowsum p")
     tile(3.4, low, "v", "[BLOCK_N, D]", v[2:], "green")
-    under(4.18, low, "rows: keys 2, 3")
-    end = tile(5.3, low, "acc before", "[BLOCK_M, D]", acc, None)
-    rows_go_on(end, low)
-    tile(end + 0.5, low, "acc after", "[BLOCK_M, D]", acc_new, "purple", bold=True)
-    under(end + 0.25, low, "alpha · acc + p v")
+    under = (
+        (before_and_after(3.1, top, "m", one, m, m_new, "sky") + 0.1, top, "max(m, rowmax s)"),
+        (6.05, top, "exp(m before − m after)"),
+        (8.08, top, "exp(s − m after)"),
+        (before_and_after(1.0, low, "l", one, l, l_new, "yellow") + 0.25, low, "alpha · l + rowsum p"),
+        (4.18, low, "rows: keys 2, 3"),
+        (before_and_after(5.3, low, "acc", "[BLOCK_M, D]", acc, acc_new, "purple") + 0.25, low, "alpha · acc + p v"),
+    )
+    for x, y, text in under:
+        write(ax, x, y + 2 * tall + 0.24, text, BODY)
     note(ax, 0.1, 4.5, "query 0: the maximum grows from 3 to 5, so alpha shrinks its l and its acc")
     note(ax, 0.1, 4.8, "query 1: the maximum stays 6, so its alpha is 1 and nothing is corrected")
 
@@ -231,9 +205,8 @@ def draw_grid(ax: Axes) -> None:
         look = {"colour": "black", "share": 0.2, "weight": "bold"} if pid == mine else {}
         box(ax, left + pid * wide, 0.9, wide, 0.5, str(pid), size=BODY, **look)
         if pid % row_blocks == 0:
-            x0, x1 = left + pid * wide + 0.04, left + (pid + row_blocks) * wide - 0.04
-            ax.plot([x0, x0, x1, x1], [0.86, 0.78, 0.78, 0.86], color="black", linewidth=1.2)
-            write(ax, (x0 + x1) / 2, 0.62, f"b = {batch_head // H}, h = {batch_head % H}")
+            words = f"b = {batch_head // H}, h = {batch_head % H}"
+            bracket(ax, left + pid * wide + 0.04, left + (pid + row_blocks) * wide - 0.04, 0.86, words)
     outline(ax, left + mine * wide, 0.9, wide, 0.5, line=3)
     b, h, row_block = mine // row_blocks // H, mine // row_blocks % H, mine % row_blocks
     heading(ax, left, 1.75, f"Program {mine}: b = {b}, h = {h}, row block {row_block}")
@@ -300,9 +273,7 @@ def draw_row_block(ax: Axes, y: float, S_q: int) -> None:
         write(ax, 0.95, top + (row + 0.5) * side, f"row {first + row}", ha="right")
     below = top + block_m * side + 0.1
     for start, stop, name in ((0, full_n, "loop without a mask"), (full_n, end_n, "loop with it"), (end_n, keys, "never read")):
-        x0, x1 = left + start * side + 0.04, left + stop * side - 0.04
-        ax.plot([x0, x0, x1, x1], [below, below + 0.08, below + 0.08, below], color="black", linewidth=1.2)
-        write(ax, (x0 + x1) / 2, below + 0.24, name)
+        bracket(ax, left + start * side + 0.04, left + stop * side - 0.04, below, name, high=-0.08)
 
 
 @image("05_over_the_end.png", 5.6)
@@ -375,13 +346,8 @@ def draw_gqa(ax: Axes) -> None:
         if is_mine:
             outline(ax, x + inset, y_k, long - 2 * inset, 0.6)
         write(ax, x + long / 2, y_k + 0.82, f"h_k = {h_k}", BODY, weight="bold")
-    note(
-        ax,
-        0.1,
-        3.95,
-        f"thick: row block {row_block} of query head {mine} reads all tiles of key head {serves[mine]}; k and v are not copied",
-        BODY,
-    )
+    words = f"thick: row block {row_block} of query head {mine} reads all tiles of key head {serves[mine]}; k and v are not copied"
+    note(ax, 0.1, 3.95, words, BODY)
 
 
 @image("05_loop.png", 7.8)

@@ -1,11 +1,26 @@
 """The drawings of chapters 6 and 7."""
 
-from __future__ import annotations
-
 import torch
 from matplotlib.axes import Axes
 
-from draw.drawing import BODY, HEAD, MASKED, SMALL, TENSOR_COLOUR, arrow, arrow_key, box, grid, heading, image, legend, note, outline, write
+from draw.drawing import (
+    BODY,
+    HEAD,
+    MASKED,
+    SMALL,
+    TENSOR_COLOUR,
+    arrow,
+    box,
+    grid,
+    heading,
+    image,
+    legend,
+    note,
+    notes,
+    outline,
+    sample,
+    write,
+)
 from fa_tutorial import algorithm, ledger, reference
 from fa_tutorial.bench import results
 
@@ -15,12 +30,6 @@ def tensor_box(ax: Axes, x: float, y: float, width: float, height: float, name: 
     base = "" if name in ("delta", "lse") else name.removeprefix("d")
     standard = {"colour": TENSOR_COLOUR.get(base, "sky"), "share": 0.45, "size": BODY, "weight": "bold"}
     box(ax, x, y, width, height, name, **standard | look)
-
-
-def notes(ax: Axes, x: float, y: float, lines: tuple[str, ...], step: float = 0.27, bold: int | None = None) -> None:
-    """Lines of text from (x, y) downwards, number `bold` of them bold."""
-    for i, line in enumerate(lines):
-        note(ax, x, y + i * step, line, BODY if i == bold else SMALL, weight="bold" if i == bold else "normal")
 
 
 # ---------------------------------------------------------------- chapter 6
@@ -38,8 +47,8 @@ def draw_softmax_jacobian(ax: Axes) -> None:
     draw_by_jacobian(ax, 0.85, jacobian, dp, ds)
     draw_by_sum(ax, 0.85, p, dp, ds)
     S = 8192
-    note = f"for one query of S_k = {S:,} keys: {S * S:,} entries on the left, vectors of {S:,} on the right"
-    notes(ax, 0.1, 4.55, (note, "blue: positive; orange, hatched: negative; the darker, the larger. Each row and column of J sums to 0."))
+    note(ax, 0.1, 4.55, f"for one query of S_k = {S:,} keys: {S * S:,} entries on the left, vectors of {S:,} on the right")
+    note(ax, 0.1, 4.82, "blue: positive; orange, hatched: negative; the darker, the larger. Each row and column of J sums to 0.")
 
 
 def vector(x: torch.Tensor) -> str:
@@ -174,15 +183,12 @@ def draw_data_flow(ax: Axes) -> None:
     for x, y, formula, number in texts:
         write(ax, x, y - 0.2, formula)
         write(ax, x, y + 0.2, number)
-    legend(
-        ax,
-        4.75,
-        (
-            (0.1, {"line": 2.2}, "forward keeps it"),
-            (2.6, {}, "backward gets or stores it"),
-            (6.0, {"dashed": True}, "a tile at a time"),
-        ),
+    entries = (
+        (0.1, {"line": 2.2}, "forward keeps it"),
+        (2.6, {}, "backward gets or stores it"),
+        (6.0, {"dashed": True}, "a tile at a time"),
     )
+    legend(ax, 4.75, entries)
     legend(ax, 5.1, ((0.1, {"colour": "sky", "share": 0.5}, "lse and delta: one number for each query"),))
     note(ax, 6.0, 5.1, "① to ⑤: five matmuls")
 
@@ -241,16 +247,12 @@ def draw_two_loops(ax: Axes) -> None:
     start, full_row = algorithm.causal_rows(J, **LOOP_SHAPE)
     full, end = algorithm.causal_tiles(I, **LOOP_SHAPE)
     rows = LOOP_SHAPE["S_q"] // LOOP_SHAPE["block_m"]
-    draw_loop(ax, 0.1, "key block J stays", "down", J, range(start, rows))
-    draw_loop(ax, 4.7, "query block I stays", "right", I, range(end))
-    key_lines = (
-        "dk_J, dv_J: sums over I",
-        f"J = {J}: start = {start}, full = {full_row}",
-        "query blocks stream past; dk, dv written once",
-    )
-    row_lines = ("dq_I: a sum over J", f"I = {I}: full = {full}, end = {end} (4.6)", "key blocks stream past; dq written once")
-    notes(ax, 0.1, 4.7, key_lines, bold=0)
-    notes(ax, 4.7, 4.7, row_lines, bold=0)
+    draw_loop(ax, 0.1, "key block J stays", J, range(start, rows), down=True)
+    draw_loop(ax, 4.7, "query block I stays", I, range(end), down=False)
+    note(ax, 0.1, 4.7, "dk_J, dv_J: sums over I", BODY, weight="bold")
+    notes(ax, 0.1, 4.97, (f"J = {J}: start = {start}, full = {full_row}", "query blocks stream past; dk, dv written once"))
+    note(ax, 4.7, 4.7, "dq_I: a sum over J", BODY, weight="bold")
+    notes(ax, 4.7, 4.97, (f"I = {I}: full = {full}, end = {end} (4.6)", "key blocks stream past; dq written once"))
     legend(ax, 5.65, tuple((x, {**LOOP_LOOKS[kind], "share": 0.6}, text) for x, kind, text in (
         (0.1, "whole", "whole: no mask"), (2.1, "masked", "with mask"), (3.6, "skipped", "skipped: never read"))))  # fmt: skip
     block_m, block_n, S, _ = LOOP_SHAPE.values()
@@ -267,12 +269,10 @@ def tile_kind(row_block: int, key_block: int) -> str:
     return by_rows
 
 
-def draw_loop(ax: Axes, left: float, title: str, way: str, fixed: int, steps: range) -> None:
-    """One loop: the tiles by kind, strong where this program goes ("down" column `fixed`, or "right" along row `fixed`), and its
-    results."""
+def draw_loop(ax: Axes, left: float, title: str, fixed: int, steps: range, *, down: bool) -> None:
+    """One loop: the tiles by kind, strong where this program goes (down column `fixed`, or right along row `fixed`), and its results."""
     wide, tall, x, y = 1.0, 0.42, left + 0.65, 1.45
     rows, cols = LOOP_SHAPE["S_q"] // LOOP_SHAPE["block_m"], LOOP_SHAPE["S_k"] // LOOP_SHAPE["block_n"]
-    down = way == "down"
     heading(ax, left, 0.25, title)
     note(ax, x, 0.66, "k, v", BODY, weight="bold")
     note(ax, left, 1.25, "q, do", BODY, weight="bold")
@@ -290,24 +290,17 @@ def draw_loop(ax: Axes, left: float, title: str, way: str, fixed: int, steps: ra
             box(ax, x + col * wide, 0.85 + i * 0.2, wide, 0.2, **look)
     for i in range(LOOP_SHAPE["S_q"]):  # block_m queries share a height of tall, block_n keys a width of wide
         ax.scatter([x + (j + 0.5) * wide / 4 for j in range(i + 1)], [y + (i + 0.5) * tall / 2] * (i + 1), s=6, color="black", zorder=3)
-    (draw_way_down if down else draw_way_right)(ax, x, y, wide, tall, fixed, steps)
-
-
-def draw_way_down(ax: Axes, x: float, y: float, wide: float, tall: float, fixed: int, steps: range) -> None:
-    """The column of a key block: its tiles in order, then dk and dv below it."""
-    middle, bottom = x + (fixed + 0.5) * wide, y + (LOOP_SHAPE["S_q"] // LOOP_SHAPE["block_m"]) * tall
-    outline(ax, x + fixed * wide, y + steps.start * tall, wide, len(steps) * tall)
-    arrow(ax, (middle, y + (steps.start + 0.25) * tall), (middle, bottom + 0.22), width=2.4)
-    for i, (name, colour) in enumerate((("dk", "orange"), ("dv", "green"))):
-        box(ax, middle - 0.6 + i * 0.6, bottom + 0.22, 0.6, 0.3, name, colour, share=0.6, size=BODY, weight="bold")
-
-
-def draw_way_right(ax: Axes, x: float, y: float, wide: float, tall: float, fixed: int, steps: range) -> None:
-    """The row of a query block: its tiles in order, then dq on the right."""
-    middle, right = y + (fixed + 0.5) * tall, x + (LOOP_SHAPE["S_k"] // LOOP_SHAPE["block_n"]) * wide
-    outline(ax, x, y + fixed * tall, len(steps) * wide, tall)
-    arrow(ax, (x + 0.25 * wide, middle), (right + 0.1, middle), width=2.4)
-    box(ax, right + 0.1, y + fixed * tall, 0.45, tall, "dq", "blue", share=0.6, size=BODY, weight="bold")
+    if down:  # the column of a key block: its tiles in order, then dk and dv below it
+        middle, bottom = x + (fixed + 0.5) * wide, y + rows * tall
+        outline(ax, x + fixed * wide, y + steps.start * tall, wide, len(steps) * tall)
+        arrow(ax, (middle, y + (steps.start + 0.25) * tall), (middle, bottom + 0.22), width=2.4)
+        for i, (name, colour) in enumerate((("dk", "orange"), ("dv", "green"))):
+            box(ax, middle - 0.6 + i * 0.6, bottom + 0.22, 0.6, 0.3, name, colour, share=0.6, size=BODY, weight="bold")
+    else:  # the row of a query block, then dq on the right
+        middle, right = y + (fixed + 0.5) * tall, x + cols * wide
+        outline(ax, x, y + fixed * tall, len(steps) * wide, tall)
+        arrow(ax, (x + 0.25 * wide, middle), (right + 0.1, middle), width=2.4)
+        box(ax, right + 0.1, y + fixed * tall, 0.45, tall, "dq", "blue", share=0.6, size=BODY, weight="bold")
 
 
 @image("06_race.png", 3.0)
@@ -320,18 +313,8 @@ def draw_race(ax: Axes) -> None:
         arrow(ax, (1.3, y + 0.25), (3.0, 1.47 + (J - 1) * 0.12), "vermilion", dashed=True)
     box(ax, 3.0, 1.17, 1.0, 0.6, "dq_I", "blue", share=0.6, size=HEAD, line=2, weight="bold")
     note(ax, 0.1, 2.75, "each adds scale · ds_IJ k_J")
-    draw_lost_update(ax, 4.75, 0.25)
-
-
-@image("06_atomics.png", 3.0)
-def draw_atomics(ax: Axes) -> None:
-    """Three programs add to one element of dq with atomic adds, in two orders."""
-    draw_two_orders(ax, 0.1, 0.25)
-
-
-def draw_lost_update(ax: Axes, left: float, top: float) -> None:
-    """Two programs read, add and write without an atomic: one addition is lost."""
-    old, added = 10, (5, 3)
+    # two programs read, add and write without an atomic
+    left, top, old, added = 4.75, 0.25, 10, (5, 3)
     note(ax, left, top, "plain load, add, store: one is lost", BODY, weight="bold")
     for col, head in enumerate(("J = 0", "J = 1", "dq_I")):
         write(ax, left + (0.75, 2.25, 3.65)[col], top + 0.4, head, weight="bold")
@@ -344,8 +327,10 @@ def draw_lost_update(ax: Axes, left: float, top: float) -> None:
     note(ax, left, top + 2.5, f"want {old} + {added[0]} + {added[1]} = {old + sum(added)}, got {old + added[1]}")
 
 
-def draw_two_orders(ax: Axes, left: float, top: float) -> None:
-    """The same three numbers added in two orders, in float32."""
+@image("06_atomics.png", 3.0)
+def draw_atomics(ax: Axes) -> None:
+    """Three programs add to one element of dq with atomic adds, in two orders."""
+    left, top = 0.1, 0.25
     added = (2.0**24, 3.0, 3.0)
     note(ax, left, top, "atomic adds: none lost, each rounded", BODY, weight="bold")
     note(ax, left, top + 0.4, f"J = 0 adds {added[0]:,.0f}, J = 1 and 2 add 3; fp32")
@@ -418,12 +403,12 @@ def draw_kernels(ax: Axes) -> None:
     for i, row in enumerate(rows):
         draw_kernel_row(ax, 0.5 + i * 1.6, *row)
     note(ax, 7.45, 1.55, "read by 2 and 3")
-    arrow_key(ax, 0.1, 5.5, "read at every step", "blue")
+    sample(ax, 0.1, 5.5, "read at every step", "blue")
     box(ax, 2.5, 5.38, 0.3, 0.24, line=2.4)
     note(ax, 2.9, 5.5, "the program holds it")
     note(ax, 4.9, 5.5, "+=", BODY, weight="bold")
     note(ax, 5.3, 5.5, "added up")
-    arrow_key(ax, 6.9, 5.5, "written once", "vermilion", dashed=True)
+    sample(ax, 6.9, 5.5, "written once", "vermilion", dashed=True)
     notes(ax, 0.1, 5.95, ("programs: ⌈S_q / BLOCK_M⌉ · B · H (1 and 3), ⌈S_k / BLOCK_N⌉ · B · H (2)",
                           "No tensor has S_q × S_k elements."), step=0.32)  # fmt: skip
 
@@ -514,9 +499,8 @@ def draw_dkdv_step(ax: Axes) -> None:
     """One step of dkdv_kernel with the shape of every tile: keys are the rows, from left to right."""
     first, second = 1.6, 4.65
     draw_dkdv_row(ax, first, ("k", "q", "s_t", "scale · k qᵀ (7.1)"), ("lse", "exp(s_t − lse)", "(6.7)"), "p_t", ("do", "dv", "p_t do"))
-    draw_dkdv_row(
-        ax, second, ("v", "do", "dp_t", "v doᵀ (7.1)"), ("delta", "p_t ∘ (dp_t − delta)", "(6.10)"), "ds_t", ("q", "dk", "scale · ds_t q")
-    )
+    weights = ("delta", "p_t ∘ (dp_t − delta)", "(6.10)")
+    draw_dkdv_row(ax, second, ("v", "do", "dp_t", "v doᵀ (7.1)"), weights, "ds_t", ("q", "dk", "scale · ds_t q"))
     ax.plot((5.0, 4.78, 4.78), (first + 0.85, first + 0.85, second + 0.2), color="black", linewidth=1.2)
     arrow(ax, (4.78, second + 0.2), (4.97, second + 0.2))
     write(ax, 4.7, first + 1.4, "p_t, for ds_t", ha="right")
@@ -541,9 +525,7 @@ def draw_dkdv_row(ax: Axes, row: float, scores: tuple[str, ...], weights: tuple[
         (right, row, dim, keys, gradient, "N × D", {"line": 2.4}),
     )
     for x, y, width, height, tensor, shape, look in tiles:
-        tensor_box(
-            ax, x, y, width, height, f"{tensor}\n{shape}", **{"size": BODY, "colour": TENSOR_COLOUR.get(tensor.removeprefix("d")), **look}
-        )
+        tensor_box(ax, x, y, width, height, f"{tensor}\n{shape}", **{"colour": TENSOR_COLOUR.get(tensor.removeprefix("d")), **look})
     write(ax, left + queries / 2, row + keys + 0.2, first)
     arrow(ax, (left + queries + 0.06, row + keys / 2), (middle - 0.06, row + keys / 2))
     write(ax, (left + queries + middle) / 2, row + keys / 2 - 0.22, rule)

@@ -1,9 +1,7 @@
 """What every drawing is made of: the canvas, boxes, arrows and text, in the course's colours. Coordinates are inches from the top left."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
@@ -54,6 +52,18 @@ def write(ax: Axes, x: float, y: float, text: str, size: float = SMALL, **option
 def note(ax: Axes, x: float, y: float, text: str, size: float = SMALL, **options) -> None:
     """Text that begins at x."""
     write(ax, x, y, text, size, **{"ha": "left", **options})
+
+
+def notes(ax: Axes, x: float, y: float, lines: Iterable[str], size: float = SMALL, step: float = 0.27) -> None:
+    """Lines of text from (x, y) downwards."""
+    for i, line in enumerate(lines):
+        note(ax, x, y + i * step, line, size)
+
+
+def bracket(ax: Axes, x0: float, x1: float, y: float, text: str = "", high: float = 0.08) -> None:
+    """A bracket whose ends point to y from y − high (below y where `high` is negative), and text beyond its middle."""
+    ax.plot([x0, x0, x1, x1], [y, y - high, y - high, y], color="black", linewidth=1.2)
+    write(ax, (x0 + x1) / 2, y - 3 * high, text)
 
 
 def heading(ax: Axes, x: float, y: float, text: str) -> None:
@@ -118,7 +128,7 @@ def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], colour
     )  # fmt: skip
 
 
-def arrow_key(ax: Axes, x: float, y: float, text: str, colour: str = "black", **look) -> None:
+def sample(ax: Axes, x: float, y: float, text: str, colour: str = "black", **look) -> None:
     """In a line of a legend: an arrow from x on, and what it means."""
     arrow(ax, (x, y), (x + 0.45, y), colour, **look)
     note(ax, x + 0.55, y, text)
