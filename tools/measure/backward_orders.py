@@ -1,7 +1,5 @@
 """Chapter 9: its backward with another order of a block's lines, and with delta subtracted by arithmetic: D = 128."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from functools import partial

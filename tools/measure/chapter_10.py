@@ -5,8 +5,6 @@ FlexAttention's block mask and the documents' are made once, outside of what is 
 every call.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -53,31 +51,26 @@ def causal(b, h, i, j):
     return i >= j
 
 
-def causal_contest(S: int, H: int) -> Contest:
-    """A window as long as the sequence: the causal mask, by this chapter's kernels."""
-    return Contest(partial(flash_attention, window=(S - 1, 0)), compiled_flex(S, causal), S * (S + 1) // 2)
-
-
 def in_window(b, h, i, j):
     return (i >= j) & (i - j < WINDOW)
 
 
-def window_contest(S: int, H: int) -> Contest:
-    flex = compiled_flex(S, in_window)
-    return Contest(
-        partial(flash_attention, is_causal=True, window=(WINDOW - 1, -1)), flex, WINDOW * S - WINDOW * (WINDOW - 1) // 2
-    )
-
-
-def softcap_contest(S: int, H: int) -> Contest:
-    flex = compiled_flex(S, causal, lambda s, b, h, i, j: SOFTCAP * torch.tanh(s / SOFTCAP))
-    return Contest(partial(flash_attention, is_causal=True, softcap=SOFTCAP), flex, S * (S + 1) // 2)
-
-
-def alibi_contest(S: int, H: int) -> Contest:
+def causal_contest(S: int, H: int, variant: str) -> Contest:
+    """The causal mask by this chapter's kernels, as a window as long as the sequence; or with a window, a soft cap or
+    ALiBi's slopes."""
     slopes = torch.exp2(-8 * torch.arange(1, H + 1, device=hardware.device()) / H)
-    flex = compiled_flex(S, causal, lambda s, b, h, i, j: s - slopes[h] * (i - j))
-    return Contest(partial(flash_attention, is_causal=True, alibi_slopes=slopes), flex, S * (S + 1) // 2)
+    options, mask, score = {
+        "causal": ({"window": (S - 1, 0)}, causal, None),
+        "window": ({"is_causal": True, "window": (WINDOW - 1, -1)}, in_window, None),
+        "softcap": (
+            {"is_causal": True, "softcap": SOFTCAP},
+            causal,
+            lambda s, b, h, i, j: SOFTCAP * torch.tanh(s / SOFTCAP),
+        ),
+        "alibi": ({"is_causal": True, "alibi_slopes": slopes}, causal, lambda s, b, h, i, j: s - slopes[h] * (i - j)),
+    }[variant]
+    hidden = (S - WINDOW) * (S - WINDOW + 1) // 2 if variant == "window" else 0
+    return Contest(partial(flash_attention, **options), compiled_flex(S, mask, score), S * (S + 1) // 2 - hidden)
 
 
 def same_document(S: int) -> tuple[torch.Tensor, Callable, int]:
@@ -89,24 +82,17 @@ def same_document(S: int) -> tuple[torch.Tensor, Callable, int]:
     return first, lambda b, h, i, j: (i >= j) & (j >= first[i]), pairs
 
 
-def documents_contest(S: int, H: int) -> Contest:
-    first, mask, pairs = same_document(S)
-    block_mask = make_block_mask(mods.causal_documents, S, S, aux=(first,), B=1, H=1, device=first.device)
-    ours = partial(attention_with, mask_mod=mods.causal_documents, aux=(first,), block_mask=block_mask)
-    return Contest(ours, compiled_flex(S, mask), pairs)
-
-
 @triton.jit
 def by_number(b, h, i, j, aux):
     """The page's mask of the documents by their numbers. aux: (each query's document, each key's)."""
     return (tl.load(aux[0] + i) == tl.load(aux[1] + j)) & (j <= i)
 
 
-def by_number_contest(S: int, H: int) -> Contest:
+def documents_contest(S: int, H: int, by: Callable) -> Contest:
     first, mask, pairs = same_document(S)
-    aux = (first, first)  # a document's first key tells it as well as a number
-    block_mask = make_block_mask(by_number, S, S, aux=aux, B=1, H=1, device=first.device)
-    ours = partial(attention_with, mask_mod=by_number, aux=aux, block_mask=block_mask)
+    aux = (first,) if by is mods.causal_documents else (first, first)  # a document's first key tells it, too
+    block_mask = make_block_mask(by, S, S, aux=aux, B=1, H=1, device=first.device)
+    ours = partial(attention_with, mask_mod=by, aux=aux, block_mask=block_mask)
     return Contest(ours, compiled_flex(S, mask), pairs)
 
 
@@ -122,13 +108,9 @@ def packed_contest(S: int, H: int) -> Contest:
     return Contest(ours, compiled_flex(S, mask), pairs)
 
 
-CONTESTS = {
-    "causal": causal_contest,
-    "window": window_contest,
-    "softcap": softcap_contest,
-    "alibi": alibi_contest,
-    "documents": documents_contest,
-    "documents_by_number": by_number_contest,
+CONTESTS = {name: partial(causal_contest, variant=name) for name in ("causal", "window", "softcap", "alibi")} | {
+    "documents": partial(documents_contest, by=mods.causal_documents),
+    "documents_by_number": partial(documents_contest, by=by_number),
     "packed": packed_contest,
 }
 

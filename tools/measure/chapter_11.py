@@ -5,8 +5,6 @@ Every call is replayed from a CUDA graph, as a server does it: it takes the GPU 
 longer to launch it. gb_s counts the bytes of the live keys and values, each once.
 """
 
-from __future__ import annotations
-
 import itertools
 import statistics
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +27,7 @@ from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import heads
 from measure.turns import Rows, by_shape, graphs_in_turns, in_turns
 
+Provider = tuple[str, int | None]  # and its splits
 PROVIDERS = ("decode", "paged 16", "fp8", "basic", "sdpa_flash", "sdpa_cudnn")
 
 
@@ -86,7 +85,6 @@ def _by_splits(
     return in_turns(words, rows, shape, providers, *more)
 
 
-Provider = tuple[str, int | None]  # and its splits
 PAGE_KERNELS: dict[int, list[Provider]] = {  # by sequences
     1: [
         *(("11.3", n) for n in (1, 8, 16, 32)),

@@ -2,8 +2,6 @@
 loop written by hand, with a line taken out.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Iterator

@@ -1,8 +1,6 @@
 """Chapter 14: FP8 attention beside chapter 9's fp16, cuDNN's and a plain FP8 matmul; its errors; and sums of the tensor
 cores."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial

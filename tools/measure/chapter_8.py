@@ -1,7 +1,5 @@
 """Chapter 8: the ablation, tiles, steps, ideas that don't help, first calls, short sequences, clocks and counters."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os
@@ -22,28 +20,10 @@ import torch
 
 from fa_tutorial import compiling, hardware, sass, tuned
 from fa_tutorial.attention import flash_attention
+from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Case, Shape, about, literature
-from fa_tutorial.bench.chapter_8 import (
-    HEADS_AT_ONCE,
-    LARGER_STEP_OF,
-    MAXNREG,
-    ORDERS,
-    POINT,
-    SHORT,
-    SHORT_GRIDS,
-    STEP_OF,
-    TILES,
-    UNSEEN,
-    WHOLE,
-    at_4096,
-    compiled_tile,
-    flops_of,
-    in_words,
-    inputs,
-    room_of,
-    steps_in_turns,
-)
+from fa_tutorial.bench.chapter_8 import POINT, at_4096, flops_of, in_words, inputs, room_of
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import first_call_s, graph_of, randn, timed, timed_in_turns
@@ -72,32 +52,29 @@ def ablation_cases() -> Iterator[Measurement]:
         yield case.about(), partial(measure, case, tuned_steps.ATTENTIONS.get(case.provider))
 
 
-# ---------------------------------------------------------------- tiles
-
-
 def tile_cases(is_causal: bool = False) -> Iterator[Measurement]:
     """forward_kernel with many tiles, in turns, S = 4,096: its time and cycles, and what the compiler made of it."""
-    for D, tiles in TILES.items():
+    for D, tiles in pages.TILES.items():
         shapes = [at_4096(D, is_causal)]
         yield from by_shape(8, "tile", _tiles_in_turns, shapes, itertools.starmap(TileConfig, tiles), in_words)
 
 
 def _tiles_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
-    made = {tile: compiled_tile(tile, shape) for tile in itertools.starmap(TileConfig, TILES[shape.D])}
+    made = {tile: pages.compiled_tile(tile, shape) for tile in itertools.starmap(TileConfig, pages.TILES[shape.D])}
     rows = counted_in_turns({tile: call for tile, (call, _) in made.items()}, flops=flops_of(shape))
     return {tile: facts | rows[tile] for tile, (_, facts) in made.items()}
 
 
 def unseen_cases() -> Iterator[Measurement]:
-    """D = 128: tile_cases' tiles and UNSEEN in one run, in turns, with what Triton makes of each loop here."""
+    """D = 128: tile_cases' tiles and pages.UNSEEN in one run, in turns, with what Triton makes of each loop here."""
     shapes = [at_4096(128, is_causal) for is_causal in (False, True)]
-    tiles = itertools.starmap(TileConfig, TILES[128] + UNSEEN)
+    tiles = itertools.starmap(TileConfig, pages.TILES[128] + pages.UNSEEN)
     return by_shape(8, "unseen tile", _unseen_in_turns, shapes, tiles, in_words)
 
 
 def _unseen_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
-    tiles = list(itertools.starmap(TileConfig, TILES[shape.D] + UNSEEN))
-    calls = {tile: compiled_tile(tile, shape)[0] for tile in tiles}
+    tiles = list(itertools.starmap(TileConfig, pages.TILES[shape.D] + pages.UNSEEN))
+    calls = {tile: pages.compiled_tile(tile, shape)[0] for tile in tiles}
     rows = counted_in_turns(calls, flops=flops_of(shape), rounds=5)
     return {tile: rows[tile] | facts for tile, facts in zip(tiles, machine_code(tiles, shape), strict=True)}
 
@@ -114,15 +91,12 @@ def machine_code(tiles: Sequence[TileConfig], shape: Shape) -> list[dict[str, An
         return list(pool.map(of, tiles))
 
 
-# ---------------------------------------------------------------- steps
-
-
 def step_cases() -> Iterator[Measurement]:
     """Chapter 8's forward, all that its account compares, in turns at S = 4,096: its steps with one tile and a larger
-    one, and WHOLE.
+    one, and pages.WHOLE.
     """
-    rows = partial(steps_in_turns, in_turns=counted_in_turns)
-    return by_shape(8, "step", rows, literature((4096,)), (*STEP_OF, *LARGER_STEP_OF, *WHOLE))
+    rows = partial(pages.steps_in_turns, in_turns=counted_in_turns)
+    return by_shape(8, "step", rows, literature((4096,)), (*pages.STEP_OF, *pages.LARGER_STEP_OF, *pages.WHOLE))
 
 
 def counted_in_turns(calls: dict[str, Callable[[], Any]], flops: int, rounds: int = 10) -> dict[str, dict[str, Any]]:
@@ -133,15 +107,15 @@ def counted_in_turns(calls: dict[str, Callable[[], Any]], flops: int, rounds: in
 
 
 def order_cases() -> Iterator[Measurement]:
-    """Step 2's forward in each of ORDERS, with steps.TILE, where one sequence has few programs: causal, B = 1."""
-    shapes = (Shape(1, H, H, S, S, D, True) for D in (64, 128) for H, S in SHORT_GRIDS)
-    return by_shape(8, "order", _orders_in_turns, shapes, ORDERS)
+    """Step 2's forward in each of pages.ORDERS, with steps.TILE, where one sequence has few programs: causal, B = 1."""
+    shapes = (Shape(1, H, H, S, S, D, True) for D in (64, 128) for H, S in pages.SHORT_GRIDS)
+    return by_shape(8, "order", _orders_in_turns, shapes, pages.ORDERS)
 
 
 def heads_cases() -> Iterator[Measurement]:
     """The forward in (8.5)'s order, with so many heads at once, its A, with steps.TILE: one sequence of eight heads."""
     shapes = (Shape(1, 8, 8, S, S, D, True) for D in (64, 128) for S in (4096, 16_384))
-    return by_shape(8, "heads at once", _heads_in_turns, shapes, HEADS_AT_ONCE)
+    return by_shape(8, "heads at once", _heads_in_turns, shapes, pages.HEADS_AT_ONCE)
 
 
 def _heads_in_turns(shape: Shape) -> dict[int, dict[str, Any]]:
@@ -149,20 +123,17 @@ def _heads_in_turns(shape: Shape) -> dict[int, dict[str, Any]]:
     q, k, v = inputs(shape)
     call = partial(steps.flash_forward, q, k, v, True, shape.D**-0.5, tile=steps.TILE, step="order")
     replays = {}
-    for heads in HEADS_AT_ONCE:
+    for heads in pages.HEADS_AT_ONCE:
         with mock.patch.object(tuned.forward, "heads_at_once", lambda S_k, heads=heads: heads):
             replays[heads] = graph_of(call).replay
     return timed_in_turns(replays, flops=flops_of(shape), rounds=5)
-
-
-# ---------------------------------------------------------------- registers
 
 
 @dataclass(frozen=True)
 class Capped(TileConfig):
     """A tile whose threads get at most so many registers: ptxas spills the rest."""
 
-    maxnreg: int = MAXNREG
+    maxnreg: int = pages.MAXNREG
 
     def launch(self) -> dict[str, int]:
         return super().launch() | {"maxnreg": self.maxnreg}
@@ -204,13 +175,11 @@ def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     steps.STEPS["one by one"] = Path(tempfile.mkdtemp(), "one_by_one.py")
     steps.STEPS["one by one"].write_text(edited(text, ("row_blocks, heads_at_once)\n", "row_blocks, 1)\n", 1)))
     common = partial(steps.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, tile=steps.TILE)
-    step_of = dict(zip(ORDERS, ("descriptors", "one by one", "order"), strict=True))
+    step_of = dict(zip(pages.ORDERS, ("descriptors", "one by one", "order"), strict=True))
     replays = {order: graph_of(partial(common, step=step)).replay for order, step in step_of.items()}
     rows = timed_in_turns(replays, flops=flops_of(shape), rounds=5)
     return {order: row | {"tile": in_words(steps.TILE)} for order, row in rows.items()}
 
-
-# ---------------------------------------------------------------- one change at a time
 
 LOAD_V = "    v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]\n"
 # Exercise 8.5's loop, from what it begins with to step 3's: a row -> the edits that bring its waste into the solution,
@@ -271,13 +240,8 @@ def _wastes_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return {name: row | {key: made[name][key] for key in kept} for name, row in rows.items()}
 
 
-# ---------------------------------------------------------------- ideas that do not help
-
-
 def experiment_cases() -> Iterator[Measurement]:
-    """Warp specialisation, and softmax beside matmul by hand: full, S = 4,096, each with several tiles; and k
-    transposed beforehand.
-    """
+    """Warp specialisation, and softmax beside matmul by hand: full, S = 4,096, each with several tiles."""
     for D, tiles in (
         (64, ((64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2), (64, 128, 4, 2))),
         (128, ((64, 64, 4, 2), (128, 64, 4, 2))),
@@ -288,8 +252,6 @@ def experiment_cases() -> Iterator[Measurement]:
             yield words, partial(_idea_row, idea, tile, shape)
     shape = at_4096(64, False)
     yield about(8, "idea", "two_loops", **vars(shape)), partial(_two_loops_row, shape)
-    for how in ("as it is", "transposed", "transposed, its copy timed too"):
-        yield about(8, "k transposed", how, **vars(shape)), partial(_transposed_row, how, shape)
 
 
 def _idea_row(idea: str, tile: TileConfig, shape: Shape) -> dict[str, Any]:
@@ -307,23 +269,6 @@ def _two_loops_row(shape: Shape) -> dict[str, Any]:
     except RuntimeError as error:
         return {"reason": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
     return {"reason": "compiles"}
-
-
-def _transposed_row(how: str, shape: Shape) -> dict[str, Any]:
-    """The pointer path, which takes any strides, on k as (B, H, S, D), or on k copied to (B, H, D, S) beforehand."""
-    q, k, v = inputs(shape)
-    copied = k if how == "as it is" else k.mT.contiguous().mT
-
-    def call() -> Any:
-        keys = k.mT.contiguous().mT if how == "transposed, its copy timed too" else copied
-        return tuned.flash_forward(
-            q, keys, v, False, shape.D**-0.5, tile=TileConfig(64, 64, 4, 3), descriptors=False, in_order=False
-        )
-
-    return timed(call, flops=flops_of(shape))
-
-
-# ---------------------------------------------------------------- first calls and the host
 
 
 def _first_call_row() -> dict[str, Any]:
@@ -361,12 +306,9 @@ def first_calls() -> None:
     print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}))
 
 
-# ---------------------------------------------------------------- short sequences
-
-
 def short_cases() -> Iterator[Measurement]:
     """Forwards one after another, each launched by the host, and the same call replayed from a CUDA graph."""
-    for shape, provider in itertools.product(SHORT, ("basic", "tuned")):
+    for shape, provider in itertools.product(pages.SHORT, ("basic", "tuned")):
         yield about(8, "short", provider, **vars(shape)) | {"mode": "fwd"}, partial(_short_row, provider, shape)
 
 
@@ -391,8 +333,6 @@ def repeated_us(call: Callable[[], Any], calls: int = 100, rounds: int = 7) -> f
         found.append((time.perf_counter() - start) / calls * 1e6)
     return round(statistics.median(found), 1)
 
-
-# ---------------------------------------------------------------- clocks and counters
 
 CLOCK_SECONDS = 2.0
 

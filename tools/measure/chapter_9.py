@@ -1,8 +1,6 @@
-"""Chapter 9: each remedy, the finished kernel's steps, their errors, clocks, and from which size on
-"auto" takes Hopper's kernels.
+"""Chapter 9: each remedy, the finished kernel's steps, the ladder's errors, and from which size on "auto" takes
+Hopper's kernels.
 """
-
-from __future__ import annotations
 
 import dataclasses
 import itertools
@@ -14,8 +12,7 @@ import torch
 
 from fa_tutorial import hardware, hopper, reference, tuned
 from fa_tutorial.bench.cases import GRIDS, Case, Shape, about
-from fa_tutorial.bench.chapter_8 import POINT, at_4096, flops_of, inputs
-from fa_tutorial.bench.chapter_9 import finished_errors
+from fa_tutorial.bench.chapter_8 import at_4096, flops_of, inputs
 from fa_tutorial.bench.measure import measure_in_turns
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
@@ -23,7 +20,7 @@ from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
 from measure import alone, backward_orders, chapter_8_clock
-from measure.chapter_8 import counter_row, repeated_us, settled
+from measure.chapter_8 import repeated_us
 from measure.clocks import cycles_in_turns, settled_in_turns
 from measure.turns import by_shape, in_turns
 
@@ -107,16 +104,8 @@ def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
     """The mean cycles from each of ping_pong.STAMPS to the next, of all blocks in the middle of the loop; the stamps of
     both consumers of one program in four blocks, from the first of them on; and of several programs the mean share of
     the time in which 0, 1, 2 of their consumers are at a softmax."""
-    q, k, v = inputs(shape)
-    flash_forward, stamps = _stamped(loop), stamps_of(shape)
-    for _ in range(3):
-        flash_forward(q, k, v, False, shape.D**-0.5, stages=3, stamps=stamps)
-    clock = stamps.cpu()[:, :, 4:-4]
-    return {
-        "cycles": alone.mean_parts(clock),
-        "stamps": _of_the_usual(clock),
-        "softmax_at_once": _at_once(clock),
-    }
+    clock = _clock_of(partial(_stamped(loop), *inputs(shape), False, shape.D**-0.5, stages=3), shape)
+    return {"cycles": alone.mean_parts(clock), "stamps": _of_the_usual(clock), "softmax_at_once": _at_once(clock)}
 
 
 def _of_the_usual(clock: torch.Tensor) -> list:
@@ -138,17 +127,19 @@ def _stamped(loop: str, late: int = 0) -> Call:
     return partial(defined(edited(source_of(ping_pong), *edits), names)["flash_forward"], loop=loop)
 
 
-def stamps_of(shape: Shape) -> torch.Tensor:
-    """Room for the stamps of both consumers of each program."""
+def _clock_of(call: Callable[..., Any], shape: Shape) -> torch.Tensor:
+    """The stamps of call(stamps=…), of both consumers of each program, in the middle of the loop."""
     blocks = shape.S_q // ladder.ROWS.value
     sizes = shape.B * shape.H_q * blocks, 2, blocks, len(ping_pong.STAMPS)
-    return torch.zeros(sizes, dtype=torch.int64, device="cuda")
+    stamps = torch.zeros(sizes, dtype=torch.int64, device="cuda")
+    for _ in range(3):
+        call(stamps=stamps)
+    return stamps.cpu()[:, :, 4:-4]
 
 
 def _at_once(clock: torch.Tensor) -> list[float]:
     """Of several programs the mean share of the time in which 0, 1, 2 of their consumers are at a softmax."""
-    at_once = [alone.softmax_at_once(of) for of in clock[5::37]]
-    return torch.tensor(at_once, dtype=torch.float64).mean(0).round(decimals=3).tolist()
+    return alone.mean_shares(clock[5::37])
 
 
 WAITS = """
@@ -177,10 +168,7 @@ def _late_in_turns(shape: Shape, loop: str) -> dict[int, dict[str, Any]]:
     calls = {late: partial(_stamped(loop, late), q, k, v, False, shape.D**-0.5, stages=3) for late in LATE}
     cycles, rows = cycles_in_turns(calls), {}
     for late, call in calls.items():
-        stamps = stamps_of(shape)
-        for _ in range(3):
-            call(stamps=stamps)
-        clock = stamps.cpu()[:, :, 4:-4]
+        clock = _clock_of(call, shape)
         begun = clock[..., ping_pong.STAMPS.index("stop")]
         rows[late] = {
             "cycles": cycles[late],
@@ -243,10 +231,7 @@ def _remedies_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
         elif name in SHARE_OF[shape.D]:
             row["softmax_at_once"] = alone.shares(shape, SHARE_OF[shape.D][name])
         elif name.startswith("two stops") or name in ping_pong.LOOPS:
-            stamps = stamps_of(shape)
-            for _ in range(3):
-                calls[name](stamps=stamps)
-            row["softmax_at_once"] = _at_once(stamps.cpu()[:, :, 4:-4])
+            row["softmax_at_once"] = _at_once(_clock_of(calls[name], shape))
     return rows
 
 
@@ -256,12 +241,13 @@ SMALLER = TileConfig(64, 64, 4, 3)  # a consumer's rows, and the keys and stages
 def path_of(D: int) -> dict[str, Call]:
     """Name -> a forward, from chapter 8's to the one stop of ping_pong, that changes one thing at a time: the tile, a
     producer, a shared program, 128 keys a block. All have one stop."""
-    one_stop = partial(ping_pong.flash_forward, loop="one stop")
-    found: dict[str, Call] = {"chapter 8's": partial(tuned.flash_forward, tile=steps.LARGER[D])}
-    found["chapter 8's, 64 x 64"] = partial(tuned.flash_forward, tile=SMALLER)
+    found: dict[str, Call] = {
+        "chapter 8's": partial(tuned.flash_forward, tile=steps.LARGER[D]),
+        "chapter 8's, 64 x 64": partial(tuned.flash_forward, tile=SMALLER),
+    }
     for name in ("two programs", "one program"):
         found[name] = lambda q, k, v, _, __, how=SHARE_OF[D][name]: alone.attend(q, k, v, how)
-    return found | {"one stop": one_stop}
+    return found | {"one stop": partial(ping_pong.flash_forward, loop="one stop")}
 
 
 def path_cases() -> Iterator[Measurement]:
@@ -281,10 +267,8 @@ def _path_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 
 def error_cases() -> Iterator[Measurement]:
-    """The largest errors of the ladder's kernels and of the finished ones, and of plain attention."""
+    """The largest errors of the ladder's kernels, and of plain attention."""
     yield about(9, "ladder_errors", "hopper"), _error_row
-    for D in (64, 128):
-        yield about(9, "finished_errors", "hopper", D=D), partial(finished_errors, D)
 
 
 def _error_row() -> dict[str, Any]:
@@ -296,16 +280,6 @@ def _error_row() -> dict[str, Any]:
     found = {"forward": ladder.flash_forward(q, k, v, 64**-0.5), "plain": reference.naive_attention(q, k, v)}
     errors = {name: (o - truth).abs().max().item() for name, o in found.items()}
     return {"copied": torch.equal(ladder.copy(x), x), "scores": scores} | errors
-
-
-def clock_cases() -> Iterator[Measurement]:
-    """The clock, power and rate at which a plain matmul settles, as chapter 8's clock_cases."""
-    yield about(9, "settled", "matmul"), _clock_row
-
-
-def _clock_row() -> dict[str, Any]:
-    a, b = randn(8192, 8192), randn(8192, 8192)
-    return settled(lambda: a @ b, 2 * 8192**3)
 
 
 def auto_rule_cases() -> Iterator[Measurement]:
@@ -333,17 +307,9 @@ def _auto_rule_row(provider: str, S: int, D: int, heads: int, is_causal: bool, m
     return {"graph_us": repeated_us(graph_of(call).replay)}
 
 
-def busy_cases() -> Iterator[Measurement]:
-    """The counters of cuDNN's backward, beside chapter 8's of the other kernels. Needs Nsight Compute (ncu)."""
-    words = about(9, "busy", "sdpa_cudnn", **vars(POINT)) | {"mode": "bwd"}
-    yield words, partial(counter_row, "sdpa_cudnn", "bwd", "bprop")
-
-
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
         step_cases(), remedy_cases(), alone.alone_cases(), clocked_cases(), late_cases(), late_cases(64, ["two stops"]),
-        path_cases(),
-        chapter_8_clock.clocked_cases(), backward_orders.order_cases(),
-        error_cases(), clock_cases(), auto_rule_cases(), busy_cases(),
+        path_cases(), chapter_8_clock.clocked_cases(), backward_orders.order_cases(), error_cases(), auto_rule_cases(),
     )  # fmt: skip

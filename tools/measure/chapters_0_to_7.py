@@ -1,7 +1,5 @@
 """Chapters 0 to 7: attention as S grows, and the kernels of each chapter beside PyTorch's."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import itertools
@@ -245,14 +243,12 @@ TRAFFIC = (
 
 
 def matmul_cases() -> Iterator[Measurement]:
-    """Chapter 3: square matmul beside PyTorch, in each order of programs; what TF32 loses; each tile with and without
-    its loads; and the bytes that the kernel reads.
+    """Chapter 3: square matmul beside PyTorch, in each order of programs; each tile with and without its loads; and the
+    bytes that the kernel reads.
     """
     for n in (512, 1024, 2048, 4096, 8192, 16_384):
         words = {provider: about(3, "matmul", provider, M=n, N=n, K=n) for provider in (*ORDERS, "torch")}
         yield from in_turns(words, _matmul_in_turns, n)
-    for provider, group in (("course", 8), ("torch", None)):
-        yield about(3, "matmul", provider, "fp32", **SQUARE), partial(_matmul_row, SIDE, torch.float32, group)
     tiles = itertools.product(TILES, TILED)
     yield from in_turns(
         {(who, config): about(3, "matmul_tile", who, **SQUARE, **_sides(config)) for config, who in tiles},
@@ -263,8 +259,6 @@ def matmul_cases() -> Iterator[Measurement]:
         for n, who, config in _counted_launches()
     }
     yield from in_turns(launches, _traffic, "matmul_", "launch_matmuls()", launches)
-    for provider in ("ieee", "tf32"):
-        yield about(3, "fp32_precision", provider, "fp32", **SQUARE), partial(_precision_row, provider)
 
 
 def _sides(config: matmul.MatmulConfig) -> dict[str, int]:
@@ -280,14 +274,6 @@ def _matmul_in_turns(n: int) -> dict[str, dict[str, Any]]:
         for order, group in ORDERS.items()
     }
     return timed_in_turns(calls | {"torch": partial(torch.matmul, a, b)}, flops=2 * n**3)
-
-
-def _matmul_row(n: int, dtype: torch.dtype, group: int | None) -> dict[str, Any]:
-    a, b = randn(n, n, dtype=dtype), randn(n, n, dtype=dtype)
-    if group is None:
-        return timed(lambda: a @ b, flops=2 * n**3)
-    config = dataclasses.replace(matmul.choose_config(dtype, hardware.shared_memory_limit()), group=group)
-    return timed(lambda: matmul.matmul(a, b, config=config), flops=2 * n**3)
 
 
 def _tiles_in_turns() -> dict[tuple[str, matmul.MatmulConfig], dict[str, Any]]:
@@ -331,21 +317,6 @@ def launch_matmuls() -> None:
             kernel, group = TILED.get(provider) or (matmul.matmul_kernel, ORDERS[provider])
             _matmul_by(kernel, randn(n, n), randn(n, n), dataclasses.replace(config, group=group))
             torch.cuda.synchronize()
-
-
-def _precision_row(precision: str) -> dict[str, Any]:
-    """PyTorch's fp32 matmul with and without TF32: time, and the largest error relative to the largest result, against
-    float64.
-    """
-    a, b = randn(SIDE, SIDE, dtype=torch.float32), randn(SIDE, SIDE, dtype=torch.float32)
-    truth = a.double() @ b.double()
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    try:
-        error = ((a @ b).double() - truth).abs().max() / truth.abs().max()
-        return timed(lambda: a @ b, flops=2 * SIDE**3) | {"relative_error": float(f"{error.item():.3g}")}
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
 
 
 SCORES = ("scores_values", "two products")

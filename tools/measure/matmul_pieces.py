@@ -4,8 +4,6 @@ without the kernel's loads.
 The launch option `arch="sm80"` makes Triton multiply by mma.sync, where it would take wgmma.
 """
 
-from __future__ import annotations
-
 import itertools
 import time
 from collections.abc import Callable, Iterator

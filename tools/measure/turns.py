@@ -1,7 +1,5 @@
 """Kernels that are measured together, a little at a time in turns: a row of the results each."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
