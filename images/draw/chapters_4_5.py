@@ -177,13 +177,16 @@ def draw_one_tile(ax: Axes) -> None:
     tile(5.75, top, "alpha", one, alpha, "sky")
     tile(7.3, top, "p", "[BLOCK_M, BLOCK_N]", p, "orange")
     tile(3.4, low, "v", "[BLOCK_N, D]", v[2:], "green")
+    m_end = before_and_after(3.1, top, "m", one, m, m_new, "sky")
+    l_end = before_and_after(1.0, low, "l", one, l, l_new, "yellow")
+    acc_end = before_and_after(5.3, low, "acc", "[BLOCK_M, D]", acc, acc_new, "purple")
     under = (
-        (before_and_after(3.1, top, "m", one, m, m_new, "sky") + 0.1, top, "max(m, rowmax s)"),
+        (m_end + 0.1, top, "max(m, rowmax s)"),
         (6.05, top, "exp(m before − m after)"),
         (8.08, top, "exp(s − m after)"),
-        (before_and_after(1.0, low, "l", one, l, l_new, "yellow") + 0.25, low, "alpha · l + rowsum p"),
+        (l_end + 0.25, low, "alpha · l + rowsum p"),
         (4.18, low, "rows: keys 2, 3"),
-        (before_and_after(5.3, low, "acc", "[BLOCK_M, D]", acc, acc_new, "purple") + 0.25, low, "alpha · acc + p v"),
+        (acc_end + 0.25, low, "alpha · acc + p v"),
     )
     for x, y, text in under:
         write(ax, x, y + 2 * tall + 0.24, text, BODY)
