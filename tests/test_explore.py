@@ -674,7 +674,7 @@ def test_cycles_shows_what_a_kernel_took(page, name, D, larger):
 
 def test_cycles_shows_what_a_tile_took(page):
     open_figure(page, "cycles")
-    for row in (row for row in chapter_8.kernels_of_h200() if row["kernel"] == "tile" and not row["is_causal"]):
+    for row in (row for row in chapter_8.kernels_of_h200("tile") if not row["is_causal"]):
         block_m, block_n, warps, stages = map(int, re.findall(r"\d+", row["provider"]))
         if warps == 4 and block_m > 32 and stages > 1:
             shown = put(page, kernel="finished", D=row["D"], tile=f"{block_m} x {block_n}", stages=stages)

@@ -4,8 +4,6 @@ That shows, before anyone launches, whether a configuration fits a card's shared
 local memory, and whether ptxas had to serialise wgmma. It takes some minutes, Linux, and no GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import sys
@@ -18,16 +16,7 @@ import torch
 
 from fa_tutorial import backward, decode, forward, fp8, hardware, hopper, layout, matmul, tuned
 from fa_tutorial.bench import tables
-from fa_tutorial.compiling import (
-    HEADS,
-    LENGTH,
-    SHARED_LIMITS,
-    Call,
-    Row,
-    compile_calls,
-    in_a_process,
-    inputs,
-)
+from fa_tutorial.compiling import HEADS, LENGTH, SHARED_LIMITS, Call, Row, compile_calls, in_a_process, inputs
 from fa_tutorial.tiles import MAX_D, TileConfig
 from fa_tutorial.variants.attention import Options, plan
 from fa_tutorial.variants.backward import variant_backward
@@ -37,12 +26,7 @@ WORKERS = 2
 
 # (dtype, D, is_causal) that stand for the rest: a causal kernel holds both loops, and bf16 compiles to what fp16 does,
 # but for the types.
-SHAPES = [
-    (torch.float16, 64, False),
-    (torch.bfloat16, 64, True),
-    (torch.float32, 64, True),
-    (torch.float32, MAX_D, True),
-]
+SHAPES = [(torch.float16, 64, False), (torch.bfloat16, 64, True), *((torch.float32, D, True) for D in (64, MAX_D))]
 SHAPES += [(torch.float16, D, True) for D in (32, 64, 128, MAX_D)]
 
 
@@ -108,10 +92,8 @@ def hopper_kernels(capability: int) -> Iterator[Call]:
         yield words, partial(hopper.flash_backward, *inputs(dtype, D, S), None, is_causal, 0.5)
     for D in (64, 128):
         q, k, v, o, do, lse = inputs(torch.float16, D, LENGTH - 1)
-        yield (
-            f"fp16 D={D} ragged grouped",
-            partial(hopper.flash_backward, q, k[:, :4], v[:, :4], o, do, lse, lse, False, 0.5),
-        )
+        call = partial(hopper.flash_backward, q, k[:, :4], v[:, :4], o, do, lse, lse, False, 0.5)
+        yield f"fp16 D={D} ragged grouped", call
 
 
 def ladder_kernels(capability: int) -> Iterator[Call]:
@@ -122,18 +104,15 @@ def ladder_kernels(capability: int) -> Iterator[Call]:
     for dtype, D in ((torch.float16, 64), (torch.float16, 128), (torch.bfloat16, 64)):
         q, k, v, *_ = inputs(dtype, D)
         x = q[0, 0, : ladder.ROWS.value]  # [ROWS, D]
-        yield f"{in_words(dtype)} D={D}", partial(ladder.copy, x)
-        yield f"{in_words(dtype)} D={D}", partial(ladder.scores, x[:64], x)
+        words = f"{in_words(dtype)} D={D}"
+        yield words, partial(ladder.copy, x)
+        yield words, partial(ladder.scores, x[:64], x)
         for attend in (ladder.attend, ladder.attend_one_stop):
-            yield (
-                f"{in_words(dtype)} D={D} {attend.__name__}",
-                partial(ladder.flash_forward, q, k, v, 0.5, attend=attend, stages=3),
-            )
+            call = partial(ladder.flash_forward, q, k, v, 0.5, attend=attend, stages=3)
+            yield f"{words} {attend.__name__}", call
         for loop, is_causal in itertools.product(hopper.ping_pong.LOOPS, (False, True)):
-            yield (
-                f"{in_words(dtype)} D={D} causal={is_causal} {loop}",
-                partial(hopper.ping_pong.flash_forward, q, k, v, is_causal, 0.5, loop=loop),
-            )
+            call = partial(hopper.ping_pong.flash_forward, q, k, v, is_causal, 0.5, loop=loop)
+            yield f"{words} causal={is_causal} {loop}", call
 
 
 def decode_kernels(capability: int) -> Iterator[Call]:
@@ -155,11 +134,8 @@ def decode_kernels(capability: int) -> Iterator[Call]:
         yield f"{words} pages", partial(decode.decode, q, pages, pages, lengths, table, None, None, 0.5, None)
         yield words, partial(decode.append, pages, pages, k[:, :, :tokens], k[:, :, :tokens], lengths, table)
         if capability >= decode.FP8_CAPABILITY and dtype != torch.float32:
-            scale = torch.empty(HEADS, device="meta")
-            yield (
-                f"{words} fp8",
-                partial(decode.decode, q, k.to(decode.FP8), k.to(decode.FP8), lengths, None, scale, scale, 0.5, None),
-            )
+            scale, k = torch.empty(HEADS, device="meta"), k.to(decode.FP8)
+            yield f"{words} fp8", partial(decode.decode, q, k, k, lengths, None, scale, scale, 0.5, None)
 
 
 def variant_kernels(capability: int) -> Iterator[Call]:
@@ -208,10 +184,10 @@ def fp8_kernels(capability: int) -> Iterator[Call]:
 
 def launch_fp8(q, k, v, is_causal: bool, is_hopper: bool) -> None:
     x = fp8.quantised(q, k, v, 0.5, False)
-    if not is_hopper:
-        fp8.quantise(q, rotate=True)
-    else:
+    if is_hopper:
         fp8.forward.flash_forward(*x, q.shape[3], q.dtype, is_causal)
+    else:
+        fp8.quantise(q, rotate=True)
 
 
 # The least capability that they need, and their calls; in turn for the one process and the other, which take as long.
@@ -325,11 +301,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     file = parser.parse_args(arguments).file
     rows = rows_for()
     file.write_text(markdown(rows), encoding="utf-8")
-    wrong = [
-        f"{row.kernel}, {row.case}, capability {row.capability}: {'; '.join(faults(row))}"
-        for row in rows
-        if faults(row)
-    ]
+    found = ((row, "; ".join(faults(row))) for row in rows)
+    wrong = [f"{row.kernel}, {row.case}, capability {row.capability}: {words}" for row, words in found if words]
     print(f"{len(rows)} compiles, {len(wrong)} with faults: {file}", *wrong, sep="\n")
     return 1 if wrong else 0
 

@@ -5,8 +5,6 @@ chapter 9 over blocks that need no mask: the instructions that issue matmuls, wa
 their order. A file that is there is made again where a kernel has changed. It takes Linux, and no GPU.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import hashlib
@@ -125,9 +123,8 @@ def _without_names(tree: ast.Module) -> ast.Module:
 def loop_fingerprints() -> dict[str, str]:
     """Of the kernel of each of LOOPS."""
     kernels = {"order": hopper.forward.forward_kernel, "backward": hopper.backward.backward_kernel}
-    kernels |= {"tuned": steps.kernel(steps.LAST)} | dict.fromkeys(
-        hopper.ping_pong.LOOPS, hopper.ping_pong.forward_kernel
-    )
+    kernels |= dict.fromkeys(hopper.ping_pong.LOOPS, hopper.ping_pong.forward_kernel)
+    kernels["tuned"] = steps.kernel(steps.LAST)
     return {loop: fingerprint(kernels.get(loop) or getattr(hopper.ladder, loop)) for loop in LOOPS}
 
 

@@ -4,8 +4,6 @@ Cell ids, tags and the text of cells stay as they are. Whatever differs from run
 out, so that a second run changes nothing but what the code itself makes different.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """What can be measured: shapes, cases, and the grids of the sweep. Needs neither a GPU nor Triton."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 from collections.abc import Iterator, Sequence

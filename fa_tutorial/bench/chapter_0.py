@@ -1,7 +1,5 @@
 """Chapter 0: naive attention's stored results, its kernels on this machine, and a record of a call's memory."""
 
-from __future__ import annotations
-
 import weakref
 from collections.abc import Callable
 from functools import partial

@@ -1,7 +1,5 @@
 """Chapter 10: what its page draws, and the lengths of its measurements. tools/measure measures what is stored."""
 
-from __future__ import annotations
-
 import heapq
 from collections.abc import Iterable, Sequence
 

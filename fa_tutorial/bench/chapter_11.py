@@ -1,8 +1,6 @@
 """Chapter 11: calls of decoding kernels, which its page times on a GPU, and what it shows of the stored ones;
 tools/measure measures these."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

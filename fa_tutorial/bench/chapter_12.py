@@ -1,7 +1,5 @@
 """Chapter 12: what its page draws, and how it judges a broken result."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Container, Sequence
 

@@ -1,7 +1,5 @@
 """Chapter 13: what each rank of a process group runs, other ways to share a sequence, and stored results."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Callable
@@ -17,6 +15,7 @@ from fa_tutorial import figures, hardware, processes, reference, ring
 from fa_tutorial.arguments import check_attention
 from fa_tutorial.attention import flash_attention
 from fa_tutorial.bench import results
+from fa_tutorial.bench.tables import mask
 from fa_tutorial.tiles import MAX_D
 
 STORED = Path(__file__).with_name("ring.json")
@@ -65,11 +64,8 @@ def show(ranks: int, shape: tuple[int, int, int, int, int], is_causal: bool) -> 
     q, k, v, do = inputs(*shape)
     check_attention(q, k, v, max_d=MAX_D)  # once, where each rank would raise
     ring.shard(q, 0, ranks)
-    kind = "causal" if is_causal else "full"
-    print(
-        f"{ranks} processes, S = {S:,} in shards of {S // ranks:,}, {H_q} query heads on {H_k} key heads, D = {D}, "
-        f"{kind}"
-    )
+    sizes = f"{H_q} query heads on {H_k} key heads, D = {D}, {mask(is_causal)}"
+    print(f"{ranks} processes, S = {S:,} in shards of {S // ranks:,}, {sizes}")
     parts = processes.run(one_rank, ranks, shape, is_causal)
     for rank, part in enumerate(parts):
         first, last = ring.shard(torch.arange(S), rank, ranks, dim=0).chunk(2)
@@ -291,17 +287,9 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
             for link, fill in (("host memory", "full"), ("NVLink", "none")):
                 here = times[times["link"].eq(link) & times["H_k"].eq(H_k)]
                 ax.plot(here["x"], here["one GPU"] / here[way], marker, fillstyle=fill, **look)
-                for S, x in zip(here["S"], here["x"], strict=True):
-                    if way == "ring":  # how many tokens, once
-                        ax.text(
-                            x,
-                            0.1 if fill == "full" else 0.95,
-                            f"{S:,}",
-                            rotation=90,
-                            fontsize=8,
-                            ha="center",
-                            va="bottom",
-                        )
+                for S, x in zip(here["S"], here["x"], strict=True) if way == "ring" else ():  # how many tokens, once
+                    y = 0.1 if fill == "full" else 0.95
+                    ax.text(x, y, f"{S:,}", rotation=90, fontsize=8, ha="center", va="bottom")
         ax.set_title(f"g = {16 // H_k}")
         ax.set_xscale("log", base=2)
         ax.set_xticks([1 / 8, 1, 8, 64], ["1/8", "1", "8", "64"])
@@ -424,13 +412,8 @@ def all_gather_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> t
     k, v = ring.unshard(parts, dim=3)
     chunk = q.shape[2] // 2
     ends = (rank + 1) * chunk, (2 * ranks - rank) * chunk  # a chunk of q sees the keys up to its own end
-    return torch.cat(
-        [
-            flash_attention(x, k[:, :, :end], v[:, :, :end], is_causal=True)
-            for x, end in zip(q.chunk(2, 2), ends, strict=True)
-        ],
-        2,
-    )
+    chunks = zip(q.chunk(2, 2), ends, strict=True)
+    return torch.cat([flash_attention(x, k[:, :, :end], v[:, :, :end], is_causal=True) for x, end in chunks], 2)
 
 
 def ulysses_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

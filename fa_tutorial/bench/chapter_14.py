@@ -3,8 +3,6 @@
 tools/measure measures what is stored.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import json
@@ -306,9 +304,7 @@ def plot_score_errors(s: torch.Tensor, lines: dict[str, tuple[torch.Tensor, torc
         parts = [counts & (low <= s) & (s < high) for low, high in itertools.pairwise(sizes)]
         found = [(s[part].mean(), (moved - s)[part].square().mean().sqrt()) for part in parts if part.sum() > 50]
         ax.plot(*zip(*found, strict=True), color=COLOURS[colour], linestyle=line, marker=marker, label=label)
-    ax.set_xlabel("score (negative ones have little weight)")
-    ax.set_ylabel("moved by rounding, rms")
-    ax.set_ylim(0, 0.25)
+    ax.set(xlabel="score (negative ones have little weight)", ylabel="moved by rounding, rms", ylim=(0, 0.25))
     ax.legend()
     return figure
 
@@ -330,8 +326,7 @@ def plot_rows(cases: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Figure:
     ax.set_xticks([1, 3, 10, 30], ["1", "3", "10", "30"])
     ax.minorticks_off()
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
-    ax.set_xlabel("a row is off by at most, in % of itself (dots: the rms over all rows)")
-    ax.set_ylabel("of the rows")
+    ax.set(xlabel="a row is off by at most, in % of itself (dots: the rms over all rows)", ylabel="of the rows")
     ax.legend(loc="lower right")
     return figure
 
@@ -354,8 +349,7 @@ def plot_chains(panels: dict[str, dict[tuple[int, int], float]]) -> Figure:
         ax.minorticks_off()
         ax.set_ylim(0.02, 200)
         ax.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
-        ax.set_xlabel("keys")
-        ax.set_title(title)
+        ax.set(xlabel="keys", title=title)
     axes[0].set_ylabel("o is off by, in %")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
@@ -442,9 +436,7 @@ def plot_saved(card: dict[str, Any]) -> Figure:
         ax.set_xticks(SPEED_LENGTHS, [f"{S:,}" for S in SPEED_LENGTHS])
         ax.minorticks_off()
         ax.set_yticks([0.03, 0.1, 0.3, 1], ["0.03", "0.1", "0.3", "1"])
-        ax.set_xlim(750, 24_000)
-        ax.set_title(f"D = 128, {mask(is_causal)}")
-        ax.set_xlabel("S")
+        ax.set(xlim=(750, 24_000), title=f"D = 128, {mask(is_causal)}", xlabel="S")
     axes[0].set_ylabel("ms")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

@@ -1,7 +1,5 @@
 """Chapter 2: what its page draws of the speeds of transpose and softmax."""
 
-from __future__ import annotations
-
 import pandas as pd
 from matplotlib.figure import Figure
 

@@ -1,7 +1,5 @@
 """Chapter 3: what its page shows of the stored results of its matmul kernel."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -62,34 +60,24 @@ def draw_pieces(
     shown = [(loop, launch) for loop, (_, launch) in zip(loops, launches.iterrows(), strict=True) if not loop.spilled]
     shown.sort(key=lambda row: (row[0].instruction, row[0].piece, row[1]["BLOCK_M"], row[1]["BLOCK_N"]))
     figure, ax = plt.subplots(figsize=(8.5, 5.0))
-    ends, y, last = [], 0.0, None
+    ends, y, last, look = [], 0.0, None, {"color": "black", "linestyle": "-", "linewidth": 2.5}
     for loop, launch in shown:
         if last is not None and loop[:2] != last:
             y += 0.5 if loop.instruction == last[0] else 1.0
         last, colour = loop[:2], {"mma.sync": "C0", "wgmma": "C1"}[loop.instruction]
         ax.barh(y, launch["no loads"], 0.8, color=colour)
-        ax.text(
-            launch["no loads"] - 60, y, f"{launch['no loads']:,}", va="center", ha="right", color="white", fontsize=9
-        )
+        flops = launch["no loads"]
+        ax.text(flops - 60, y, f"{flops:,}", va="center", ha="right", color="white", fontsize=9)
         limit = at_most(*loop.piece)
         if limit < 5_000:
-            ax.plot([limit, limit], [y - 0.48, y + 0.48], color="black", linestyle="-", linewidth=2.5)
-        rows, columns = loop.piece
+            ax.plot([limit, limit], [y - 0.48, y + 0.48], **look)
         warps = f"{launch['warps']} warp{'s' if launch['warps'] > 1 else ''}"
-        ends.append(
-            (y, f"{loop.instruction}, {rows} x {columns}   (tile {launch['BLOCK_M']} x {launch['BLOCK_N']}, {warps})")
-        )
+        piece, tile = "{} x {}".format(*loop.piece), f"tile {launch['BLOCK_M']} x {launch['BLOCK_N']}, {warps}"
+        ends.append((y, f"{loop.instruction}, {piece}   ({tile})"))
         y += 1.0
     ax.axvline(4_096, color="0.4", linestyle=":")
     ax.text(4_130, y - 0.4, "tensor cores:\n4,096", color="0.25", va="bottom", fontsize=9)
-    ax.plot(
-        [],
-        [],
-        color="black",
-        linestyle="-",
-        linewidth=2.5,
-        label="at most, by (3.3) for the piece\n(of the last two: off the axis)",
-    )
+    ax.plot([], [], **look, label="at most, by (3.3) for the piece\n(of the last two: off the axis)")
     ax.set_yticks([place for place, _ in ends], [text for _, text in ends], fontsize=9)
     ax.set(xlim=(0, 4_750), ylim=(y - 0.3, -0.7), xlabel="FLOPs per cycle of an SM, without loads (stored, H200)")
     ax.grid(visible=False, axis="y")

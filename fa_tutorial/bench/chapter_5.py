@@ -1,7 +1,5 @@
 """Chapter 5: what its page shows of the stored results of its kernel."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any

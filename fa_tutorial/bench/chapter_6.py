@@ -1,7 +1,5 @@
 """Chapter 6: what its page shows of the backward's stored results, and what autograd keeps for a backward."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -2,8 +2,6 @@
 measures what is stored.
 """
 
-from __future__ import annotations
-
 import functools
 import heapq
 import itertools
@@ -44,10 +42,8 @@ def at_4096(D: int, is_causal: bool) -> Shape:
 
 def inputs(shape: Shape) -> list[torch.Tensor]:
     """q, k and v, fp16."""
-    return [
-        randn(shape.B, H, S, shape.D)
-        for H, S in ((shape.H_q, shape.S_q), (shape.H_k, shape.S_k), (shape.H_k, shape.S_k))
-    ]
+    keys = shape.H_k, shape.S_k
+    return [randn(shape.B, H, S, shape.D) for H, S in ((shape.H_q, shape.S_q), keys, keys)]
 
 
 def flops_of(shape: Shape) -> int:
@@ -120,9 +116,8 @@ UNSEEN = [
 
 
 def in_words(tile: TileConfig) -> str:
-    return (
-        f"{tile.block_m}x{tile.block_n}, {tile.num_warps} warps, {tile.num_stages} stage{'s' * (tile.num_stages > 1)}"
-    )
+    stages = f"{tile.num_stages} stage{'s' * (tile.num_stages > 1)}"
+    return f"{tile.block_m}x{tile.block_n}, {tile.num_warps} warps, {stages}"
 
 
 def compiled_tile(tile: TileConfig, shape: Shape) -> tuple[Callable[[], Any], dict[str, Any]]:
@@ -132,8 +127,12 @@ def compiled_tile(tile: TileConfig, shape: Shape) -> tuple[Callable[[], Any], di
     launching._prepared.clear()
     call()
     [launch] = launching._prepared.values()
-    compiled = launch.compiled
-    return call, {
+    return call, room_of(launch.compiled)
+
+
+def room_of(compiled: Any) -> dict[str, int]:
+    """What the compiler made of a kernel: registers and spilled registers a thread, bytes of shared memory a block."""
+    return {
         "registers": compiled.n_regs,
         "spilled_registers": compiled.n_spills,
         "shared_bytes": compiled.metadata.shared,
@@ -157,11 +156,8 @@ def tile_report(tile: TileConfig, D: int, is_causal: bool) -> dict[str, Any]:
             return tile_row(tile, shape)
     except OutOfResources as error:
         return {"reason": f"does not fit: {error}"}
-    stored = kernels_of_h200()
-    return next(
-        (row for row in stored if wanted.items() <= row.items()),
-        {"reason": "not one of the table's, so it takes a GPU"},
-    )
+    found = (row for row in kernels_of_h200("tile") if wanted.items() <= row.items())
+    return next(found, {"reason": "not one of the table's, so it takes a GPU"})
 
 
 # ---------------------------------------------------------------- steps
@@ -199,9 +195,8 @@ def steps_in_turns(shape: Shape, in_turns: Callable = timed_in_turns) -> dict[st
         except (OutOfResources, peers.Unsupported) as error:
             rows[name] = {"ms": None, "reason": str(error)}
     [launch] = launching._prepared.values()
-    tile_of["tuned"] = TileConfig(
-        *(launch.constants[name] for name in ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages"))
-    )
+    sizes = ("BLOCK_M", "BLOCK_N", "num_warps", "num_stages")
+    tile_of["tuned"] = TileConfig(*map(launch.constants.get, sizes))
     rows |= in_turns({name: call for name, call in calls.items() if name not in rows}, flops=flops_of(shape))
     return {name: row | ({"tile": in_words(tile_of[name])} if name in tile_of else {}) for name, row in rows.items()}
 
@@ -218,17 +213,17 @@ POINTS = list(itertools.product((64, 128), (False, True)))  # D, is_causal
 HEADLINE_FIRST = [(128, False), (128, True), (64, False), (64, True)]
 
 
-def kernels_of_h200() -> list[dict[str, Any]]:
-    return results.read(results.FOLDER / "h200.json")["kernels"]
+def kernels_of_h200(kernel: str) -> list[dict[str, Any]]:
+    """The H200's rows of one of this chapter's measurements."""
+    rows = results.read(results.FOLDER / "h200.json")["kernels"]
+    return [row for row in rows if (row["chapter"], row["kernel"]) == (8, kernel)]
 
 
 @functools.cache
 def stored_steps() -> dict[tuple[int, bool], dict[str, dict[str, Any]]]:
     """The H200's rows of steps_in_turns, with their SM cycles, (D, is_causal) -> provider -> row."""
-    stored = [row for row in kernels_of_h200() if (row["chapter"], row["kernel"]) == (8, "step")]
-    return {
-        point: {row["provider"]: row for row in stored if (row["D"], row["is_causal"]) == point} for point in POINTS
-    }
+    rows = kernels_of_h200("step")
+    return {point: {row["provider"]: row for row in rows if (row["D"], row["is_causal"]) == point} for point in POINTS}
 
 
 # stored_steps' rows that run the same instructions: always; in full attention, where an order of causal programs
@@ -260,10 +255,8 @@ def tile_cycles(row: dict[str, Any], D: int, is_causal: bool) -> float:
     """The cycles that an SM takes for each 64 x 64 tile of scores of a row of stored_steps: its share of them, masked
     ones whole.
     """
-    row_blocks, multiprocessors = (
-        4096 // 64,
-        results.read(results.FOLDER / "h200.json")["provenance"]["multiprocessors"],
-    )
+    multiprocessors = results.read(results.FOLDER / "h200.json")["provenance"]["multiprocessors"]
+    row_blocks = 4096 // 64
     tiles = 4 * 2048 // D * (row_blocks * (row_blocks + 1) // 2 if is_causal else row_blocks**2)
     return row["cycles"] * multiprocessors / tiles
 
@@ -334,8 +327,8 @@ def show_capped(name: str, programs: Programs) -> None:
     MAXNREG registers a thread.
     """
     print(f"{f'H200, {name}':16} registers  spilled  programs  cycles    MHz  TFLOP/s")
-    for row in kernels_of_h200():
-        if (row["kernel"], row["provider"]) == ("registers", name):
+    for row in kernels_of_h200("registers"):
+        if row["provider"] == name:
             fit = programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"])
             cycles = tile_cycles(row, 64, row["is_causal"])
             print(f"D = 64, {mask(row['is_causal']):8} {row['registers']:9} {row['spilled_registers']:8}", end=" ")
@@ -344,12 +337,15 @@ def show_capped(name: str, programs: Programs) -> None:
 
 def show_fourth_program() -> None:
     """Print what the H200 takes with three programs on an SM, and with four: D = 64, full, 64 x 64 tiles, 4 warps."""
-    stored = [row for row in kernels_of_h200() if row.get("D") == 64 and row.get("is_causal") is False]
+    capped, tiles = (
+        [row for row in kernels_of_h200(kernel) if (row["D"], row["is_causal"]) == (64, False)]
+        for kernel in ("registers", "tile")
+    )
     pairs = {
-        f"{name}, registers capped": [row for row in stored if (row["kernel"], row["provider"]) == ("registers", name)]
+        f"{name}, registers capped": [row for row in capped if row["provider"] == name]
         for name in ("chapter 5", "base 2")
     }
-    of = {row["provider"]: row for row in stored if row["kernel"] == "tile"}
+    of = {row["provider"]: row for row in tiles}
     pairs["finished, 2 stages for 3"] = [of[in_words(TileConfig(64, 64, 4, stages))] for stages in (3, 2)]
     print("H200, D = 64, full: cycles, with 3 programs -> with 4")
     for words, rows in pairs.items():
@@ -382,11 +378,10 @@ def time_until_done(programs: Iterable[tuple[int, int]], places: int) -> int:
 def show_orders() -> None:
     """Print the H200's rates of one causal sequence in each of ORDERS."""
     print(f"{'H200, B = 1, causal, TFLOP/s':29} as they come     one by one   side by side")
-    stored = [row for row in kernels_of_h200() if (row["chapter"], row["kernel"]) == (8, "order")]
+    stored = kernels_of_h200("order")
     for (heads, S), D in itertools.product(SHORT_GRIDS, (64, 128)):
-        rates = {
-            row["provider"]: row["tflops"] for row in stored if (row["D"], row["H_q"], row["S_q"]) == (D, heads, S)
-        }
+        found = (row for row in stored if (row["D"], row["H_q"], row["S_q"]) == (D, heads, S))
+        rates = {row["provider"]: row["tflops"] for row in found}
         first, *others = (rates[name] for name in ORDERS)
         found = " ".join(f"{f'{rate:.0f} ({percent(rate / first)})':>14}" for rate in others)
         print(f"{f'D = {D:3}, {heads} heads, S = {S:6,}':29} {first:12.0f} {found}")
@@ -401,7 +396,7 @@ def tiles_of_h200() -> pd.DataFrame:
 
     shown: six tiles for each D.
     """
-    rates = {(row["D"], row["provider"], row["is_causal"]): row for row in kernels_of_h200() if row["kernel"] == "tile"}
+    rates = {(row["D"], row["provider"], row["is_causal"]): row for row in kernels_of_h200("tile")}
     rows = []
     for made in compiled_tiles():
         D, words = made["D"], in_words(TileConfig(*made["tile"]))
@@ -422,7 +417,7 @@ def unseen_of_h200() -> pd.DataFrame:
     shown: tiles_of_h200 has it.
     """
     tile_of = {in_words(TileConfig(*tile)): tile for tile in TILES[128] + UNSEEN}
-    stored = [row | {"tile": tile_of[row["provider"]]} for row in kernels_of_h200() if row["kernel"] == "unseen tile"]
+    stored = [row | {"tile": tile_of[row["provider"]]} for row in kernels_of_h200("unseen tile")]
     causal = {row["provider"]: row["tflops"] for row in stored if row["is_causal"]}
     rows = [
         row
@@ -448,7 +443,7 @@ def show_wastes(predict: Predict) -> None:
     `predict` gives, and the H200's, its clock and its rate. cycles: for each 64 x 64 scores.
     """
     print(f"{'H200, full':20}", "   ".join(f"{f'D = {D}: loop':>13} by (8.4) cycles   MHz TFLOP/s" for D in (64, 128)))
-    stored = {(row["D"], row["provider"]): row for row in kernels_of_h200() if row["kernel"] == "waste"}
+    stored = {(row["D"], row["provider"]): row for row in kernels_of_h200("waste")}
     for name, words in WASTES.items():
         told = []
         for D in (64, 128):
@@ -475,7 +470,7 @@ NOISE = 0.03  # a smaller change of a rate says nothing: step_noise
 
 def show_ideas() -> None:
     """Print the H200's rates of the forward with an overlap by hand, and with warp_specialize, or why there is none."""
-    stored = [row for row in kernels_of_h200() if row["kernel"] == "idea"]
+    stored = kernels_of_h200("idea")
     told = {
         (row["D"], row["tile"], row["provider"]): f"{row['tflops']:.0f}" if row["ms"] else row["reason"].split(":")[0]
         for row in stored
@@ -563,16 +558,8 @@ def draw_wall(predict: Predict) -> Figure:
 
 def tflops_of(rows: pd.DataFrame, provider: str, mode: str, S: int, D: int, is_causal: bool) -> float:
     """The rate of the sweep's row in fp16 with 2,048 // D heads. rows: results.load's."""
-    wanted = {
-        "provider": provider,
-        "mode": mode,
-        "S_q": S,
-        "D": D,
-        "H_q": 2048 // D,
-        "is_causal": is_causal,
-        "dtype": "fp16",
-    }
-    return results.select(rows, **wanted).iloc[0]["tflops"]
+    case = {"provider": provider, "mode": mode, "S_q": S, "D": D, "H_q": 2048 // D, "is_causal": is_causal}
+    return results.select(rows, **case, dtype="fp16").iloc[0]["tflops"]
 
 
 # ---------------------------------------------------------------- beyond the forward's loop
@@ -625,7 +612,7 @@ def show_backward(rows: pd.DataFrame, kernels: pd.DataFrame) -> None:
 def show_short(rows: pd.DataFrame) -> None:
     """Print the H200's µs of chapter 5's forward as its table has them, and replayed from a CUDA graph. rows:
     results.load's."""
-    graphs = {row["S_q"]: row for row in kernels_of_h200() if (row["kernel"], row["provider"]) == ("short", "basic")}
+    graphs = {row["S_q"]: row for row in kernels_of_h200("short") if row["provider"] == "basic"}
     for S, row in graphs.items():
         wanted = {name: row[name] for name in ("provider", "mode", "dtype", *SHAPE)}
         table = results.select(rows, **wanted).iloc[0]["ms"] * 1e3

@@ -1,9 +1,4 @@
-"""Chapter 9: what its pages show of the stored results, and the errors that they measure on a Hopper GPU.
-
-tools/measure measures what is stored.
-"""
-
-from __future__ import annotations
+"""Chapter 9: what its pages show of the stored results. tools/measure measures what is stored."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,33 +12,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from fa_tutorial import hardware, hopper, ledger, reference
-from fa_tutorial.bench import peers, results, tables
+from fa_tutorial.bench import results, tables
 from fa_tutorial.bench.cases import GRIDS, MODES
-from fa_tutorial.bench.timing import randn
 from fa_tutorial.hopper import ping_pong
 from fa_tutorial.source import excerpt, specialised
 from fa_tutorial.warpgroups import KEYS, ROWS, matmul_cycles
 
 hardware.require_triton("Chapter 9's measurements")
-
-
-def finished_errors(D: int) -> dict[str, float]:
-    """The largest errors of o, dq, dk and dv, causal: 4 heads of 113 queries share 2 heads of 203 keys. "plain dq" is
-    plain attention's.
-    """
-    q, do = randn(1, 4, 113, D), randn(1, 4, 113, D)
-    k, v = randn(1, 2, 203, D), randn(1, 2, 203, D)
-    truth = (reference.attention(q, k, v, True)[0], *reference.gradients(q, k, v, do, True))
-    errors = {}
-    for kind, attend in (("", peers.provider("hopper")), ("plain ", reference.naive_attention)):
-        inputs = [x.clone().requires_grad_() for x in (q, k, v)]
-        o = attend(*inputs, True)
-        found = (o.detach(), *torch.autograd.grad(o, inputs, do))
-        errors |= {
-            kind + name: (x - true).abs().max().item()
-            for name, x, true in zip(("o", "dq", "dk", "dv"), found, truth, strict=True)
-        }
-    return errors
 
 
 # ---------------------------------------------------------------- what the notebook shows; card: results.load's
@@ -84,11 +59,7 @@ def remedies(card: dict[str, Any], D: int) -> pd.DataFrame:
     """The rows of one run, full, S = 4,096, by name, in the order of TESTS: cycles of an SM for 64 x 128 scores, MHz,
     TFLOP/s, W, and where there are stamps the share of the time in which exactly one consumer is at a softmax."""
     found = results.select(card["kernels"], kernel="remedy", D=D).set_index("provider")
-    found = found.loc[[name for name in TESTS if name in found.index]]
-    table = found[["mhz", "tflops", "watts"]].copy()
-    table["cycles"] = [_cycles_a_block(card, row) for _, row in found.iterrows()]
-    table["one"] = [of[1] if isinstance(of, list) else None for of in found["softmax_at_once"]]
-    return table
+    return _table(card, found.loc[[name for name in TESTS if name in found.index]])
 
 
 def print_remedies(card: dict[str, Any], D: int, *new: str, beside: Sequence[str] = ()) -> None:
@@ -98,10 +69,23 @@ def print_remedies(card: dict[str, Any], D: int, *new: str, beside: Sequence[str
     head = f"{gpu(card)}, D = {D}, full, S = 4,096; {watts.min():.0f} to {watts.max():.0f} W"
     print(f"{head:42}   cycles    MHz  TFLOP/s  one at a softmax  suspect")
     for name in [name for name in table.index if name in (*beside, *new)]:
-        row, mark = table.loc[name], ">" if name in new else " "
-        one = f"{row['one']:.0%}" if pd.notna(row["one"]) else ""
-        numbers = f"{row['cycles']:9,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}"
-        print(f"{mark} {IN_FULL.get(name, name):40}{numbers}{one:>18}{TESTS[name]:>9}".rstrip())
+        mark = ">" if name in new else " "
+        print(f"{mark} {IN_FULL.get(name, name):40}{_numbers(table.loc[name])}{TESTS[name]:>9}".rstrip())
+
+
+def _numbers(row: pd.Series) -> str:
+    """A row of _table's, in columns."""
+    one = f"{row['one']:.0%}" if pd.notna(row["one"]) else ""
+    return f"{row['cycles']:9,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}{one:>18}"
+
+
+def _table(card: dict[str, Any], found: pd.DataFrame) -> pd.DataFrame:
+    """MHz, TFLOP/s, W, cycles of an SM for 64 x 128 scores, and the share of the time in which exactly one consumer is
+    at a softmax, of these stored rows."""
+    table = found[["mhz", "tflops", "watts"]].copy()
+    table["cycles"] = [_cycles_a_block(card, row) for _, row in found.iterrows()]
+    table["one"] = [of[1] if isinstance(of, list) else None for of in found["softmax_at_once"]]
+    return table
 
 
 # What changes from each row of the table to the next, from chapter 8's kernel to the finished one.
@@ -148,13 +132,10 @@ PATH = {
 
 def print_path(card: dict[str, Any]) -> None:
     """The rows of PATH, D = 128, which all have one stop, in a run of their own."""
-    found = results.select(card["kernels"], kernel="path").set_index("provider")
+    table = _table(card, results.select(card["kernels"], kernel="path").set_index("provider"))
     print(f"{f'{gpu(card)}, D = 128, full, S = 4,096, another run':46}cycles    MHz  TFLOP/s  one at a softmax")
     for name, words in PATH.items():
-        row = found.loc[name]
-        one = f"{row['softmax_at_once'][1]:.0%}" if isinstance(row["softmax_at_once"], list) else ""
-        numbers = f"{_cycles_a_block(card, row):9,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}"
-        print(f"{words:43}{numbers}{one:>18}".rstrip())
+        print(f"{words:43}{_numbers(table.loc[name])}".rstrip())
 
 
 def late_starts(card: dict[str, Any], D: int) -> list[tuple]:
@@ -320,8 +301,7 @@ def draw_compared(card: dict[str, Any], mode: str, *others: str) -> Figure:
             ax.plot(range(len(lengths)), of, looks[peer], label=f"over {peer}")
         ax.axhline(1, color="black", linewidth=1)
         ax.set_xticks(range(len(lengths)), [f"{S // 1024}" for S in lengths])
-        ax.set_title(f"D = {D}, {tables.mask(is_causal)}")
-        ax.set_xlabel("S / 1,024")
+        ax.set(title=f"D = {D}, {tables.mask(is_causal)}", xlabel="S / 1,024")
     panels[0].set_ylabel(f"hopper over another,\n{MODES[mode]}, {gpu(card)}")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     print(f"{MODES[mode]}, {gpu(card)}: speed of the hopper kernel over another's, twelve cases")
@@ -410,8 +390,7 @@ def draw_block(order: Sequence[str], name: str) -> Figure:
     for line, words, side in (("hand over ds", "ds handed over ", "right"), ("meet", " met", "left")):
         ax.axvline(lanes.done[line], color="black", linestyle="--", linewidth=1.3)
         ax.text(lanes.done[line], -0.42, words, va="bottom", ha=side, size="small")
-    ax.set_ylim(1.5, -0.75)
-    ax.set_xlim(0, 2200)
+    ax.set(ylim=(1.5, -0.75), xlim=(0, 2200))
     ax.set_yticks((0, 1), ("tensor cores", "its warps"))
     idle = lanes.end - BLOCK_MATMUL * len(lanes.matmuls)
     ax.set_title(f"{name}: {lanes.end:,} cycles, the tensor cores idle for {idle:,}", loc="left")

@@ -1,8 +1,6 @@
 """A kernel's speed on this machine's GPU, or where there is none the stored result of an H200: what a notebook shows of
 a reader's kernel."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Measure one case of attention on the GPU: a row of the results."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

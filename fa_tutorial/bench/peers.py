@@ -4,8 +4,6 @@ that autograd differentiates.
 q, o: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), H_q a multiple of H_k; causal is bottom-right aligned.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 from collections.abc import Callable

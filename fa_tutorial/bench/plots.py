@@ -1,7 +1,5 @@
 """TFLOP/s against S from stored results. Call fa_tutorial.figures.style() first: it sets the look."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Sequence
@@ -91,9 +89,8 @@ def other_cards(ax: Axes, x: str, y: str, **wanted: Any) -> None:
     for card in results.cards()[1:]:
         with contextlib.suppress(ValueError):  # no such row in this card's file
             rows = results.select(card["kernels"], **wanted).dropna(subset=y).sort_values(x)
-            ax.plot(
-                rows[x], rows[y], color=GREY, linestyle="-", linewidth=1, marker=".", label=card["provenance"]["gpu"]
-            )
+            name = card["provenance"]["gpu"]
+            ax.plot(rows[x], rows[y], color=GREY, linestyle="-", linewidth=1, marker=".", label=name)
 
 
 def memory_and_speed(names: dict[str, str]) -> Figure:
@@ -200,15 +197,8 @@ def step_parts(card: dict[str, Any]) -> Figure:
             words = f"{name}\n{took:.2f} ms\n{tflops:.0f} TFLOP/s"
             ax.bar_label(bars, [words], label_type="center", fontsize="small", color="white")
         else:
-            ax.annotate(
-                f"{name}, {took:.2f} ms",
-                (start + took / 2, 0.45),
-                (start + took / 2, 0.8),
-                ha="center",
-                va="center",
-                fontsize="small",
-                arrowprops={"arrowstyle": "-"},
-            )
+            at, look = start + took / 2, {"ha": "center", "va": "center", "fontsize": "small"}
+            ax.annotate(f"{name}, {took:.2f} ms", (at, 0.45), (at, 0.8), **look, arrowprops={"arrowstyle": "-"})
         start += took
     ax.set_yticks([])
     ax.set(xlabel="ms", xlim=(0, 0.9), ylim=(-0.5, 1))

@@ -6,8 +6,6 @@ H_k, S_q, S_k, D, is_causal, ms, ms_20, ms_80, tflops, peak_bytes, first_call_s,
 tflops.
 """
 
-from __future__ import annotations
-
 import datetime
 import json
 import os

@@ -1,8 +1,6 @@
 """Measure many cases into one file of results, row by row: what is done is not measured again, and an interruption
 loses no finished row."""
 
-from __future__ import annotations
-
 import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Results in words and Markdown: one case's rows as they come, and the comparison tables of a grid."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Time a call on the GPU: events, warm-up, median; memory: the peak above what was there before; and the GPU's two
 roofs."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import gc

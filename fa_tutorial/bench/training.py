@@ -1,8 +1,6 @@
 """A small transformer on a task that only attention can solve, to train with one attention or another from the same
 seeds (chapters 7, 10, 11 and 14)."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,48 +75,48 @@ def copy_batch(setup: Setup, generator: torch.Generator) -> torch.Tensor:
 
 def train(attention: Attention, setup: Setup, seed: int = 0) -> list[float]:
     """The loss on the second half, in nats a token, at every step. Same seed: same parameters, same batches."""
+
+    def warm_up(optimiser: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+        return torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / (setup.steps / 10)))
+
+    return _trained(attention, setup, setup.steps, seed, setup.learning_rate, warm_up, longest_step=1.0)[1]
+
+
+def train_copier(attention: Attention, setup: Setup, steps: int = 500, seed: int = 0) -> TinyTransformer:
+    """A model that has learned to copy, on some seconds of one CPU core: chapters 11 and 14 use it."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # for such small matrices, threads only wait for one another
+    try:
+        slower = functools.partial(
+            torch.optim.lr_scheduler.LinearLR, start_factor=1.0, end_factor=0.05, total_iters=steps
+        )
+        return _trained(attention, setup, steps, seed, 1e-2, slower)[0]
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _trained(
+    attention: Attention, setup: Setup, steps: int, seed: int, learning_rate: float, schedule: Callable,
+    longest_step: float | None = None,
+) -> tuple[TinyTransformer, list[float]]:  # fmt: skip
+    """The model, and its losses; longest_step: to which the gradient's norm is cut."""
     device = hardware.device()
     torch.manual_seed(seed)
     model = TinyTransformer(setup, attention).to(device)  # drawn on the CPU: the same on every machine
-    optimiser = torch.optim.AdamW(model.parameters(), lr=setup.learning_rate)
-    batches = torch.Generator().manual_seed(seed)
-    warm_up = torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / (setup.steps / 10)))
-    losses = []
-    for _ in range(setup.steps):
+    optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate)
+    scheduler, batches, losses = schedule(optimiser), torch.Generator().manual_seed(seed), []
+    for _ in range(steps):
         tokens = copy_batch(setup, batches).to(device)
         logits = model(tokens[:, :-1])[:, setup.half - 1 :]
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, setup.half :].flatten())
         optimiser.zero_grad()
         loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        if longest_step is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), longest_step)
         optimiser.step()
-        warm_up.step()
+        scheduler.step()
         losses.append(loss.item())
-    return losses
-
-
-def train_copier(attention: Attention, setup: Setup, steps: int = 500, seed: int = 0) -> TinyTransformer:
-    """A model that has learned to copy, on some seconds of one CPU core: chapters 11 and 14 use it."""
-    device = hardware.device()
-    torch.manual_seed(seed)
-    model = TinyTransformer(setup, attention).to(device)
-    optimiser = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    slower = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.05, steps)
-    batches = torch.Generator().manual_seed(seed)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # for such small matrices, threads only wait for one another
-    try:
-        for _ in range(steps):
-            tokens = copy_batch(setup, batches).to(device)
-            logits = model(tokens[:, :-1])[:, setup.half - 1 :]
-            loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, setup.half :].flatten())
-            optimiser.zero_grad()
-            loss.backward()
-            optimiser.step()
-            slower.step()
-    finally:
-        torch.set_num_threads(threads)
-    return model
+    return model, losses
 
 
 ATTENTIONS: dict[str, Attention] = {

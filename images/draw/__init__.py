@@ -1,6 +1,6 @@
 """Every drawing in images/, made by code: `make figures` draws them all again.
 
-A function with @image("NN_name.png") above it draws that file. The numbers in a drawing are computed with the package, not
+A function with @image("NN_name.png", height) above it draws that file. The numbers in a drawing are computed with the package, not
 typed. Hatching, labels or line styles repeat what a colour says.
 """
 

@@ -1,12 +1,10 @@
 """The drawings of chapter 10."""
 
-from __future__ import annotations
-
 from itertools import accumulate
 
-from matplotlib.figure import Figure
+from matplotlib.axes import Axes
 
-from draw.drawing import BODY, GREY, HEAD, MASKED, arrow, box, canvas, image, legend, outline, write
+from draw.drawing import BODY, GREY, MASKED, arrow, box, heading, image, legend, note, outline, write
 
 MONO = {"family": "DejaVu Sans Mono"}
 
@@ -23,47 +21,44 @@ LOOP = (
 )
 
 
-@image("10_places.png")
-def draw_places() -> Figure:
+@image("10_places.png", 0.55 + 0.5 * len(LOOP))
+def draw_places(ax: Axes) -> None:
     """Chapter 5's loop, and the lines at which a variant enters, each with who does."""
     tall, left = 0.5, 0.1
-    figure, ax = canvas(0.55 + len(LOOP) * tall)
-    write(ax, left, 0.25, "chapter 5's loop", HEAD, ha="left", weight="bold")
-    write(ax, 4.65, 0.25, "what a variant changes there", HEAD, ha="left", weight="bold")
+    heading(ax, left, 0.25, "chapter 5's loop")
+    heading(ax, 4.65, 0.25, "what a variant changes there")
     for row, (line, colour, place, who) in enumerate(LOOP):
         y = 0.5 + row * tall
         box(ax, left, y, 4.2, tall - 0.08, colour=colour, share=0.35 if colour else 0.0)
-        write(ax, left + 0.12, y + tall / 2 - 0.04, line, ha="left", **MONO)
+        note(ax, left + 0.12, y + tall / 2 - 0.04, line, **MONO)
         if place:
             box(ax, 4.65, y, 4.25, tall - 0.08, colour=colour, share=0.35 if colour else 0.0)
-            write(ax, 4.75, y + tall / 2 - 0.04, place, BODY, ha="left", weight="bold")
-            write(ax, 6.55, y + tall / 2 - 0.04, who, ha="left")
+            note(ax, 4.75, y + tall / 2 - 0.04, place, BODY, weight="bold")
+            note(ax, 6.55, y + tall / 2 - 0.04, who)
             arrow(ax, (4.63, y + tall / 2 - 0.04), (4.32, y + tall / 2 - 0.04))
-    return figure
 
 
 LENGTHS = (5, 2, 4)
 COLOURS = ("blue", "orange", "green")
 
 
-@image("10_cu_seqlens.png")
-def draw_cu_seqlens() -> Figure:
+@image("10_cu_seqlens.png", 4.75)
+def draw_cu_seqlens(ax: Axes) -> None:
     """Three sequences, padded to a rectangle, and packed in one row that cu_seqlens divides, with blocks of four tokens below."""
     side, left, longest, block = 0.5, 0.4, max(LENGTHS), 4
-    figure, ax = canvas(4.75)
-    write(ax, left, 0.25, f"padded: {len(LENGTHS)} × {longest} tokens", HEAD, ha="left", weight="bold")
+    heading(ax, left, 0.25, f"padded: {len(LENGTHS)} × {longest} tokens")
     for row, (length, colour) in enumerate(zip(LENGTHS, COLOURS, strict=True)):
         for column in range(longest):
             look = {"colour": colour, "share": 0.45, "text": f"{column}"} if column < length else {"hatch": MASKED}
             box(ax, left + column * side, 0.5 + row * side, side, side, **look)
     bounds = [0, *accumulate(LENGTHS)]
     top = 2.85
-    write(ax, left, top - 0.3, f"packed: {bounds[-1]} tokens", HEAD, ha="left", weight="bold")
+    heading(ax, left, top - 0.3, f"packed: {bounds[-1]} tokens")
     for start, length, colour in zip(bounds, LENGTHS, COLOURS, strict=False):
         for column in range(length):
             box(ax, left + (start + column) * side, top, side, side, f"{start + column}", colour, share=0.45)
         outline(ax, left + start * side, top, length * side, side, line=1.8)
-    write(ax, 6.3, top + side / 2, "cu_seqlens = " + str(bounds), BODY, ha="left", weight="bold")
+    note(ax, 6.3, top + side / 2, "cu_seqlens = " + str(bounds), BODY, weight="bold")
     for bound in bounds:
         arrow(ax, (left + bound * side, top + side + 0.38), (left + bound * side, top + side + 0.03))
         write(ax, left + bound * side, top + side + 0.52, f"{bound}", BODY, weight="bold")
@@ -71,9 +66,8 @@ def draw_cu_seqlens() -> Figure:
     for number, start in enumerate(range(0, bounds[-1], block)):
         stop = min(start + block, bounds[-1])
         box(ax, left + start * side + 0.04, below, (stop - start) * side - 0.08, 0.4, f"block {number}")
-    write(ax, 6.3, below + 0.2, f"blocks of {block}, the last ragged", BODY, ha="left")
+    note(ax, 6.3, below + 0.2, f"blocks of {block}, the last ragged", BODY)
     legend(ax, 1.25, ((3.3, {"hatch": MASKED}, "padding"),))
-    return figure
 
 
 # Block of queries 4 of 6 under a causal window of 48 keys, in tiles of 16 × 16: each tile of keys' kind.
@@ -81,11 +75,10 @@ KINDS = ("skipped", "mixed", "whole", "whole", "mixed", "skipped")
 LOOKS = {"skipped": {}, "mixed": {"colour": "orange", "share": 0.6}, "whole": {"colour": "sky", "share": 0.6}}
 
 
-@image("10_tile_lists.png")
-def draw_tile_lists() -> Figure:
+@image("10_tile_lists.png", 3.75)
+def draw_tile_lists(ax: Axes) -> None:
     """One row of tiles, and the row of index that holds its two lists."""
     side, left, top = 0.8, 2.9, 0.45
-    figure, ax = canvas(3.75)
     mixed, whole = ([tile for tile, found in enumerate(KINDS) if found == kind] for kind in ("mixed", "whole"))
     write(ax, left - 0.2, top + side / 2, "tiles of keys that\nqueries 64 … 79 need", BODY, ha="right")
     for tile, kind in enumerate(KINDS):
@@ -103,10 +96,9 @@ def draw_tile_lists() -> Figure:
     end = left + len(KINDS) * side
     under = below + side + 0.3
     arrow(ax, (left + 0.1, under), (left + len(mixed) * side - 0.1, under))
-    write(ax, left, under + 0.3, f"mixed: step +1, count {len(mixed)}", BODY, ha="left")
+    note(ax, left, under + 0.3, f"mixed: step +1, count {len(mixed)}", BODY)
     arrow(ax, (end - 0.1, under), (end - len(whole) * side + 0.1, under))
     write(ax, end, under + 0.3, f"whole: step −1, count {len(whole)}", BODY, ha="right")
-    return figure
 
 
 # The six rows of that mask, each as KINDS is its row 4.
@@ -121,12 +113,11 @@ def kind_of(row: int, column: int) -> str:
     return "whole" if nearest <= 0 and farthest >= -LEFT else "mixed"
 
 
-@image("10_two_directions.png")
-def draw_two_directions() -> Figure:
+@image("10_two_directions.png", 4.4)
+def draw_two_directions(ax: Axes) -> None:
     """The tiles of a mask: a block of queries needs those of a row, a block of keys those of a column."""
     assert tuple(kind_of(QUERY_ROW, column) for column in range(ROWS)) == KINDS
     side, left, top = 0.52, 0.95, 0.85
-    figure, ax = canvas(4.4)
     write(ax, left + ROWS / 2 * side, 0.22, "blocks of keys", BODY, weight="bold")
     ax.text(0.2, top + ROWS / 2 * side, "blocks of queries", rotation=90, ha="center", va="center", fontsize=BODY, weight="bold")
     for row in range(ROWS):
@@ -141,14 +132,13 @@ def draw_two_directions() -> Figure:
         (2.85, True, "dk and dv: a block of keys", "walks down its column, over tiles of queries", [(n, KEY_COLUMN) for n in range(ROWS)], 0),
     )  # fmt: skip
     for y, dashed, first, second, tiles, axis in rows:
-        write(ax, 4.75, y - 0.5, first, BODY, ha="left", weight="bold")
-        write(ax, 4.75, y - 0.22, second, BODY, ha="left")
+        note(ax, 4.75, y - 0.5, first, BODY, weight="bold")
+        note(ax, 4.75, y - 0.22, second, BODY)
         needed = [tile for tile in tiles if kind_of(*tile) != "skipped"]
         for place, tile in enumerate(needed):
             box(ax, 4.75 + place * side, y, side, side, f"{tile[axis]}", **LOOKS[kind_of(*tile)])
         outline(ax, 4.75, y, len(needed) * side, side, dashed=dashed)
     legend(ax, 4.2, ((left, LOOKS["mixed"], "mixed"), (left + 1.4, LOOKS["whole"], "whole"), (left + 2.8, {}, "skipped")))
-    return figure
 
 
 # Each slot's programs, by their numbers of tiles, in a run of long programs and in one of short ones; a start takes START tiles.
@@ -156,14 +146,13 @@ RUNS = (("a run of long programs", ((8, 4), (4, 8), (6, 6))), ("a run of as many
 START = 1.5
 
 
-@image("10_prices.png")
-def draw_prices() -> Figure:
+@image("10_prices.png", 3.75)
+def draw_prices(ax: Axes) -> None:
     """Two runs on three slots without a wait: as many starts, and a quarter of the tiles."""
     left, tall, unit, top = 1.0, 0.36, 0.5, 0.25
-    figure, ax = canvas(3.75)
     for name, slots in RUNS:
         programs, tiles = sum(map(len, slots)), sum(map(sum, slots))
-        write(ax, left, top, f"{name}: {programs} starts and {tiles} tiles", BODY, ha="left", weight="bold")
+        note(ax, left, top, f"{name}: {programs} starts and {tiles} tiles", BODY, weight="bold")
         for row, lengths in enumerate(slots):
             x, y = left, top + 0.22 + row * tall
             write(ax, left - 0.12, y + 0.15, f"slot {row}", ha="right")
@@ -175,24 +164,22 @@ def draw_prices() -> Figure:
                 x += (START + length) * unit
         end, below = top + 0.22 + len(slots) * tall, left + (len(slots[0]) * START + sum(slots[0])) * unit
         arrow(ax, (left, end + 0.12), (below, end + 0.12))
-        write(ax, below + 0.08, end + 0.12, "T", BODY, ha="left", weight="bold")
+        note(ax, below + 0.08, end + 0.12, "T", BODY, weight="bold")
         top = end + 0.6
-    return figure
 
 
-@image("10_shared_memory.png")
-def draw_shared_memory() -> Figure:
+@image("10_shared_memory.png", 4.75)
+def draw_shared_memory(ax: Axes) -> None:
     """An SM's shared memory with two programs at D = 128, by two masks, to scale, and the KiB before each q, enlarged."""
     left, tall, wide, sm = 1.35, 0.55, 7.1, 233_472
     inch = wide / sm
     tile, kib = 16_384, 1024
-    figure, ax = canvas(4.75)
     barriers, numbers = {"colour": "purple", "share": 0.45}, {"colour": "yellow", "share": 0.6}
     for y, mask, extra in ((0.55, "by first key", 0), (3.0, "by number", 56)):
         size = 6 * tile + kib + tile + extra + kib
         over = 2 * size - sm
         fits = f"two need {over} bytes too many" if over else f"two fill the SM's {sm:,}"
-        write(ax, left, y - 0.25, f"{size - kib:,} bytes, and 1,024 reserved (hatched): {fits}", BODY, ha="left")
+        note(ax, left, y - 0.25, f"{size - kib:,} bytes, and 1,024 reserved (hatched): {fits}", BODY)
         write(ax, left - 0.12, y + tall / 2, mask, BODY, ha="right", weight="bold")
         for program in range(2):
             x, fits_in = left + program * size * inch, not (over and program)
@@ -217,5 +204,4 @@ def draw_shared_memory() -> Figure:
         if extra:
             box(ax, after + 1.3, zoom, 56 * scale, 0.4, **barriers)
         place = (after + 1.4 + 56 * scale, zoom + 0.2) if extra else (start, zoom + 0.58)
-        write(ax, *place, "56 bytes of barriers", ha="left")
-    return figure
+        note(ax, *place, "56 bytes of barriers")

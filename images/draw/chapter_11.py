@@ -1,20 +1,15 @@
 """The drawings of chapter 11."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from draw.drawing import BODY, HEAD, MASKED, arrow, box, canvas, image, legend, number, outline, write
+from draw.drawing import BODY, MASKED, arrow, box, heading, image, legend, note, number, outline, write
 from fa_tutorial import softmax
 from fa_tutorial.bench.chapter_11 import row as stored
 from fa_tutorial.figures import COLOURS
 from fa_tutorial.forward import CONFIGS
-
-# ---------------------------------------------------------------- the SMs' time
 
 SMS, KEY_HEADS = 132, 8
 STEPS = (
@@ -25,25 +20,24 @@ STEPS = (
 )
 
 
-@image("11_time_of_the_sms.png")
-def draw_time_of_the_sms() -> Figure:
+@image("11_time_of_the_sms.png", 0.9 + 2 * 1.17)
+def draw_time_of_the_sms(ax: Axes) -> None:
     """The SMs that work in a step of one sequence, and for how long: a program for each query head, or for each key head."""
-    return draw_time(STEPS[:2])
+    draw_time(ax, STEPS[:2])
 
 
-@image("11_time_of_the_splits.png")
-def draw_time_of_the_splits() -> Figure:
+@image("11_time_of_the_splits.png", 0.9 + 3 * 1.17)
+def draw_time_of_the_splits(ax: Axes) -> None:
     """The same of the shared tile, whose keys are then split."""
-    return draw_time(STEPS[1:])
+    draw_time(ax, STEPS[1:])
 
 
-def draw_time(steps: tuple) -> Figure:
-    figure, ax = canvas(0.9 + 1.17 * len(steps))
+def draw_time(ax: Axes, steps: tuple) -> None:
     left, unit, sm = 1.0, 0.0125, 0.8 / SMS  # inches a µs, and an SM
     repeats = False
     for place, (title, busy, found) in enumerate(steps):
         top, us, seen = 0.5 + place * 1.17, found["us"], KEY_HEADS if found["provider"] == "basic" else busy
-        write(ax, left, top - 0.2, f"{title}, {us:.0f} µs", BODY, ha="left", weight="bold")
+        note(ax, left, top - 0.2, f"{title}, {us:.0f} µs", BODY, weight="bold")
         write(ax, left - 0.1, top + 0.4, f"{SMS} SMs", ha="right")
         box(ax, left, top, us * unit, SMS * sm)
         if busy > seen:
@@ -51,7 +45,7 @@ def draw_time(steps: tuple) -> Figure:
             box(ax, left, top + seen * sm, us * unit, (busy - seen) * sm, colour="orange", share=0.3, hatch=MASKED)
         box(ax, left, top, us * unit, seen * sm, colour="orange", share=0.9)
         x = left + (0.12 if busy == KEY_HEADS else us * unit + 0.12)  # where there is room
-        write(ax, x, top + 0.4, f"{busy} SMs · {us:.0f} µs = {busy * us / 1000:.1f} ms", ha="left")
+        note(ax, x, top + 0.4, f"{busy} SMs · {us:.0f} µs = {busy * us / 1000:.1f} ms")
     bottom = 0.5 + 1.17 * len(steps)
     for us in range(0, 501, 100):
         write(ax, left + us * unit, bottom - 0.2, f"{us} µs" if us == 0 else f"{us}", 10)
@@ -62,24 +56,20 @@ def draw_time(steps: tuple) -> Figure:
         *(again if repeats else ()),
         (idle, {}, "an SM does nothing"),
     ))  # fmt: skip
-    return figure
 
-
-# ---------------------------------------------------------------- the tree of merges
 
 SCORES = (3.0, 2.0, 5.0, 1.0, 4.0, 4.0, 0.0, 2.0)  # the first four are chapter 1's row
 VALUES = (10.0, 20.0, 30.0, 40.0, 50.0, 60.0, 70.0, 80.0)
 PARTS = 4
 
 
-@image("11_merge_tree.png")
-def draw_merge_tree() -> Figure:
+@image("11_merge_tree.png", 5.2)
+def draw_merge_tree(ax: Axes) -> None:
     """One query with D = 1 and eight keys in four parts, each computed by a program of its own, and merged pair by pair."""
-    figure, ax = canvas(5.2)
     scores, values = torch.tensor(SCORES, dtype=torch.float64), torch.tensor(VALUES, dtype=torch.float64)[:, None]
     size, cell, gap, left = len(scores) // PARTS, 0.85, 0.25, 1.15
     for text, y in (("scores", 0.35), ("values", 0.73), ("programs", 1.65), ("merge", 2.95), ("merge", 4.2)):
-        write(ax, 0.1, y, text, BODY, ha="left", weight="bold")
+        note(ax, 0.1, y, text, BODY, weight="bold")
     nodes = []
     for part in range(PARTS):
         keys = slice(part * size, (part + 1) * size)
@@ -98,10 +88,7 @@ def draw_merge_tree() -> Figure:
         draw_nodes(ax, nodes, "purple")
     o, lse = softmax.running_weighted_sum([(scores, values)], 1)
     assert abs(nodes[0][2] - o.item()) < 1e-12 and abs(nodes[0][3] - lse.item()) < 1e-12
-    write(
-        ax, 0.1, 4.95, "an arrow carries a share, e to the (lse above − lse below); the two shares of a merge add up to 1 (1.13)", ha="left"
-    )
-    return figure
+    note(ax, 0.1, 4.95, "an arrow carries a share, e to the (lse above − lse below); the two shares of a merge add up to 1 (1.13)")
 
 
 def draw_nodes(ax: Axes, nodes: list[tuple[float, float, float, float]], colour: str) -> None:
@@ -124,18 +111,15 @@ def merged(ax: Axes, a: tuple, b: tuple, y: float) -> tuple[float, float, float,
     return middle, y, o, lse
 
 
-# ---------------------------------------------------------------- the rows of a tile
-
 GROUP, TILE_ROWS, ROW = 8, 16, 0.04
 BASIC_ROWS = CONFIGS[232_448][128].block_m  # of chapter 5's tile on an H200
 
 
-@image("11_rows_of_a_tile.png")
-def draw_rows_of_a_tile() -> Figure:
+@image("11_rows_of_a_tile.png", 4.9)
+def draw_rows_of_a_tile(ax: Axes) -> None:
     """Eight query heads of one key head: as eight tiles with one row each, and as eight rows of one tile, drawn larger."""
-    figure, ax = canvas(4.9)
-    write(ax, 0.15, 0.25, f"a program for each query head: keys read {GROUP} times", HEAD, ha="left", weight="bold")
-    write(ax, 5.95, 0.25, "for each key head: once", HEAD, ha="left", weight="bold")
+    heading(ax, 0.15, 0.25, f"a program for each query head: keys read {GROUP} times")
+    heading(ax, 5.95, 0.25, "for each key head: once")
     top, high = 0.85, BASIC_ROWS * ROW
     for head in range(GROUP):
         x = 0.15 + head * 0.66
@@ -155,21 +139,17 @@ def draw_rows_of_a_tile() -> Figure:
     box(ax, x, 3.87, wide, 0.42, "keys and values of one key head", "orange", share=0.4)
     empty = f"an empty row, multiplied all the same: {GROUP * (BASIC_ROWS - 1)} on the left, {TILE_ROWS - GROUP} on the right"
     legend(ax, 4.6, ((0.15, {"colour": "blue", "share": 0.5}, "a query"), (2.0, {}, empty)))
-    return figure
 
-
-# ---------------------------------------------------------------- the programs of a split, and the rows of one
 
 HEADS, TOKENS, KEYS, KEYS_A_TILE = 2, 3, 7, 2  # query heads a group, new tokens of each, keys, keys a tile
 SPLITS = ("sky", "orange")
 SPLIT_BATCH, SPLIT_KEY_HEADS = 2, 2
 
 
-@image("11_split_rows.png")
-def draw_split_rows() -> Figure:
+@image("11_split_rows.png", 4.55)
+def draw_split_rows(ax: Axes) -> None:
     """The grid of split_kernel, and the rows of one key head: whose they are, what they see, and which split computes it."""
-    figure, ax = canvas(4.55)
-    write(ax, 0.15, 0.25, "the grid: B · H_k by splits", HEAD, ha="left", weight="bold")
+    heading(ax, 0.15, 0.25, "the grid: B · H_k by splits")
     side, left, top = 0.52, 1.95, 0.95
     for split, colour in enumerate(SPLITS):
         write(ax, left + (split + 0.5) * side, top - 0.22, f"split {split}" if split == 0 else f"{split}")
@@ -180,7 +160,7 @@ def draw_split_rows() -> Figure:
         write(ax, left - 0.1, top + (i + 0.5) * side, words, ha="right", size=10)
     chosen = SPLIT_BATCH * SPLIT_KEY_HEADS - 1
     outline(ax, left, top + chosen * side, len(SPLITS) * side, side)
-    write(ax, 3.95, 0.25, "one key head's rows, and what they see", HEAD, ha="left", weight="bold")
+    heading(ax, 3.95, 0.25, "one key head's rows, and what they see")
     cell, first = 0.42, 5.75
     part = math.ceil(math.ceil(KEYS / KEYS_A_TILE) / len(SPLITS)) * KEYS_A_TILE  # the keys of a split
     middle, rows = top + (chosen + 0.5) * side, HEADS * TOKENS * cell
@@ -207,10 +187,7 @@ def draw_split_rows() -> Figure:
         (3.0, {"colour": SPLITS[1], "share": 0.5}, "split 1 does"),
         (5.75, {"hatch": MASKED}, "hidden: a later token"),
     ))  # fmt: skip
-    return figure
 
-
-# ---------------------------------------------------------------- pages
 
 PAGE, PAGES = 16, 6
 TABLES = ((4, 1), (2, 5, 0))  # the pages of each sequence, in order
@@ -219,13 +196,12 @@ LOOKS = ({"colour": "sky", "share": 0.55}, {"colour": "green", "share": 0.45})
 WANTED = (1, 21)  # a sequence and a key of it
 
 
-@image("11_pages.png")
-def draw_pages() -> Figure:
+@image("11_pages.png", 4.6)
+def draw_pages(ax: Axes) -> None:
     """Two sequences of 20 and 37 keys in pages of 16: the block table, the pages in memory, and where one key stands."""
-    figure, ax = canvas(4.6)
     cell, left = 0.29, 3.95
-    write(ax, 0.15, 0.25, "block table", HEAD, ha="left", weight="bold")
-    write(ax, left, 0.25, f"the cache: {PAGES} pages of {PAGE} keys", HEAD, ha="left", weight="bold")
+    heading(ax, 0.15, 0.25, "block table")
+    heading(ax, left, 0.25, f"the cache: {PAGES} pages of {PAGE} keys")
     for row in (0, PAGE - 1):
         write(ax, left + (row + 0.5) * cell, 0.46, f"row {row}", 9)
     owner = {page: (b, place) for b, table in enumerate(TABLES) for place, page in enumerate(table)}
@@ -241,7 +217,7 @@ def draw_pages() -> Figure:
     entry, page, row = key // PAGE, TABLES[b][key // PAGE], key % PAGE
     for sequence, table in enumerate(TABLES):
         y = 0.75 + sequence * 1.25
-        write(ax, 0.15, y - 0.2, f"sequence {sequence}: {LENGTHS[sequence]} keys", ha="left")
+        note(ax, 0.15, y - 0.2, f"sequence {sequence}: {LENGTHS[sequence]} keys")
         for place, number_of in enumerate(table):
             box(ax, 0.15 + place * 0.6, y, 0.6, 0.42, f"{number_of}", size=BODY, **LOOKS[sequence])
     at = 0.75 + b * 1.25
@@ -251,21 +227,17 @@ def draw_pages() -> Figure:
     words = (
         f"key {key} of sequence {b}: {key} // {PAGE} = {entry}, so page {page} by the table; {key} mod {PAGE} = {row}, so row {row} of it"
     )
-    write(ax, 0.15, 3.85, words, ha="left", weight="bold")
+    note(ax, 0.15, 3.85, words, weight="bold")
     free = next(page for page in range(PAGES) if page not in owner)
-    write(ax, 0.15, 4.25, f"page {free} is free; the white rows of the other pages wait for their sequence's next keys", ha="left")
-    return figure
+    note(ax, 0.15, 4.25, f"page {free} is free; the white rows of the other pages wait for their sequence's next keys")
 
-
-# ---------------------------------------------------------------- a window
 
 WINDOWED, TILE, WINDOW = 100, 16, 30  # keys, keys a tile, and the last of them that the newest token sees
 
 
-@image("11_window.png")
-def draw_window() -> Figure:
+@image("11_window.png", 2.0)
+def draw_window(ax: Axes) -> None:
     """The tiles of 100 keys, those that a window of 30 needs, in two splits, and what the mask hides of the first."""
-    figure, ax = canvas(2.0)
     cell, left, y = 0.083, 0.3, 0.75
     seen, end = WINDOWED - WINDOW, left + WINDOWED * cell
     needed = range(seen // TILE, math.ceil(WINDOWED / TILE))
@@ -286,4 +258,3 @@ def draw_window() -> Figure:
         (4.5, {"colour": SPLITS[0], "share": 0.5}, "split 0"),
         (6.2, {"colour": SPLITS[1], "share": 0.5}, "split 1"),
     ))  # fmt: skip
-    return figure

@@ -1,20 +1,15 @@
 """The drawings of chapter 12."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from draw.drawing import BODY, DARK, HEAD, WAITS, WIDTH, arrow, box, canvas, image, legend, outline, tint, write
+from draw.drawing import BODY, DARK, HEAD, WAITS, WIDTH, arrow, box, bracket, heading, image, legend, note, notes, outline, tint, write
 from fa_tutorial.algorithm import causal_tiles
 from fa_tutorial.exercises.chapter_12.ex_1 import PIECES, place
 from fa_tutorial.exercises.chapter_12.ex_6 import lagging_step
 from fa_tutorial.reading import BLOCK_N
-
-# ---------------------------------------------------------------- the file with the forward kernels
 
 # Lines of csrc/flash_attn/src/flash_fwd_kernel.h at v2.8.3, as (first, name, colour): each part ends where the next one begins.
 LINES = 1294
@@ -33,26 +28,25 @@ KINDS = (("as in yours", 62, "black", 0.85), ("tiles, copies, waits", 136, "blue
          ("comments, blank lines, declarations", 165, "black", 0.12))  # fmt: skip
 
 
-@image("12_kernel_lines.png")
-def draw_kernel_lines() -> Figure:
+@image("12_kernel_lines.png", 4.45)
+def draw_kernel_lines(ax: Axes) -> None:
     """The file of FA2's forward kernels to scale, its first kernel enlarged with the lines that the reader wrote, and what the others
     are."""
-    figure, ax = canvas(4.45)
     left, wide = 0.15, WIDTH - 0.3
     write(ax, left + wide, 0.22, "white: includes, and the functions that call these three", ha="right")
     draw_parts(ax, FILE, 1, LINES + 1, left, 0.45, wide)
-    write(ax, left, 0.22, f"flash_fwd_kernel.h: {LINES:,} lines", HEAD, ha="left", weight="bold")
+    heading(ax, left, 0.22, f"flash_fwd_kernel.h: {LINES:,} lines")
     first, last = KERNEL[0][0], KERNEL[-1][0]
     per_line = wide / LINES
     for line, x in ((first, left), (last, left + wide)):
         ax.plot((left + (line - 1) * per_line, x), (1.05, 1.77), color=DARK, linewidth=1, linestyle="--")
-    write(ax, left + 0.35, 1.5, "black: the lines that do what yours do", HEAD, ha="left", weight="bold")
+    heading(ax, left + 0.35, 1.5, "black: the lines that do what yours do")
     draw_parts(ax, KERNEL, first, last, left, 1.77, wide)
     per_line = wide / (last - first)
     for start, end in YOURS:
         ax.fill_between((left + (start - first) * per_line, left + (end + 1 - first) * per_line), 2.37, 2.67, color="black", linewidth=0)
     outline(ax, left, 2.37, wide, 0.3, line=1)
-    write(ax, left, 3.12, f"the same {last - first} lines, sorted by what they do", HEAD, ha="left", weight="bold")
+    heading(ax, left, 3.12, f"the same {last - first} lines, sorted by what they do")
     assert sum(count for _, count, _, _ in KINDS) == last - first
     for ranges, (_, count, _, _) in ((YOURS, KINDS[0]), (FEATURES, KINDS[2])):
         assert sum(end + 1 - start for start, end in ranges) == count
@@ -62,7 +56,6 @@ def draw_kernel_lines() -> Figure:
         write(ax, x + count * per_line / 2, 3.67, f"{count}", HEAD, color="white" if share > 0.8 else "black")
         write(ax, x + count * per_line / 2, 4.2, name)
         x += count * per_line
-    return figure
 
 
 def draw_parts(ax: Axes, parts: tuple, first: int, last: int, left: float, top: float, wide: float) -> None:
@@ -74,31 +67,25 @@ def draw_parts(ax: Axes, parts: tuple, first: int, last: int, left: float, top: 
             box(ax, left + (start - first) * per_line, top, (end - start) * per_line, 0.6, text, colour, share=0.4)
 
 
-# ---------------------------------------------------------------- a name in its slots
-
 SLOTS = ("one thread's share?", "for which copy or product", "where", "of which tensor", "transposed?")
 SLOT_NAMES = (("gK", "", "", "g: global memory", "K: k", ""), ("tKgK", "t: yes", "K: the copy of k", "g: global memory", "K: k", ""),
               ("tKsK", "t: yes", "K: the copy of k", "s: shared memory", "K: k", ""), ("tSrK", "t: yes", "S: s = q kᵀ", "r: registers", "K: k", ""),
               ("tdVsPt", "t: yes", "dV: dv = pᵀ do", "s: shared memory", "P: p", "t: yes"))  # fmt: skip
 
 
-@image("12_names.png")
-def draw_names() -> Figure:
+@image("12_names.png", 2.75)
+def draw_names(ax: Axes) -> None:
     """Five names of FA2's, each cut into its slots."""
-    figure, ax = canvas(2.75)
     left, wide, high = (0.95, 2.75, 4.65, 6.3, 7.75), (1.75, 1.85, 1.6, 1.4, 1.1), 0.36
     for x, width, text in zip(left, wide, SLOTS, strict=True):
         write(ax, x + width / 2, 0.25, text)
     for n, (name, *slots) in enumerate(SLOT_NAMES):
         y = 0.5 + n * 0.43
-        write(ax, 0.1, y + high / 2, name, HEAD, ha="left", weight="bold")
+        heading(ax, 0.1, y + high / 2, name)
         for x, width, text, colour in zip(left, wide, slots, ("black", "yellow", "sky", "orange", "purple"), strict=True):
             if text:
                 box(ax, x, y, width - 0.05, high, text, colour, share=0.12 if colour == "black" else 0.4)
-    return figure
 
-
-# ---------------------------------------------------------------- the two loops
 
 # A step: its text, and its colour, that of the tensor. Theirs have a line, and the number of the step of yours that they do.
 ATTEND = (("load k", "orange"), ("q kᵀ", "yellow"), ("times scale", "yellow"), ("mask", "black"), ("softmax_step: m, alpha, l", "sky"), ("softmax_step: p", "sky"),
@@ -118,12 +105,11 @@ def share_of(colour: str | None) -> float:
     return SHARES.get(colour, 0.4)
 
 
-@image("12_two_loops.png")
-def draw_two_loops() -> Figure:
+@image("12_two_loops.png", 7.5)
+def draw_two_loops(ax: Axes) -> None:
     """The steps of attend beside those of FA2's loop, in the order of each, and which does which."""
-    figure, ax = canvas(7.5)
-    write(ax, YOURS_AT, 0.25, "yours: attend", HEAD, ha="left", weight="bold")
-    write(ax, THEIRS_AT, 0.25, "theirs: lines 302 to 375", HEAD, ha="left", weight="bold")
+    heading(ax, YOURS_AT, 0.25, "yours: attend")
+    heading(ax, THEIRS_AT, 0.25, "theirs: lines 302 to 375")
     top, wide = 0.55, 3.9
     inside_top = top + (len(THEIRS) + 1.25) * ROW
     last_top = inside_top + (len(INSIDE) + 1.15) * ROW
@@ -131,7 +117,7 @@ def draw_two_loops() -> Figure:
     for n, (text, colour) in enumerate(ATTEND):
         box(ax, YOURS_AT, mine[n], MINE, BOX, text, colour, share=share_of(colour))
     outline(ax, THEIRS_AT - 0.12, inside_top, wide + 0.02, (len(INSIDE) + 0.95) * ROW, dashed=True, line=1.3)
-    write(ax, THEIRS_AT, inside_top + 0.2, "344: softmax_rescale_o, of softmax.h", ha="left")
+    note(ax, THEIRS_AT, inside_top + 0.2, "344: softmax_rescale_o, of softmax.h")
     for rows, start in ((THEIRS, top), (INSIDE, inside_top + 0.85 * ROW), (LAST, last_top)):
         for n, (line, text, colour, step) in enumerate(rows):
             y = start + (n + 0.9 * (rows is THEIRS and n > 2)) * ROW  # a gap beside “times scale”
@@ -143,17 +129,8 @@ def draw_two_loops() -> Figure:
                         color="black" if moved else DARK, linewidth=2.2 if moved else 1, linestyle="-" if moved else ":")  # fmt: skip
     scale_to = inside_top + (0.85 + 4) * ROW + BOX / 2  # the scale goes with p
     ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - 0.16), (mine[2] + BOX / 2, scale_to), color="black", linewidth=2.2)
-    write(
-        ax,
-        YOURS_AT,
-        7.25,
-        "thick lines: what has moved; one dotted line for m, alpha and l; not drawn: 304, 306, 317, 333, 338 and 347",
-        ha="left",
-    )
-    return figure
+    note(ax, YOURS_AT, 7.25, "thick lines: what has moved; one dotted line for m, alpha and l; not drawn: 304, 306, 317, 333, 338 and 347")
 
-
-# ---------------------------------------------------------------- the loop's copies
 
 # A lane's bars of the forward loop, as (start, end, text, whether it is a copy), in inches. Copies are drawn shorter than the work that
 # hides them.
@@ -162,18 +139,17 @@ COPY = 1.1
 LANES = {"k's buffer": 0.75, "v's buffer": 1.25, "work": 1.75}
 
 
-@image("12_copies_and_work.png")
-def draw_copies_and_work() -> Figure:
+@image("12_copies_and_work.png", 2.9)
+def draw_copies_and_work(ax: Axes) -> None:
     """Two iterations of FA2's forward loop: what the buffers of k and v hold, what is computed meanwhile, and where the loop waits."""
-    figure, ax = canvas(2.9)
     for lane, y in LANES.items():
-        write(ax, 0.1, y + 0.2, lane, HEAD, ha="left")
+        note(ax, 0.1, y + 0.2, lane, HEAD)
     key, value, work = LANES.values()
     box(ax, STEPS[0] - COPY, work, COPY, 0.4, **WAITS)
     draw_held(ax, key, "orange", "k[n]", STEPS[0] - COPY, STEPS[1])
     for step, name in ((0, "n"), (2, "n − 1")):
         begin, middle, end = STEPS[step : step + 3]
-        ax.plot([begin + 0.03, begin + 0.03, end - 0.03, end - 0.03], [0.4, 0.33, 0.33, 0.4], color="black", linewidth=1.2)
+        bracket(ax, begin + 0.03, end - 0.03, 0.4, high=0.07)
         write(ax, (begin + end) / 2, 0.16, f"n_block = {name}")
         draw_held(ax, value, "green", f"v[{name}]", begin, end)
         draw_held(ax, key, "orange", "k[n − 1]" if step == 0 else "k[n − 2]", middle, STEPS[3] if step == 0 else end)
@@ -189,7 +165,6 @@ def draw_copies_and_work() -> Figure:
         (5.05, {"colour": "green", "share": 0.2}, "v is there"),
         (6.7, WAITS, "nothing to work on"),
     ))  # fmt: skip
-    return figure
 
 
 def draw_held(ax: Axes, y: float, colour: str, text: str, start: float, end: float) -> None:
@@ -198,34 +173,27 @@ def draw_held(ax: Axes, y: float, colour: str, text: str, start: float, end: flo
     box(ax, start + COPY, y, end - start - COPY, 0.4, colour=colour, share=0.2)
 
 
-# ---------------------------------------------------------------- a swizzled tile in shared memory
-
 PIECE = 3  # the piece of each row that is marked: eight columns in fp16, 16 bytes, four banks
 
 
-@image("12_banks.png")
-def draw_banks() -> Figure:
+@image("12_banks.png", 3.75)
+def draw_banks(ax: Axes) -> None:
     """Eight rows of a tile in shared memory, each in the same 32 banks, and the piece of each that is read together."""
-    figure, ax = canvas(3.75)
     draw_pieces(ax, 0.75, swizzled=False)
-    write(ax, 0.75, 0.2, "eight rows of a tile, plain", HEAD, ha="left", weight="bold")
-    for y, text in ((0.65, "32 banks: 4 bytes of each in a trip"), (1.1, "a row: 64 elements, 128 bytes, all 32 banks"),
-                    (1.4, "a piece: 8 elements, 16 bytes, 4 banks"), (2.15, "orange: what ldmatrix reads at once."),
-                    (2.45, "All of it lies in banks 12 to 15: eight trips")):  # fmt: skip
-        write(ax, 4.75, y, text, ha="left")
-    return figure
+    heading(ax, 0.75, 0.2, "eight rows of a tile, plain")
+    note(ax, 4.75, 0.65, "32 banks: 4 bytes of each in a trip")
+    notes(ax, 4.75, 1.1, ("a row: 64 elements, 128 bytes, all 32 banks", "a piece: 8 elements, 16 bytes, 4 banks"), step=0.3)
+    notes(ax, 4.75, 2.15, ("orange: what ldmatrix reads at once.", "All of it lies in banks 12 to 15: eight trips"), step=0.3)
 
 
-@image("12_swizzle.png")
-def draw_swizzle() -> Figure:
+@image("12_swizzle.png", 3.75)
+def draw_swizzle(ax: Axes) -> None:
     """Eight rows of a tile in shared memory, plain and swizzled: in which banks each piece of a row lies."""
-    figure, ax = canvas(3.75)
     for left, swizzled in ((0.75, False), (5.25, True)):
-        write(ax, left, 0.2, "swizzled" if swizzled else "plain", HEAD, ha="left", weight="bold")
+        heading(ax, left, 0.2, "swizzled" if swizzled else "plain")
         top = draw_pieces(ax, left, swizzled)
         trips = "one trip" if swizzled else "eight trips"
-        write(ax, left, top + 0.25, f"piece {PIECE} of eight rows: {trips}", ha="left")
-    return figure
+        note(ax, left, top + 0.25, f"piece {PIECE} of eight rows: {trips}")
 
 
 def draw_pieces(ax: Axes, left: float, swizzled: bool) -> float:
@@ -233,7 +201,7 @@ def draw_pieces(ax: Axes, left: float, swizzled: bool) -> float:
     wide, high, top = 0.43, 0.3, 0.95
     write(ax, left - 0.1, 0.65, "bank", ha="right")
     for bank in range(0, 32, 4):
-        write(ax, left + bank / 4 * wide, 0.65, f"{bank}", ha="left")
+        note(ax, left + bank / 4 * wide, 0.65, f"{bank}")
     for row in range(PIECES):
         y = top + row * high
         write(ax, left - 0.1, y + high / 2, f"row {row}", ha="right")
@@ -244,13 +212,9 @@ def draw_pieces(ax: Axes, left: float, swizzled: bool) -> float:
     return top + PIECES * high
 
 
-# ---------------------------------------------------------------- which thread holds which scores
-
-
-@image("12_four_threads.png")
-def draw_four_threads() -> Figure:
+@image("12_four_threads.png", 2.5)
+def draw_four_threads(ax: Axes) -> None:
     """A row's first 16 scores in the registers of its four threads, and what row_max and row_sum join."""
-    figure, ax = canvas(2.5)
     colours, left, wide = ("sky", "orange", "green", "purple"), 0.95, 0.48
     write(ax, left - 0.15, 0.25, "column", ha="right")
     write(ax, left - 0.15, 0.75, "thread", ha="right")
@@ -264,11 +228,8 @@ def draw_four_threads() -> Figure:
     for thread in range(4):
         columns = ", ".join(f"{2 * thread + n}" for n in (0, 1, 8, 9))
         box(ax, left + thread * 4 * wide, 1.35, 3.8 * wide, 0.5, f"of {columns}, …", colours[thread], share=0.5)
-    write(ax, left, 2.2, "each thread adds up what it holds, and row_sum keeps the four sums apart", ha="left")
-    return figure
+    note(ax, left, 2.2, "each thread adds up what it holds, and row_sum keeps the four sums apart")
 
-
-# ---------------------------------------------------------------- the backward's matmuls
 
 # (text, kind): a matmul, something a thread does in its registers, or a trip through memory.
 DKDV = (("sᵀ = k qᵀ", "matmul"), ("pᵀ, from lse", ""), ("dv + pᵀ do", "matmul"), ("dpᵀ = v doᵀ", "matmul"), ("dsᵀ", ""),
@@ -280,13 +241,12 @@ ONE_LOOP = ((472, "s = q kᵀ", "matmul"), (534, "p, from lse", ""), (553, "p to
 LOOKS = {"matmul": {"colour": "blue", "share": 0.45}, "": {"colour": "black", "share": 0.06}, "trip": {"colour": "orange", "share": 0.6}}
 
 
-@image("12_backward_loops.png")
-def draw_backward_loops() -> Figure:
+@image("12_backward_loops.png", 6.25)
+def draw_backward_loops(ax: Axes) -> None:
     """A step of chapter 7's two kernels, and one of FA2's loop: seven matmuls, or five and three trips out of the registers."""
-    figure, ax = canvas(6.25)
     columns = ((0.15, 2.4, "yours: dkdv_kernel", DKDV), (2.85, 2.4, "and dq_kernel", DQ), (5.35, 2.9, "theirs", ONE_LOOP))
     for x, wide, name, steps in columns:
-        write(ax, x, 0.25, name, HEAD, ha="left", weight="bold")
+        heading(ax, x, 0.25, name)
         theirs = len(steps[0]) == 3
         for n, (*line, text, kind) in enumerate(steps):
             y = 0.55 + n * 0.44
@@ -294,54 +254,46 @@ def draw_backward_loops() -> Figure:
             if line:
                 write(ax, x + 0.4, y + 0.18, f"{line[0]}", ha="right")
         count = sum(kind == "matmul" for *_, kind in steps)
-        write(ax, x + 0.5 * theirs, 0.55 + len(steps) * 0.44 + 0.15, f"{count} matmuls", HEAD, ha="left")
+        note(ax, x + 0.5 * theirs, 0.55 + len(steps) * 0.44 + 0.15, f"{count} matmuls", HEAD)
     for writes, reads, x in ((2, 6, 8.42), (5, 7, 8.7), (5, 9, 8.7)):
         start, end = (0.55 + n * 0.44 + 0.18 for n in (writes, reads))
         ax.plot((8.27, x, x), (start, start, end), color="black", linewidth=1.6)
         arrow(ax, (x, end), (8.27, end))
     write(ax, 8.75, 5.5, "arrows: other threads read p back as pᵀ, and ds as ds and dsᵀ", ha="right")
-    legend(
-        ax, 5.95, ((0.15, LOOKS["matmul"], "matmul"), (2.3, LOOKS[""], "in registers"), (4.9, LOOKS["trip"], "a trip out of the registers"))
-    )
-    return figure
+    texts = ("matmul", "in registers", "a trip out of the registers")
+    legend(ax, 5.95, tuple(zip((0.15, 2.3, 4.9), LOOKS.values(), texts, strict=True)))
 
-
-# ---------------------------------------------------------------- the blocks that the diagonal crosses
 
 ROWS_OF_LOOP, OFFSETS = 32, (48, 52, 63)  # of the chapter's loop; S_k − S_q: the first key of a block, one inside, the last
 
 
-@image("12_masked_blocks.png")
-def draw_masked_blocks() -> Figure:
+@image("12_masked_blocks.png", 3.3)
+def draw_masked_blocks(ax: Axes) -> None:
     """32 rows over the last blocks of 16 keys: the diagonal from a block's first key, from one inside, and from its last."""
-    figure, ax = canvas(3.3)
     side, top, first = 0.044, 0.95, 32  # `first`: the first key that is drawn
     for column, offset in enumerate(OFFSETS):
         left, S_k = 0.1 + 2.95 * column, offset + ROWS_OF_LOOP
         full, end = causal_tiles(0, ROWS_OF_LOOP, BLOCK_N, ROWS_OF_LOOP, S_k)
-        write(ax, left, 0.2, f"S_k − S_q = {offset}", HEAD, ha="left", weight="bold")
-        write(ax, left, 0.5, f"{S_k} keys: {end - full} blocks need a mask", ha="left")
+        heading(ax, left, 0.2, f"S_k − S_q = {offset}")
+        note(ax, left, 0.5, f"{S_k} keys: {end - full} blocks need a mask")
         for block in range(first // BLOCK_N, end):
             x, wide = left + (block * BLOCK_N - first) * side, min(BLOCK_N, S_k - block * BLOCK_N) * side
             look = {"colour": "sky", "share": 0.6} if block < full else {"colour": "orange", "share": 0.7}
             box(ax, x, top, wide, ROWS_OF_LOOP * side, **look)
-            write(ax, x, top - 0.17, f"{block * BLOCK_N}", ha="left")
+            note(ax, x, top - 0.17, f"{block * BLOCK_N}")
             for row in range(ROWS_OF_LOOP):
                 hidden = max(offset + row + 1, block * BLOCK_N)
                 if hidden < min((block + 1) * BLOCK_N, S_k):
                     x_hidden = left + (hidden - first) * side
                     ax.fill_between((x_hidden, x + wide), top + row * side, top + (row + 1) * side, color="white", alpha=0.8, linewidth=0)
             outline(ax, x, top, wide, ROWS_OF_LOOP * side, line=1.3)
-    write(ax, 0.1, 2.57, f"32 queries ↓, keys from {first} on →", ha="left")
+    note(ax, 0.1, 2.57, f"32 queries ↓, keys from {first} on →")
     legend(ax, 3.0, (
         (0.1, {"colour": "sky", "share": 0.6}, "whole: no mask"),
         (2.6, {"colour": "orange", "share": 0.7}, "needs a mask: seen"),
         (5.4, {"colour": "orange", "share": 0.15}, "needs a mask: hidden"),
     ))  # fmt: skip
-    return figure
 
-
-# ---------------------------------------------------------------- a maximum that lags
 
 THRESHOLD = 8  # FA4's for fp16 and bf16
 # Three blocks of one row: its scores, and what lagging_step does with the shift.
@@ -352,10 +304,9 @@ BLOCKS = (
 )
 
 
-@image("12_lagging_shift.png")
-def draw_lagging_shift() -> Figure:
+@image("12_lagging_shift.png", 4.45)
+def draw_lagging_shift(ax: Axes) -> None:
     """A row's shift over three blocks, on a line of scores: set by the first, kept in the second, moved in the third."""
-    figure, ax = canvas(4.45)
     left, per_score, top, apart = 1.2, 0.44, 1.0, 1.05
     room = THRESHOLD * math.log(2)
 
@@ -368,7 +319,7 @@ def draw_lagging_shift() -> Figure:
         y, before = top + n * apart, shift
         one = torch.tensor([scores]), torch.tensor([shift]), torch.zeros(1)
         shift = lagging_step(*one, THRESHOLD)[1].item()
-        write(ax, 0.1, y, f"block {n + 1}", HEAD, ha="left", weight="bold")
+        heading(ax, 0.1, y, f"block {n + 1}")
         if before > -math.inf:
             box(ax, at(before), y - 0.26, room * per_score, 0.52, colour="sky", share=0.45)
         ax.plot((at(-2), at(9.5)), (y, y), color=DARK, linewidth=1, zorder=2)
@@ -377,21 +328,18 @@ def draw_lagging_shift() -> Figure:
         ax.plot([at(shift)] * 2, (y - 0.26, y + 0.26), color="black", linewidth=3.5, zorder=2.6)
         if before not in (-math.inf, shift):
             arrow(ax, (at(before) + 0.03, y + 0.26), (at(shift) - 0.03, y + 0.26), dashed=True)
-        write(ax, at(9.5) + 0.15, y - 0.12, first, ha="left")
-        write(ax, at(9.5) + 0.15, y + 0.14, second, ha="left")
+        note(ax, at(9.5) + 0.15, y - 0.12, first)
+        note(ax, at(9.5) + 0.15, y + 0.14, second)
     y = top + 2 * apart + 0.5
     for score in range(-2, 10):
         write(ax, at(score), y, f"{score}".replace("-", "−"))
     y += 0.55
     ax.plot((0.25, 0.25), (y - 0.14, y + 0.14), color="black", linewidth=3.5)
-    write(ax, 0.45, y, "shift after the block", ha="left")
+    note(ax, 0.45, y, "shift after the block")
     ax.plot((2.85,), (y,), "o", color=tint("orange", 1), markersize=8)
-    write(ax, 3.05, y, "a score", ha="left")
+    note(ax, 3.05, y, "a score")
     legend(ax, y, ((4.4, {"colour": "sky", "share": 0.45}, f"from the old shift to {THRESHOLD} · ln 2 = {room:.1f} above it"),))
-    return figure
 
-
-# ---------------------------------------------------------------- FA3's step
 
 # (call of fwd_step, what it does), in their order; and from which line to which something is under way.
 FWD_STEP = (("consumer_wait", "wait until k has arrived"), ("warp_scheduler_barrier_sync", "wait for the turn"), ("gemm", "issue q kᵀ of block n"),
@@ -403,66 +351,60 @@ MEETS = ("give v's buffer back", "p to 16 bits", "acc · alpha")  # what p v, st
 UNDER_WAY = (("the turn", 1, 5, "black", 0.15), ("q kᵀ of block n", 2, 6, "yellow", 0.5), ("p v of block n + 1", 4, 11, "green", 0.4))
 
 
-@image("12_fa3_step.png")
-def draw_fa3_step() -> Figure:
+@image("12_fa3_step.png", 6.3)
+def draw_fa3_step(ax: Axes) -> None:
     """The calls of FA3's step, one below the other, and beside them which matmul may run during which, and which calls must wait for
     p v."""
-    figure, ax = canvas(6.3)
     top, high = 0.55, 0.35
     for x, name in ((0.15, "fwd_step calls"), (3.0, "to"), (5.4, "what may be under way")):
-        write(ax, x, 0.25, name, HEAD, ha="left", weight="bold")
+        heading(ax, x, 0.25, name)
     for n, (call, does) in enumerate(FWD_STEP):
         y = top + n * high
         if call in ("max_get_scale", "online_softmax") or does in MEETS:
             look = {"colour": "orange", "share": 0.4} if does in MEETS else {"colour": "sky", "share": 0.3}
             box(ax, 0.08, y, WIDTH - 0.16, high, **look)
         colour = "dimgrey" if call == "consumer_wait" else "black"
-        write(ax, 0.15, y + high / 2, call, ha="left", family="DejaVu Sans Mono", color=colour)
-        write(ax, 3.0, y + high / 2, does, BODY, ha="left", color=colour)
+        note(ax, 0.15, y + high / 2, call, family="DejaVu Sans Mono", color=colour)
+        note(ax, 3.0, y + high / 2, does, BODY, color=colour)
     for n, (name, first, last, colour, share) in enumerate(UNDER_WAY):
         y = top + (first + 0.5) * high
         box(ax, 5.4 + 1.18 * n, y, 1.12, (last - first) * high, name.replace(" of", "\nof"), colour, share=share)
-    write(ax, 0.15, 6.05, "blue: the softmax; orange: calls that change what p v reads or writes; grey: waits for the producer", ha="left")
-    return figure
+    note(ax, 0.15, 6.05, "blue: the softmax; orange: calls that change what p v reads or writes; grey: waits for the producer")
 
-
-# ---------------------------------------------------------------- FA4's warps
 
 PARTS = ("s and p\ntile 0", "s and p\ntile 1", "acc\ntile 0", "acc\ntile 1")  # of tensor memory
 
 
-@image("12_fa4_warps.png")
-def draw_fa4_warps() -> Figure:
+@image("12_fa4_warps.png", 5.3)
+def draw_fa4_warps(ax: Axes) -> None:
     """FA4's warps above and below tensor memory: who writes the scores, p and acc there, and who takes acc out to rescale it."""
-    figure, ax = canvas(5.3)
     left, part, high, warps = 1.3, 1.9, 0.62, {"colour": "black", "share": 0.08}
     box(ax, left, 0.2, 2 * part - 0.1, 0.55, "warp 13 loads q, k and v\ninto shared memory", **warps)
     box(ax, left, 1.2, 4 * part - 0.1, 0.45, "warp 12 issues both matmuls", **warps)
     arrow(ax, (left + part, 0.75), (left + part, 1.2))
-    write(ax, 0.1, 2.75, "tensor\nmemory", HEAD, ha="left", weight="bold")
+    heading(ax, 0.1, 2.75, "tensor\nmemory")
     for n, name in enumerate(PARTS):
         x = left + n * part
         box(ax, x, 2.45, part - 0.1, high, name, "yellow" if n < 2 else "purple", share=0.4)
         if n < 2:
             arrow(ax, (x + 0.5, 1.65), (x + 0.5, 2.45))
-            write(ax, x + 0.6, 1.95, "q kᵀ", ha="left")
+            note(ax, x + 0.6, 1.95, "q kᵀ")
             box(ax, x, 3.85, part - 0.1, 0.55, f"softmax:\nwarps {4 * n} to {4 * n + 3}", **warps)
             arrow(ax, (x + 0.5, 2.45 + high), (x + 0.5, 3.85))
             arrow(ax, (x + 1.1, 3.85), (x + 1.1, 2.45 + high))
             write(ax, x + 0.42, 3.45, "s", ha="right")
-            write(ax, x + 1.2, 3.45, "p", ha="left")
+            note(ax, x + 1.2, 3.45, "p")
         else:
             arrow(ax, (x + 0.9, 1.65), (x + 0.9, 2.45))
-            write(ax, x + 1.0, 1.95, "p v", ha="left")
+            note(ax, x + 1.0, 1.95, "p v")
             arrow(ax, (x + 0.5, 2.45 + high), (x + 0.5, 3.85), "vermilion", width=3)
             arrow(ax, (x + 0.9, 3.85), (x + 0.9, 2.45 + high), "vermilion", width=3)
             write(ax, x + 0.42, 3.45, "acc", ha="right")
-            write(ax, x + 0.98, 3.45, "acc · alpha", ha="left")
+            note(ax, x + 0.98, 3.45, "acc · alpha")
     box(ax, left + 2 * part, 3.85, 2 * part - 0.1, 0.55, "correction: warps 8 to 11", **warps)
     for n in range(2):
         ax.plot([left + (n + 0.5) * part] * 2, (4.4, 4.7), color="black", linewidth=1.6)
     ax.plot((left + 0.5 * part, left + 3 * part), (4.7, 4.7), color="black", linewidth=1.6)
     arrow(ax, (left + 3 * part, 4.7), (left + 3 * part, 4.4))
     write(ax, left + 1.75 * part, 4.88, "alpha, through shared memory")
-    write(ax, 0.1, 5.13, "thick: what a lagging shift saves", ha="left")
-    return figure
+    note(ax, 0.1, 5.13, "thick: what a lagging shift saves")

@@ -1,11 +1,8 @@
 """The drawings of chapter 13."""
 
-from __future__ import annotations
-
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from draw.drawing import BODY, HEAD, WAITS, arrow, box, canvas, image, legend, outline, write
+from draw.drawing import BODY, HEAD, WAITS, arrow, box, heading, image, legend, note, outline, write
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
 from fa_tutorial.exercises.chapter_13.ex_3 import chunks_of
 from fa_tutorial.figures import COLOURS
@@ -14,13 +11,9 @@ RANKS = 4
 RANK_COLOUR = ("blue", "orange", "green", "purple")  # of what began on a rank: its keys, and its queries' row
 
 
-# ---------------------------------------------------------------- the ring
-
-
-@image("13_ring.png")
-def draw_ring() -> Figure:
+@image("13_ring.png", 3.7)
+def draw_ring(ax: Axes) -> None:
     """Four ranks that pass their keys to the next one, and a table of who holds whose keys, to be filled in after step 0."""
-    figure, ax = canvas(3.7)
     for rank, (x, y) in enumerate(((2.05, 0.6), (3.35, 1.86), (2.05, 3.12), (0.75, 1.86))):  # clockwise
         outline(ax, x - 0.68, y - 0.38, 1.36, 0.76)
         write(ax, x, y - 0.16, f"rank {rank}: q, o", BODY)
@@ -37,11 +30,8 @@ def draw_ring() -> Figure:
             box(ax, left + rank * wide, top + step * high, wide, high, size=HEAD, **look)
     for step in range(RANKS):
         write(ax, left - 0.15, top + (step + 0.5) * high, f"step {step}", BODY, ha="right")
-    write(ax, left, top + RANKS * high + 0.32, "All ranks send at the same time, one rank up.", BODY, ha="left")
-    return figure
+    note(ax, left, top + RANKS * high + 0.32, "All ranks send at the same time, one rank up.", BODY)
 
-
-# ---------------------------------------------------------------- plain and zigzag order
 
 CHUNKS, SIDE = 2 * RANKS, 0.36
 
@@ -51,37 +41,28 @@ def look_of(rank: int) -> dict:
     return {"colour": RANK_COLOUR[rank], "share": 0.4}
 
 
-def plain_rank(chunk: int) -> int:
-    return chunk // 2
-
-
-def zigzag_rank(chunk: int) -> int:
-    return next(rank for rank in range(RANKS) if chunk in chunks_of(rank, RANKS))
-
-
-@image("13_zigzag.png")
-def draw_zigzag() -> Figure:
+@image("13_zigzag.png", 5.75)
+def draw_zigzag(ax: Axes) -> None:
     """Which step computes which pair of chunks, in plain and in zigzag order; and how much each rank has to do in each step."""
-    figure, ax = canvas(5.75)
-    for x, name, rank_of in ((1.15, "plain order", plain_rank), (5.5, "zigzag order", zigzag_rank)):
-        draw_order(ax, x, 0.85, name, rank_of)
+    zigzag = {chunk: rank for rank in range(RANKS) for chunk in chunks_of(rank, RANKS)}
+    draw_order(ax, 1.15, 0.85, "plain order", [chunk // 2 for chunk in range(CHUNKS)])
+    draw_order(ax, 5.5, 0.85, "zigzag order", [zigzag[chunk] for chunk in range(CHUNKS)])
     legend(ax, 5.5, tuple((0.15 + 1.65 * rank, look_of(rank), f"keys of rank {rank}") for rank in range(RANKS)))
-    write(ax, 6.95, 5.5, "the numbers: the step", ha="left")
-    return figure
+    note(ax, 6.95, 5.5, "the numbers: the step")
 
 
-def draw_order(ax: Axes, x: float, top: float, name: str, rank_of) -> None:
+def draw_order(ax: Axes, x: float, top: float, name: str, rank_of: list[int]) -> None:
     """The chunks of queries by the chunks of keys, in their rank's colour, with the step; the rank and chunk beside each row; below, each rank's work in each step."""
-    write(ax, x, 0.2, name, HEAD, ha="left", weight="bold")
-    write(ax, x, 0.47, "chunks of queries ↓, of keys →", ha="left")
+    heading(ax, x, 0.2, name)
+    note(ax, x, 0.47, "chunks of queries ↓, of keys →")
     work = [[0.0] * RANKS for _ in range(RANKS)]
     for row in range(CHUNKS):
-        rank = rank_of(row)
+        rank = rank_of[row]
         write(ax, x - 0.12, top + (row + 0.5) * SIDE, f"rank {rank}    {row}", ha="right")
         write(ax, x + (row + 0.5) * SIDE, top - 0.16, str(row))
         for col in range(CHUNKS):
-            step = (rank - rank_of(col)) % RANKS
-            look = look_of(rank_of(col)) | {"text": str(step)} if col <= row else {}
+            step = (rank - rank_of[col]) % RANKS
+            look = look_of(rank_of[col]) | {"text": str(step)} if col <= row else {}
             box(ax, x + col * SIDE, top + row * SIDE, SIDE, SIDE, **look)
             work[step][rank] += (col < row) + 0.5 * (col == row)
     outline(ax, x, top, CHUNKS * SIDE, CHUNKS * SIDE, line=1.5)
@@ -99,14 +80,13 @@ def draw_order(ax: Axes, x: float, top: float, name: str, rank_of) -> None:
                 box(ax, left, y, 0.66 * work[step][rank] / 4, 0.2, **look_of(owner(rank, step, RANKS)))
 
 
-@image("13_tiles.png")
-def draw_tiles() -> Figure:
+@image("13_tiles.png", 1.95)
+def draw_tiles(ax: Axes) -> None:
     """Rank 2's tile (13.5) in each step: its two chunks of queries by the visitor's two of keys, side by side as in their shards."""
-    figure, ax = canvas(1.95)
-    write(ax, 0.1, 1.02, "rank 2's\nqueries", BODY, ha="left")
+    note(ax, 0.1, 1.02, "rank 2's\nqueries", BODY)
     for step, words in enumerate(("u = r", "u < r", "u < r", "u > r")):
         visitor, x = owner(2, step, RANKS), 1.5 + step * 1.95
-        write(ax, x - 0.2, 0.2, f"step {step}: {words}", BODY, ha="left", weight="bold")
+        note(ax, x - 0.2, 0.2, f"step {step}: {words}", BODY, weight="bold")
         for row, query in enumerate(chunks_of(2, RANKS)):
             write(ax, x - 0.15, 0.9 + row * 0.5, str(query))
         for col, key in enumerate(chunks_of(visitor, RANKS)):
@@ -115,31 +95,27 @@ def draw_tiles() -> Figure:
                 look = look_of(visitor) if key <= query else {}
                 box(ax, x + col * 0.5, 0.65 + row * 0.5, 0.5, 0.5, "causal" if key == query else "", size=9, **look)
         write(ax, x + 0.5, 1.82, f"keys of rank {visitor}")
-    return figure
 
 
-# ---------------------------------------------------------------- sending and computing
-
-
-@image("13_overlap.png")
-def draw_overlap() -> Figure:
+@image("13_overlap.png", 3.3)
+def draw_overlap(ax: Axes) -> None:
     """A rank's steps: sending hides behind computing where the shard is long, and computing waits where it is short."""
-    figure, ax = canvas(3.3)
     draw_steps(ax, 0.1, "a long shard: computing takes longer than sending", computing=1.75, sending=1.05)
     draw_steps(ax, 1.65, "a short shard: sending takes longer than computing", computing=0.7, sending=1.05)
-    legend(ax, 3.1, (
-        (0.15, {"colour": "sky", "share": 0.5}, "compute with the keys of …"),
-        (3.1, {"colour": "orange", "share": 0.6}, "send and receive the keys of …"),
-        (6.35, WAITS, "nothing to compute with"),
-    ))  # fmt: skip
-    return figure
+    texts = ("compute with the keys of …", "send and receive the keys of …", "nothing to compute with")
+    legend_of_steps(ax, 3.1, (0.15, 3.1, 6.35), *texts)
+
+
+def legend_of_steps(ax: Axes, y: float, at: tuple[float, ...], computes: str, sends: str, waits: str = "nothing to compute") -> None:
+    looks = {"colour": "sky", "share": 0.5}, {"colour": "orange", "share": 0.6}, WAITS
+    legend(ax, y, tuple(zip(at, looks, (computes, sends, waits), strict=True)))
 
 
 def draw_steps(ax: Axes, top: float, name: str, computing: float, sending: float) -> None:
     """Rank 1's lanes: its tensor cores above; below, whose keys leave it and whose come."""
-    write(ax, 0.15, top + 0.12, name, HEAD, ha="left", weight="bold")
+    heading(ax, 0.15, top + 0.12, name)
     for lane, y in (("computing", top + 0.38), ("sending", top + 0.78)):
-        write(ax, 0.15, y + 0.16, lane, BODY, ha="left")
+        note(ax, 0.15, y + 0.16, lane, BODY)
     x = 1.4
     for step in range(RANKS):
         last = step == RANKS - 1
@@ -182,10 +158,9 @@ def name_sms(ax: Axes, x: float, y: float) -> None:
         write(ax, x - 0.12, y + sm * SM_GAP + SM_HIGH / 2, f"SM {sm}", ha="right")
 
 
-@image("13_late_program.png")
-def draw_late_program() -> Figure:
+@image("13_late_program.png", 4.6)
+def draw_late_program(ax: Axes) -> None:
     """Four steps, three with a message that holds an SM at first: with equal shares its program ends two of them late, with a counter none. Dashed: when the clock would end."""
-    figure, ax = canvas(4.6)
     for top, name, is_counted in ((0.15, "equal shares", False), (2.15, "a counter in every step", True)):
         unit, left, now = 0.235, 0.95, 0
         for step in range(RANKS):
@@ -203,20 +178,14 @@ def draw_late_program() -> Figure:
             [clock] * 2, [top + 0.47, top + 0.5 + SMS * SM_GAP], color=COLOURS["vermilion"], linewidth=2, linestyle=(0, (3, 2)), zorder=5
         )
         write(ax, clock, top + 0.5 + SMS * SM_GAP + 0.14, f"the clock's end: {RANKS * TILES}")
-        write(ax, 0.15, top + 0.06, f"{name}: {now} units of time", HEAD, ha="left", weight="bold")
+        heading(ax, 0.15, top + 0.06, f"{name}: {now} units of time")
         name_sms(ax, left, top + 0.5)
-    legend(ax, 4.42, (
-        (0.95, {"colour": "sky", "share": 0.5}, "a work tile"),
-        (2.9, {"colour": "orange", "share": 0.6}, "the message's kernel"),
-        (5.4, WAITS, "nothing to compute"),
-    ))  # fmt: skip
-    return figure
+    legend_of_steps(ax, 4.42, (0.95, 2.9, 5.4), "a work tile", "the message's kernel")
 
 
-@image("13_late_second.png")
-def draw_late_second() -> Figure:
+@image("13_late_second.png", 2.75)
+def draw_late_second(ax: Axes) -> None:
     """One step of the backward: the second of two messages finds no SM until the tile ends, and as one message both hide behind it."""
-    figure, ax = canvas(2.75)
     unit, gradients, keys = 0.385, 4, 2  # dk and dv take twice as long as k and v
     look = {"colour": "orange", "share": 0.6, "size": 9}
     for left, name, messages in ((0.95, "two messages", ("dk, dv", "k, v")), (5.55, "one message", ("dk, dv and k, v",))):
@@ -224,7 +193,7 @@ def draw_late_second() -> Figure:
         begins = begins_of(held, True)
         tile = max(begin[-1] for begin in begins) + 1
         end = tile + (keys if len(messages) == 2 else 0)
-        write(ax, left - 0.8, 0.2, f"{name}: {end} units of time", HEAD, ha="left", weight="bold")
+        heading(ax, left - 0.8, 0.2, f"{name}: {end} units of time")
         draw_step(ax, left, 0.5, unit, begins, end)
         last = 0.5 + (SMS - 1) * SM_GAP
         box(ax, left, last, held * unit, SM_HIGH, messages[0], **look)
@@ -233,21 +202,12 @@ def draw_late_second() -> Figure:
         ax.plot([left + tile * unit] * 2, [0.4, 0.5 + SMS * SM_GAP + 0.06], color="black", linewidth=2)
         write(ax, left + tile * unit, 0.5 + SMS * SM_GAP + 0.18, "the tile's end")
         name_sms(ax, left, 0.5)
-    legend(ax, 2.5, (
-        (0.95, {"colour": "sky", "share": 0.5}, "a work tile"),
-        (2.9, {"colour": "orange", "share": 0.6}, "a message's kernel"),
-        (5.4, WAITS, "nothing to compute"),
-    ))  # fmt: skip
-    return figure
+    legend_of_steps(ax, 2.5, (0.95, 2.9, 5.4), "a work tile", "a message's kernel")
 
 
-# ---------------------------------------------------------------- gradients that come home
-
-
-@image("13_way_home.png")
-def draw_way_home() -> Figure:
+@image("13_way_home.png", 2.75)
+def draw_way_home(ax: Axes) -> None:
     """The keys of rank 0 and their gradient on their way: one part more on each rank. After four steps the gradient alone is home."""
-    figure, ax = canvas(2.75)
     wide, gap = 1.4, 0.42
     for step in range(RANKS + 1):
         rank, x = step % RANKS, 0.12 + step * (wide + gap)
@@ -266,21 +226,17 @@ def draw_way_home() -> Figure:
         write(ax, x + wide / 2, 1.95, f"adds part {rank}" if step < RANKS else "complete")
         if step < RANKS:
             arrow(ax, (x + wide + 0.05, 1.3), (x + wide + gap - 0.05, 1.3), width=2)
-    write(ax, 0.12, 2.5, "Part r: what the queries of rank r give to the gradients of rank 0's keys and values.", ha="left")
-    return figure
+    note(ax, 0.12, 2.5, "Part r: what the queries of rank r give to the gradients of rank 0's keys and values.")
 
-
-# ---------------------------------------------------------------- other ways to share a sequence
 
 TILE, MESSAGE = 0.4, 0.3  # a tile's width on the lanes, and that of k and v of a shard
 
 
-@image("13_three_ways.png")
-def draw_three_ways() -> Figure:
+@image("13_three_ways.png", 4.05)
+def draw_three_ways(ax: Axes) -> None:
     """What rank 1 of four computes with, in a ring, with an all-gather and with Ulysses; below, when it computes and sends."""
-    figure, ax = canvas(4.05)
     for y, text in ((1.28, "heads ↓"), (2.0, "of rank"), (2.8, "computing"), (3.22, "sending")):
-        write(ax, 0.1, y, text, BODY, ha="left")
+        note(ax, 0.1, y, text, BODY)
     qkv, back = (0.75 * tensors / 2 * MESSAGE for tensors in (3, 1))  # k and v: two tensors
     draw_way(ax, 1.2, "ring", "k, v: one shard in each step",
              computes=[(step * TILE, TILE, str(owner(1, step, RANKS))) for step in range(RANKS)],
@@ -290,19 +246,14 @@ def draw_three_ways() -> Figure:
     draw_way(ax, 6.5, "Ulysses", "head 1 of all tokens", head=1,
              computes=[(qkv, RANKS * TILE, "head 1")], sends=[(0, qkv), (qkv + RANKS * TILE, back)])  # fmt: skip
     outline(ax, 0.1, 3.7, 0.3, 0.24)
-    write(ax, 0.5, 3.82, "rank 1's own shard", ha="left")
-    legend(ax, 3.82, (
-        (2.4, {"colour": "sky", "share": 0.5}, "compute with keys of …"),
-        (4.85, {"colour": "orange", "share": 0.6}, "send and receive"),
-        (6.8, WAITS, "nothing to compute"),
-    ))  # fmt: skip
-    return figure
+    note(ax, 0.5, 3.82, "rank 1's own shard")
+    legend_of_steps(ax, 3.82, (2.4, 4.85, 6.8), "compute with keys of …", "send and receive")
 
 
 def draw_way(ax: Axes, x: float, name: str, words: str, computes: list, sends: list, head: int | None = None) -> None:
     """Heads by tokens, coloured where rank 1 computes with them, by whose they were; below, its lanes."""
     side = 0.29
-    write(ax, x, 0.2, name, HEAD, ha="left", weight="bold")
+    heading(ax, x, 0.2, name)
     for left, tensors in ((x, "q, o"), (x + 1.3, "k, v")):
         write(ax, left + 2 * side, 0.52, tensors, BODY)
         for row in range(RANKS):
@@ -314,7 +265,7 @@ def draw_way(ax: Axes, x: float, name: str, words: str, computes: list, sends: l
                     write(ax, left + (col + 0.5) * side, 0.7 + (row + 0.5) * side, f"→{row}", 9)
             write(ax, left + (row + 0.5) * side, 2.0, str(row))
         outline(ax, left + side, 0.7, side, RANKS * side)
-    write(ax, x, 2.34, words, BODY, ha="left")
+    note(ax, x, 2.34, words, BODY)
     if begin := computes[0][0]:
         box(ax, x, 2.63, begin, 0.34, **WAITS)
     for left, wide, text in computes:

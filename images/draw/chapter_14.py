@@ -1,12 +1,9 @@
 """The drawings of chapter 14."""
 
-from __future__ import annotations
-
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from draw.drawing import BODY, HEAD, MASKED, arrow, box, canvas, image, legend, outline, write
+from draw.drawing import BODY, HEAD, MASKED, arrow, box, heading, image, legend, note, outline, write
 from fa_tutorial.figures import COLOURS
 from fa_tutorial.fp8 import key_order, tensor_core_sum
 from fa_tutorial.fp8.model import KEPT_BITS
@@ -20,28 +17,25 @@ def held_by(key: int) -> int:
     return key % 8 // 2
 
 
-@image("14_key_order.png")
-def draw_key_order() -> Figure:
+@image("14_key_order.png", 4.45)
+def draw_key_order(ax: Axes) -> None:
     """One row of p: which thread holds which key, which positions a thread reads, and question marks for the order in which the two agree."""
-    figure, ax = canvas(4.45)
     cell, left = 0.43, 1.95
-    write(ax, 0.1, 0.25, "one row of p, 16 keys, and the four threads that hold it", HEAD, ha="left", weight="bold")
+    heading(ax, 0.1, 0.25, "one row of p, 16 keys, and the four threads that hold it")
     draw_row(ax, 0.55, "q kᵀ leaves\nkey", range(KEYS), held_by)
     draw_row(ax, 1.85, "natural order:\np v reads key", range(KEYS), lambda position: position // 4)
     for key in range(KEYS):
         x = left + (key + 0.5) * cell
         if held_by(key) != key // 4:
             arrow(ax, (x, 1.07), (x, 1.83), "vermilion", dashed=True)
-    write(ax, 0.1, 2.62, "dashed: 12 of the 16 keys change colour, so their p would have to move to another thread", BODY, ha="left")
+    note(ax, 0.1, 2.62, "dashed: 12 of the 16 keys change colour, so their p would have to move to another thread", BODY)
     draw_row(ax, 3.05, "your order:\np v reads key", "?" * KEYS, lambda position: position // 4)
     draw_threads(ax, 4.1)
-    return figure
 
 
-@image("14_quantiser.png")
-def draw_quantiser() -> Figure:
+@image("14_quantiser.png", 5.0)
+def draw_quantiser(ax: Axes) -> None:
     """16 of v's keys as rows, and the same keys as columns of y in key order, above the p that meets each column."""
-    figure, ax = canvas(5.0)
     order = [key_order(position) for position in range(KEYS)]
     assert all(held_by(key) == position // 4 for position, key in enumerate(order))
     write(ax, 1.05, 0.25, "v: a key is a row", HEAD, weight="bold")
@@ -60,14 +54,13 @@ def draw_quantiser() -> Figure:
     write(ax, left - 0.1, 3.27, "p v reads\np of key", ha="right")
     write(ax, left + 8 * side, 3.85, "p stays in its thread, and meets its own key")
     draw_threads(ax, 4.65)
-    return figure
 
 
 def draw_threads(ax: Axes, y: float) -> None:
     """The colour of each thread."""
     looks = [(0.15 + 1.55 * c, {"colour": colour, "share": 0.45}, f"t{c}, thread {c}") for c, colour in enumerate(THREADS)]
     legend(ax, y, tuple(looks))
-    write(ax, 6.3, y, "t: the thread that holds or reads it", ha="left")
+    note(ax, 6.3, y, "t: the thread that holds or reads it")
 
 
 def draw_row(ax: Axes, y: float, text: str, keys, thread_of) -> None:
@@ -78,10 +71,9 @@ def draw_row(ax: Axes, y: float, text: str, keys, thread_of) -> None:
         box(ax, 1.95 + place * 0.43, y, 0.43, 0.5, f"{key}\nt{thread}", THREADS[thread], share=0.45)
 
 
-@image("14_one_block.png")
-def draw_one_block() -> Figure:
+@image("14_one_block.png", 4.6)
+def draw_one_block(ax: Axes) -> None:
     """A block of 128 keys at one consumer: shapes, formats, and where each sum is made."""
-    figure, ax = canvas(4.6)
     eight, wide = {"colour": "sky", "share": 0.45}, {"colour": "yellow", "share": 0.5}
     box(ax, 0.1, 0.55, 0.95, 0.75, "q\n[64, D]", **eight)
     box(ax, 0.1, 1.75, 0.95, 0.75, "k\n[128, D]", **eight)
@@ -103,21 +95,19 @@ def draw_one_block() -> Figure:
     write(ax, 7.02, 0.4, "alpha · l + new_l,\none column")
     write(ax, 7.02, 2.0, "acc rescaled,\n+ new")
     write(ax, 8.3, 1.52, "sums of blocks,\nin float32")
-    write(ax, 0.1, 3.45, "q, k and v: one scale for 128 rows", BODY, ha="left")
-    write(ax, 4.2, 3.45, "a matmul sums over the last dimension of both", BODY, ha="left")
-    write(ax, 0.1, 3.8, "in shared memory: q, k, vᵀ and the ones; all else lies in registers", BODY, ha="left")
+    note(ax, 0.1, 3.45, "q, k and v: one scale for 128 rows", BODY)
+    note(ax, 4.2, 3.45, "a matmul sums over the last dimension of both", BODY)
+    note(ax, 0.1, 3.8, "in shared memory: q, k, vᵀ and the ones; all else lies in registers", BODY)
     legend(ax, 4.2, ((0.15, eight, "e4m3, 8 bits"), (2.0, wide, "float32")))
     arrow(ax, (3.55, 4.2), (4.05, 4.2), "blue")
-    write(ax, 4.15, 4.2, "tensor cores", ha="left")
+    note(ax, 4.15, 4.2, "tensor cores")
     arrow(ax, (5.65, 4.2), (6.15, 4.2), "vermilion")
-    write(ax, 6.25, 4.2, "all other units", ha="left")
-    return figure
+    note(ax, 6.25, 4.2, "all other units")
 
 
-@image("14_cut.png")
-def draw_cut() -> Figure:
+@image("14_cut.png", 3.05)
+def draw_cut(ax: Axes) -> None:
     """The sum so far and two products in binary, one below the other: the columns that are kept, and the bits that are cut off."""
-    figure, ax = canvas(3.05)
     factors, acc = ((1.125, 1.125), (0.140625, 0.40625)), 300.5
     leading, least = 8, -11
     last = leading - (KEPT_BITS - 1)
@@ -140,13 +130,11 @@ def draw_cut() -> Figure:
             look = {"colour": "sky", "share": 0.5} if power >= last else {"colour": "vermilion", "share": 0.35, "hatch": MASKED}
             box(ax, x, y, side, side, "" if blank else str(bit), **({} if blank else look))
     outline(ax, left, 0.72, KEPT_BITS * side, 2.1)
-    return figure
 
 
-@image("14_leading_bit.png")
-def draw_leading_bit() -> Figure:
+@image("14_leading_bit.png", 3.3)
+def draw_leading_bit(ax: Axes) -> None:
     """A sum of one sign as it grows, and below it the staircase of its leading bit, whose last step is as wide as all before."""
-    figure, ax = canvas(3.3)
     left, wide, bottom, high, end = 0.9, 5.4, 2.65, 2.3, 16
     place = lambda products, value: (left + wide * products / end, bottom - high * value / end)  # noqa: E731
     arrow(ax, place(0, 0), (left + wide + 0.25, bottom), "black")
@@ -161,6 +149,5 @@ def draw_leading_bit() -> Figure:
     for n in range(1, 5):
         write(ax, left - 0.12, place(0, 2**n)[1], f"$2^{{{n}}}$", ha="right")
     write(ax, left + wide / 2, 2.95, "products added so far", BODY)
-    write(ax, 6.6, 0.85, "on average the sum\nis half of its end,", BODY, ha="left")
-    write(ax, 6.6, 1.55, "and its leading bit\nis 2/3 of the sum", BODY, ha="left")
-    return figure
+    note(ax, 6.6, 0.85, "on average the sum\nis half of its end,", BODY)
+    note(ax, 6.6, 1.55, "and its leading bit\nis 2/3 of the sum", BODY)

@@ -1,13 +1,10 @@
 """The drawings of chapter 8."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from draw.drawing import BODY, HEAD, MASKED, WAITS, arrow, box, canvas, image, legend, outline, write
+from draw.drawing import BODY, MASKED, WAITS, arrow, box, bracket, heading, image, legend, note, outline, write
 from fa_tutorial.bench.chapter_8 import stored_steps, tile_cycles
 from fa_tutorial.matmul import grouped_tile
 from fa_tutorial.tiles import TileConfig
@@ -47,42 +44,37 @@ def pipeline(num_stages: int) -> list[Step]:
     return steps
 
 
-@image("08_pipeline_timeline.png")
-def draw_pipeline_timeline() -> Figure:
+@image("08_pipeline_timeline.png", 7.75)
+def draw_pipeline_timeline(ax: Axes) -> None:
     """Loads and work on six tiles of keys for num_stages 1, 2 and 3, and the shared memory of each (8.2)."""
-    figure, ax = canvas(7.75)
     draw_one_stage(ax, 0.25)
     draw_pipeline(ax, 2.0, 2)
     draw_pipeline(ax, 4.4, 3)
-    write(ax, 6.85, 3.0, "each step starts one load:\nthe second place stays\nempty until step 0", ha="left", linespacing=1.3)
+    note(ax, 6.85, 3.0, "each step starts one load:\nthe second place stays\nempty until step 0", linespacing=1.3)
     phases = "prologue: until tile 0 has arrived\nsteady state: each step starts a load\nepilogue: the last steps start none"
-    write(ax, 5.1, 5.05, phases, ha="left", linespacing=1.3)
-    write(ax, 5.1, 5.75, f"a load of {LOAD} units is hidden\nbehind the work on {LOAD} tiles", ha="left", linespacing=1.3)
-    legend(
-        ax, 7.12, ((0.1, LOADS, "load of k, v"), (1.95, HELD, "in shared memory"), (4.2, WORK, "work on the tile"), (6.25, WAITS, "nothing to work on"))
-    )  # fmt: skip
-    note = (
-        f"numbers: tiles of keys. A load takes {LOAD} units of time, also when several are under way; the work on a tile takes {COMPUTE}."
-    )
-    write(ax, 0.1, 7.48, note, ha="left")
-    return figure
+    note(ax, 5.1, 5.05, phases, linespacing=1.3)
+    note(ax, 5.1, 5.75, f"a load of {LOAD} units is hidden\nbehind the work on {LOAD} tiles", linespacing=1.3)
+    entries = (0.1, LOADS, "load of k, v"), (1.95, HELD, "in shared memory"), (4.2, WORK, "work on the tile")
+    legend(ax, 7.12, (*entries, (6.25, WAITS, "nothing to work on")))
+    times = f"A load takes {LOAD} units of time, also when several are under way; the work on a tile takes {COMPUTE}."
+    note(ax, 0.1, 7.48, f"numbers: tiles of keys. {times}")
 
 
 def draw_one_stage(ax: Axes, top: float) -> None:
     """The first three tiles of k and of v, which share one place: v is loaded when k has been worked on."""
     each = LOAD + COMPUTE / 2  # a load, and half of the work on a tile of keys
-    write(ax, 0.1, top, f"num_stages = 1: loads and work take turns, {2 * TILES * each:.0f} units", HEAD, ha="left", weight="bold")
+    heading(ax, 0.1, top, f"num_stages = 1: loads and work take turns, {2 * TILES * each:.0f} units")
     y = top + 0.25
     work = y + LANE + 0.06
     for row, name in ((y, "load"), (work, "compute")):
-        write(ax, 0.1, row + LANE / 2, name, ha="left")
+        note(ax, 0.1, row + LANE / 2, name)
     for turn in range(6):
         start, arrived, end = turn * each, turn * each + LOAD, (turn + 1) * each
         bar(ax, start, arrived, y, f"{'kv'[turn % 2]} {turn // 2}", **LOADS)
         bar(ax, arrived, end, y, **HELD)
         bar(ax, start, arrived, work, **WAITS)
         bar(ax, arrived, end, work, f"{turn // 2}", **WORK)
-    write(ax, LANES_LEFT + 6 * each * UNIT + 0.1, work + LANE / 2, f"and {2 * TILES * each - 6 * each:.0f} units more", ha="left")
+    note(ax, LANES_LEFT + 6 * each * UNIT + 0.1, work + LANE / 2, f"and {2 * TILES * each - 6 * each:.0f} units more")
     draw_shared_memory(ax, work + LANE + 0.14, 1)
 
 
@@ -90,13 +82,13 @@ def draw_pipeline(ax: Axes, top: float, num_stages: int) -> None:
     """One row: a lane for each stage's loads, one for the work, and a bar for the shared memory."""
     steps = pipeline(num_stages)
     how = f"loads run {num_stages - 1} tile{'s' * (num_stages > 2)} ahead"
-    write(ax, 0.1, top, f"num_stages = {num_stages}: {how}, {steps[-1].end} units", HEAD, ha="left", weight="bold")
+    heading(ax, 0.1, top, f"num_stages = {num_stages}: {how}, {steps[-1].end} units")
     y = top + 0.65
     draw_phases(ax, top + 0.35, steps, num_stages)
     work = y + num_stages * LANE + 0.06
     for stage in range(num_stages):
-        write(ax, 0.1, y + (stage + 0.5) * LANE, f"load, stage {stage}", ha="left")
-    write(ax, 0.1, work + LANE / 2, "compute", ha="left")
+        note(ax, 0.1, y + (stage + 0.5) * LANE, f"load, stage {stage}")
+    note(ax, 0.1, work + LANE / 2, "compute")
     free = 0
     for tile, step in enumerate(steps):
         lane = y + tile % num_stages * LANE
@@ -125,7 +117,7 @@ def draw_phases(ax: Axes, y: float, steps: list[Step], num_stages: int) -> None:
         left, right = LANES_LEFT + start * UNIT + 0.03, LANES_LEFT + end * UNIT - 0.03
         ax.plot([left, left, right, right], [y + 0.22, y + 0.15, y + 0.15, y + 0.22], color="black", linewidth=1.2)
         if name == "epilogue":
-            write(ax, left, y, name, ha="left")
+            note(ax, left, y, name)
         else:
             write(ax, (left + right) / 2, y, name)
 
@@ -140,13 +132,13 @@ def draw_shared_memory(ax: Axes, y: float, num_stages: int) -> None:
     total = q + num_stages * stage
     assert num_stages == 1 or total * 1024 == shared_bytes("forward", tile, D)
     inch, x = 0.06, LANES_LEFT
-    write(ax, 0.1, y + 0.15, "shared memory", ha="left")
+    note(ax, 0.1, y + 0.15, "shared memory")
     for text, size, colour in (("q", q, "sky"), *[(name, stage, "green")] * num_stages):
         box(ax, x, y, size * inch, 0.3, text, colour, share=0.4)
         x += size * inch
     parts = f"{q} + {num_stages} · {stage} = {total} KiB"
     how = f": one place for k and v in turn; all sizes {D}, fp16" if num_stages == 1 else " (8.2)"
-    write(ax, x + 0.12, y + 0.15, parts + how, ha="left", weight="bold")
+    note(ax, x + 0.12, y + 0.15, parts + how, weight="bold")
 
 
 # ---------------------------------------------------------------- descriptors
@@ -156,13 +148,12 @@ TILE_SIDE, LINE = 64, 16  # a tile of 64 x 64; bytes that one copy moves
 THREADS = 128
 
 
-@image("08_descriptor.png")
-def draw_descriptor() -> Figure:
+@image("08_descriptor.png", 5.35)
+def draw_descriptor(ax: Axes) -> None:
     """A 64 x 64 tile on its way to shared memory: by 128 threads with pointers, and by TMA with a descriptor."""
-    figure, ax = canvas(5.35)
     copies = TILE_SIDE * TILE_SIDE * 2 // LINE
-    write(ax, 0.1, 0.25, "by pointers: every thread", HEAD, ha="left", weight="bold")
-    write(ax, 4.75, 0.25, "by a descriptor: one thread", HEAD, ha="left", weight="bold")
+    heading(ax, 0.1, 0.25, "by pointers: every thread")
+    heading(ax, 4.75, 0.25, "by a descriptor: one thread")
     draw_threads(ax, 0.1, asking=8)
     draw_threads(ax, 4.75, asking=1)
     copied = f"each: {copies // THREADS} addresses,\n{copies // THREADS} copies of {LINE} bytes"
@@ -171,7 +162,7 @@ def draw_descriptor() -> Figure:
         arrow(ax, (0.32 + thread * 0.47, 1.12), (0.32 + thread * 0.47, 1.5), width=1.0)
         arrow(ax, (0.32 + thread * 0.47, 2.4), (0.32 + thread * 0.47, 2.78), width=1.0)
     arrow(ax, (4.97, 1.12), (4.97, 1.5))
-    write(ax, 5.1, 1.3, 'one instruction: "tile at [b, h, 64, 0]"', ha="left")
+    note(ax, 5.1, 1.3, 'one instruction: "tile at [b, h, 64, 0]"')
     box(ax, 4.75, 1.5, 0.9, 0.9, "TMA", "purple", share=0.2, size=BODY, weight="bold")
     box(ax, 6.1, 1.5, 2.4, 0.9, "descriptor, in memory:\nstart, shape, strides,\ntile (1, 1, 64, 64)", dashed=True)
     arrow(ax, (6.1, 1.95), (5.65, 1.95))
@@ -181,20 +172,13 @@ def draw_descriptor() -> Figure:
         box(ax, x, 2.8, 3.75, ends, f"rows {TILE_SIDE} to {S - 1} of head h", "orange", share=0.35)
         box(ax, x, 2.8 + ends, 3.75, tall - ends, f"{2 * TILE_SIDE - S} rows beyond S: {below}", dashed=True)
         outline(ax, x, 2.8, 3.75, tall)
-        write(ax, x, 4.6, "the tile in shared memory", ha="left")
-    write(
-        ax,
-        0.1,
-        5.1,
-        f"S = {S}: the second tile of {TILE_SIDE} rows of a head, D = {TILE_SIDE}, fp16: {copies * LINE // 1024} KiB",
-        ha="left",
-    )
-    return figure
+        note(ax, x, 4.6, "the tile in shared memory")
+    note(ax, 0.1, 5.1, f"S = {S}: the second tile of {TILE_SIDE} rows of a head, D = {TILE_SIDE}, fp16: {copies * LINE // 1024} KiB")
 
 
 def draw_threads(ax: Axes, x: float, asking: int) -> None:
     """A row of eight boxes for a program's threads; the first `asking` of them load."""
-    write(ax, x, 0.58, f"{THREADS} threads", ha="left")
+    note(ax, x, 0.58, f"{THREADS} threads")
     for thread in range(8):
         name = ("0", "1", "2", "3", "4", "5", "…", f"{THREADS - 1}")[thread]
         look = {"colour": "blue", "share": 0.4} if thread < asking else {}
@@ -206,17 +190,16 @@ HEAD_COLOURS, HEAD_HATCHES = ("sky", "orange"), (None, "..")
 ROW = 0.0215  # inches
 
 
-@image("08_flattened_heads.png")
-def draw_flattened_heads() -> Figure:
+@image("08_flattened_heads.png", 6.4)
+def draw_flattened_heads(ax: Axes) -> None:
     """Two heads of 100 rows by tiles of 64: flattened to two dimensions the second tile runs on; with four it ends with its head."""
-    figure, ax = canvas(6.4)
-    write(ax, 0.1, 0.25, "flattened: (B·H·S, D)", HEAD, ha="left", weight="bold")
-    write(ax, 4.85, 0.25, "four dimensions: (B, H, S, D)", HEAD, ha="left", weight="bold")
+    heading(ax, 0.1, 0.25, "flattened: (B·H·S, D)")
+    heading(ax, 4.85, 0.25, "four dimensions: (B, H, S, D)")
     top, over, gap = 1.0, 2 * TILE_ROWS - S, 0.4
     for head in range(2):
-        y = top + head * S * ROW
-        head_box(ax, 0.65, y, head)
-        head_box(ax, 5.4, y + gap * head, head)
+        look = {"share": 0.45, "hatch": HEAD_HATCHES[head], "size": BODY, "weight": "bold"}
+        for x, y in ((0.65, top + head * S * ROW), (5.4, top + head * S * ROW + gap * head)):
+            box(ax, x, y, 1.2, S * ROW, f"head {head}", HEAD_COLOURS[head], **look)
     for x, stops in ((0.65, (0, S, 2 * S)), (5.4, (0, S))):
         for stop in stops:
             write(ax, x - 0.08, top + stop * ROW, f"{stop}", ha="right")
@@ -224,7 +207,7 @@ def draw_flattened_heads() -> Figure:
     write(ax, 5.32, head_1, "0", ha="right")
     write(ax, 5.32, head_1 + S * ROW, f"{S}", ha="right")
     for x, code in ((0.1, "x.load([(b·H + h)·S + start, 0])"), (4.85, "x.load([b, h, start, 0])")):
-        write(ax, x, 0.62, code, ha="left", family="DejaVu Sans Mono")
+        note(ax, x, 0.62, code, family="DejaVu Sans Mono")
     for x in (2.35, 7.1):
         box(ax, x, top, 1.2, TILE_ROWS * ROW, "tile 0\nstart = 0", "sky", share=0.3)
         box(ax, x, top + TILE_ROWS * ROW, 1.2, (S - TILE_ROWS) * ROW, f"tile 1\nstart = {TILE_ROWS}", "sky", share=0.3)
@@ -236,30 +219,13 @@ def draw_flattened_heads() -> Figure:
             outline(ax, x, top + tile * TILE_ROWS * ROW, 1.2, TILE_ROWS * ROW)
     for stop in (TILE_ROWS, 2 * TILE_ROWS):
         for x in (3.63, 8.38):
-            write(ax, x, top + stop * ROW, f"{stop}", ha="left")
+            note(ax, x, top + stop * ROW, f"{stop}")
     arrow(ax, (1.85, y + over * ROW / 2), (2.35, y + over * ROW / 2), "vermilion")
-    write(
-        ax,
-        2.35,
-        y + over * ROW + 0.45,
-        "head 1's rows,\ntaken for head 0's:\nwrong keys, and a\nstore writes there",
-        ha="left",
-        va="top",
-        linespacing=1.25,
-    )
-    write(ax, 7.1, y + over * ROW + 0.45, "past S: loaded as 0,\nnot stored; head 1\nstays as it is", ha="left", va="top", linespacing=1.25)
-    write(
-        ax,
-        0.1,
-        6.15,
-        f"S = {S}, tiles of {TILE_ROWS} rows, the tiles of head 0 in thick frames; numbers: rows that the descriptor counts",
-        ha="left",
-    )
-    return figure
-
-
-def head_box(ax: Axes, x: float, y: float, head: int) -> None:
-    box(ax, x, y, 1.2, S * ROW, f"head {head}", HEAD_COLOURS[head], share=0.45, hatch=HEAD_HATCHES[head], size=BODY, weight="bold")
+    words = "head 1's rows,\ntaken for head 0's:\nwrong keys, and a\nstore writes there"
+    note(ax, 2.35, y + over * ROW + 0.45, words, va="top", linespacing=1.25)
+    note(ax, 7.1, y + over * ROW + 0.45, "past S: loaded as 0,\nnot stored; head 1\nstays as it is", va="top", linespacing=1.25)
+    frames = "the tiles of head 0 in thick frames; numbers: rows that the descriptor counts"
+    note(ax, 0.1, 6.15, f"S = {S}, tiles of {TILE_ROWS} rows, {frames}")
 
 
 # ---------------------------------------------------------------- order of programs
@@ -273,39 +239,27 @@ def programs_in_order(heads_at_once: int, longest_first: bool) -> list[tuple[int
     return [(head, ROW_BLOCKS - 1 - row if longest_first else row) for head, row in programs]
 
 
-def schedule(lengths: list[int], workers: int = SMS) -> list[tuple[int, int]]:
-    """(worker, start) of jobs that start in order, each as soon as a worker is free."""
-    free, places = [0] * workers, []
-    for length in lengths:
-        worker = free.index(min(free))
-        places.append((worker, free[worker]))
-        free[worker] += length
-    return places
-
-
-@image("08_order_of_programs.png")
-def draw_order_of_programs() -> Figure:
+@image("08_order_of_programs.png", 6.4)
+def draw_order_of_programs(ax: Axes) -> None:
     """Causal row blocks of two heads numbered in launch order, as they come and longest first, and when four SMs are done with them."""
-    figure, ax = canvas(6.4)
     for left, title, order in (
         (0.1, "as they come", programs_in_order(1, longest_first=False)),
         (4.6, "longest first, two heads side by side", programs_in_order(HEADS, longest_first=True)),
     ):
-        write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
+        heading(ax, left, 0.25, title)
         draw_triangles(ax, left, order)
         draw_schedule(ax, left, order)
-    write(ax, 0.1, 5.85, "one program: a row of tiles, numbered in launch order; thick frames: the first four, one on each SM", ha="left")
-    write(ax, 0.1, 6.12, "a tile takes one unit of time; an SM takes the next program when it is done with one", ha="left")
-    return figure
+    note(ax, 0.1, 5.85, "one program: a row of tiles, numbered in launch order; thick frames: the first four, one on each SM")
+    note(ax, 0.1, 6.12, "a tile takes one unit of time; an SM takes the next program when it is done with one")
 
 
 def draw_triangles(ax: Axes, left: float, order: list[tuple[int, int]]) -> None:
     """The tiles that each head's row blocks see, each row with its program's number before it."""
     side, top = 0.21, 1.15
-    write(ax, left + 0.35, 0.9, "row blocks ↓   key blocks →", ha="left")
+    note(ax, left + 0.35, 0.9, "row blocks ↓   key blocks →")
     for head in range(HEADS):
         x = left + 0.35 + head * 2.2
-        write(ax, x, 0.62, f"head {head}", BODY, ha="left", weight="bold")
+        note(ax, x, 0.62, f"head {head}", BODY, weight="bold")
     for pid, (head, row) in enumerate(order):
         x, y = left + 0.35 + head * 2.2, top + row * (side + 0.04)
         for col in range(row + 1):
@@ -316,16 +270,14 @@ def draw_triangles(ax: Axes, left: float, order: list[tuple[int, int]]) -> None:
 
 
 def draw_schedule(ax: Axes, left: float, order: list[tuple[int, int]]) -> None:
-    """When each program runs on which SM."""
-    unit, top, tall = 0.205, 3.8, 0.32
-    lengths = [row + 1 for _, row in order]
-    places = schedule(lengths)
-    done = max(start + length for (_, start), length in zip(places, lengths, strict=True))
-    write(ax, left, 3.5, f"{SMS} SMs: done after {done} units of time", BODY, ha="left", weight="bold")
-    for pid, ((worker, start), length) in enumerate(zip(places, lengths, strict=True)):
-        head = order[pid][0]
-        look = {"colour": HEAD_COLOURS[head], "share": 0.5}
-        box(ax, left + start * unit, top + worker * (tall + 0.06), length * unit, tall, f"{pid}", **look)
+    """When each program runs on which SM: they start in order, each as soon as an SM is free."""
+    unit, top, tall, free = 0.205, 3.8, 0.32, [0] * SMS
+    for pid, (head, row) in enumerate(order):
+        sm = free.index(min(free))
+        place = left + free[sm] * unit, top + sm * (tall + 0.06), (row + 1) * unit, tall
+        box(ax, *place, f"{pid}", HEAD_COLOURS[head], share=0.5)
+        free[sm] += row + 1
+    note(ax, left, 3.5, f"{SMS} SMs: done after {max(free)} units of time", BODY, weight="bold")
     arrow(ax, (left, top + SMS * (tall + 0.06) + 0.06), (left + 4.3, top + SMS * (tall + 0.06) + 0.06), width=1.0)
     write(ax, left + 4.3, top + SMS * (tall + 0.06) + 0.22, "time", ha="right")
 
@@ -337,17 +289,16 @@ CYCLES = 128  # a beat's: a matmul of 64 x 64 x 128 takes two, and so do 64 x 64
 PROGRAM_LOOKS = {"a": {"colour": "blue", "share": 0.55}, "b": {"colour": "orange", "share": 0.35, "line": 2.0}}
 
 
-@image("08_two_programs.png")
-def draw_two_programs() -> Figure:
+@image("08_two_programs.png", 4.6)
+def draw_two_programs(ax: Axes) -> None:
     """Two programs on an SM over time, whose matmuls take as long as all else: in step, each at half the speed, and out of step."""
-    figure, ax = canvas(4.6)
     left, wide, end = 1.75, 4 * BEAT, 4  # inches; spans of time
     for number, (title, in_step) in enumerate((("in step: the times add up", True), ("out of step: only the longer time counts", False))):
         top = 0.25 + 2.0 * number
-        write(ax, 0.1, top, title, HEAD, ha="left", weight="bold")
+        heading(ax, 0.1, top, title)
         for lane, name in enumerate(("tensor cores", "schedulers")):
             y = top + 0.3 + lane * 0.62
-            write(ax, 0.1, y + 0.25, name, ha="left")
+            note(ax, 0.1, y + 0.25, name)
             box(ax, left, y, end * wide, 0.5, **WAITS)
             if in_step:  # both share it, then both wait
                 for tile in range(2):
@@ -361,18 +312,13 @@ def draw_two_programs() -> Figure:
         y = top + 0.3 + 2 * 0.62
         arrow(ax, (left, y), (left + end * wide, y), width=1.0)
         write(ax, left + end * wide, y + 0.17, "time", ha="right")
-    legend(
-        ax,
-        4.35,
-        ((0.1, PROGRAM_LOOKS["a"], "tiles of program a"), (2.75, PROGRAM_LOOKS["b"], "of program b"), (4.95, WAITS, "nothing to do")),
-    )
-    return figure
+    a, b = PROGRAM_LOOKS.values()
+    legend(ax, 4.35, ((0.1, a, "tiles of program a"), (2.75, b, "of program b"), (4.95, WAITS, "nothing to do")))
 
 
-@image("08_overlap.png")
-def draw_overlap() -> Figure:
+@image("08_overlap.png", 5.3)
+def draw_overlap(ax: Axes) -> None:
     """Tensor cores and exponentials over time, D = 128: one program as compiled, and with the next scores started early."""
-    figure, ax = canvas(5.3)
     tiles = range(6)
     matmuls = [job for j in tiles for job in ((6 * j, f"q k{j}"), (6 * j + 4, f"p v{j}"))]
     draw_lanes(ax, 0.25, "as compiled: nothing runs beside anything", matmuls, [(6 * j + 2, f"exp {j}") for j in tiles], 2, 6)
@@ -381,10 +327,7 @@ def draw_overlap() -> Figure:
     draw_lanes(ax, 2.55, "the next scores start early: exponentials run beside matmuls", early, beside, 6, 4)
     legend(ax, 4.6, ((0.1, PROGRAM_LOOKS["a"], "one program"), (2.2, WAITS, "nothing to do")))
     cudnn = tile_cycles(stored_steps()[128, False]["sdpa_cudnn"], 128, False)
-    write(
-        ax, 0.1, 5.0, f"D = 128, tiles of 64 x 64, no loads, no other instructions. cuDNN takes {cudnn:.0f} cycles for a tile.", ha="left"
-    )
-    return figure
+    note(ax, 0.1, 5.0, f"D = 128, tiles of 64 x 64, no loads, no other instructions. cuDNN takes {cudnn:.0f} cycles for a tile.")
 
 
 def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, exponentials: list, first: int, period: int) -> None:
@@ -393,10 +336,10 @@ def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, exponentials: li
     first, period: the beat at which the span of one tile begins, and its beats.
     """
     left, end = 1.75, 16
-    write(ax, 0.1, top, title, HEAD, ha="left", weight="bold")
+    heading(ax, 0.1, top, title)
     for number, (name, jobs) in enumerate((("tensor cores", matmuls), ("exponentials", exponentials))):
         y = top + 0.32 + number * (BEAT_TALL + 0.12)
-        write(ax, 0.1, y + BEAT_TALL / 2, name, ha="left")
+        note(ax, 0.1, y + BEAT_TALL / 2, name)
         box(ax, left, y, end * BEAT, BEAT_TALL, **WAITS)
         for start, text in jobs:
             stop = min(start + 2, end)
@@ -405,7 +348,7 @@ def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, exponentials: li
                 box(ax, left + start * BEAT, y, (stop - start) * BEAT, BEAT_TALL, shown, **PROGRAM_LOOKS["a"])
     y = top + 0.32 + 2 * (BEAT_TALL + 0.12) + 0.1
     begin, stop = left + first * BEAT, left + (first + period) * BEAT
-    ax.plot([begin, begin, stop, stop], [y - 0.06, y, y, y - 0.06], color="black", linewidth=1.2)
+    bracket(ax, begin, stop, y - 0.06, high=-0.06)
     write(ax, (begin + stop) / 2, y + 0.16, f"a tile: {period * CYCLES} cycles", weight="bold")
     arrow(ax, (left, y + 0.36), (left + end * BEAT, y + 0.36), width=1.0)
     write(ax, left + end * BEAT, y + 0.53, "time", ha="right")

@@ -1,13 +1,10 @@
 """The drawings of chapter 9: warpgroups on a Hopper multiprocessor, their roles, a ring of stages, and the backward."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from draw.drawing import BODY, HEAD, WAITS, arrow, box, canvas, image, outline, write
+from draw.drawing import BODY, WAITS, arrow, box, heading, image, note, notes, outline, write
 from fa_tutorial.barriers import ring, ring_consumer, ring_producer, run
 from fa_tutorial.warpgroups import KEYS, ROWS, Operation, cycles_per_block, matmul_cycles, timeline
 
@@ -18,37 +15,31 @@ LOOKS = {"s": {"colour": "blue", "share": 0.45}, "o": {"colour": "green", "share
 INCH, LANE, LANES_LEFT = 0.0016, 0.34, 1.45  # inches: of a cycle, of a lane's height, where time 0 is
 
 
-@image("09_one_warpgroup.png")
-def draw_one_warpgroup() -> Figure:
+@image("09_one_warpgroup.png", 4.05)
+def draw_one_warpgroup(ax: Axes) -> None:
     """One warpgroup with one stop a block, three blocks of keys, D = 64 and 128: matmuls, softmax, matmuls (9.2)."""
-    figure, ax = canvas(4.05)
     for D, top in ((64, 0.25), (128, 1.8)):
         each = cycles_per_block(D)
         busy = f"{2 * matmul_cycles(D) / each:.0%}"
         title = f"D = {D}, one warpgroup, one stop: {each:,.0f} cycles a block, the tensor cores {busy} busy"
         draw_timeline(ax, top, title, timeline(D))
     draw_key(ax, 3.4)
-    return figure
 
 
-@image("09_two_warpgroups.png")
-def draw_two_warpgroups() -> Figure:
+@image("09_two_warpgroups.png", 4.1)
+def draw_two_warpgroups(ax: Axes) -> None:
     """The same for two warpgroups, each with one stop a block (9.3)."""
-    figure, ax = canvas(4.1)
     for D, blocks, top in ((64, 3, 0.25), (128, 2, 1.8)):
         draw_remedy(ax, top, "two warpgroups, one stop", D, blocks, warpgroups=2)
     draw_key(ax, 3.45, "; B (darker): the second warpgroup")
-    return figure
 
 
-@image("09_overlapped.png")
-def draw_overlapped() -> Figure:
+@image("09_overlapped.png", 4.1)
+def draw_overlapped(ax: Axes) -> None:
     """The same for one warpgroup, whose p v runs under the next block's softmax (9.3)."""
-    figure, ax = canvas(4.1)
     for D, top in ((64, 0.25), (128, 1.8)):
         draw_remedy(ax, top, "one warpgroup, overlapped", D, blocks=3, overlap=True)
     draw_key(ax, 3.45)
-    return figure
 
 
 def draw_remedy(ax: Axes, top: float, how: str, D: int, blocks: int, warpgroups: int = 1, overlap: bool = False) -> None:
@@ -59,11 +50,11 @@ def draw_remedy(ax: Axes, top: float, how: str, D: int, blocks: int, warpgroups:
 
 def draw_timeline(ax: Axes, top: float, title: str, operations: Sequence[Operation], warpgroups: int = 1) -> None:
     """Two lanes, the tensor cores and the exponentials, with what is idle hatched."""
-    write(ax, 0.1, top, title, HEAD, ha="left", weight="bold")
+    heading(ax, 0.1, top, title)
     end = max(op.end for op in operations)
     for lane, (unit, kinds) in enumerate((("tensor cores", ("s", "o")), ("exponentials", ("exp",)))):
         y, free = top + 0.25 + lane * (LANE + 0.08), 0
-        write(ax, 0.1, y + LANE / 2, unit, ha="left")
+        note(ax, 0.1, y + LANE / 2, unit)
         for op in sorted((op for op in operations if op.kind in kinds), key=lambda op: op.start):
             if op.start > free:
                 span(ax, free, op.start, y, **WAITS)
@@ -86,22 +77,21 @@ def draw_key(ax: Axes, y: float, more: str = "") -> None:
     x = 0.1
     for kind, text in OPERATIONS.items():
         box(ax, x, y, 0.45, 0.26, kind, **LOOKS[kind])
-        write(ax, x + 0.55, y + 0.13, text, ha="left")
+        note(ax, x + 0.55, y + 0.13, text)
         x += 2.15
     box(ax, x, y, 0.45, 0.26, **WAITS)
-    write(ax, x + 0.55, y + 0.13, "idle", ha="left")
-    write(ax, 0.1, y + 0.45, f"counted for {ROWS} rows and {KEYS} keys a block; numbers: blocks of keys{more}", ha="left")
+    note(ax, x + 0.55, y + 0.13, "idle")
+    note(ax, 0.1, y + 0.45, f"counted for {ROWS} rows and {KEYS} keys a block; numbers: blocks of keys{more}")
 
 
 # ---------------------------------------------------------------- roles
 
 
-@image("09_roles_and_ring.png")
-def draw_roles_and_ring() -> Figure:
+@image("09_roles_and_ring.png", 5.6)
+def draw_roles_and_ring(ax: Axes) -> None:
     """A producer warp, a ring of two stages in shared memory with its barriers, two consumer warpgroups."""
-    figure, ax = canvas(5.6)
     for x, title in ((0.1, "producer: 1 warp"), (2.75, "shared memory: a ring of 2 stages"), (6.95, "2 consumers")):
-        write(ax, x, 0.25, title, HEAD, ha="left", weight="bold")
+        heading(ax, x, 0.25, title)
     box(ax, 0.1, 0.55, 1.75, 3.75, colour="sky", share=0.3)
     write(ax, 0.97, 1.2, "24 registers\na thread", linespacing=1.3)
     write(ax, 0.97, 2.45, "for each tile:\nwait for empty,\nannounce its bytes,\nask TMA for it", linespacing=1.4)
@@ -123,38 +113,29 @@ def draw_roles_and_ring() -> Figure:
         write(ax, 7.92, y + 0.3, name, BODY, weight="bold")
         write(ax, 7.92, y + 0.95, "4 warps, 64 rows:\nm, l, acc in 240\nregisters a thread", linespacing=1.35)
     write(ax, 7.92, 2.425, "both read every tile")
-    lines = (
-        ("green", "full: whoever loads arrives, both consumers wait, and then read the tile"),
-        ("purple", "empty: each consumer arrives when it has read the tile, the producer waits, and then loads over it"),
-    )
-    for row, (colour, text) in enumerate(lines):
-        y = 4.7 + 0.35 * row
+    for y, colour, text in (
+        (4.7, "green", "full: whoever loads arrives, both consumers wait, and then read the tile"),
+        (5.05, "purple", "empty: each consumer arrives when it has read the tile, the producer waits, and then loads over it"),
+    ):
         arrow(ax, (0.1, y), (0.6, y), colour)
-        write(ax, 0.75, y, text, ha="left")
-    write(
-        ax,
-        0.1,
-        5.4,
-        "thick arrows: data. The chapter's finished kernel has a ring for k, one for v, and a small one for each consumer's q.",
-        ha="left",
-    )
-    return figure
+        note(ax, 0.75, y, text)
+    words = "thick arrows: data. The chapter's finished kernel has a ring for k, one for v, and a small one for each consumer's q."
+    note(ax, 0.1, 5.4, words)
 
 
 # ---------------------------------------------------------------- phases and layouts
 
 
-@image("09_phases.png")
-def draw_phases() -> Figure:
+@image("09_phases.png", 4.35)
+def draw_phases(ax: Axes) -> None:
     """The phases of stage 0's two barriers while the ring of two loads three tiles: who ends a phase, who waits for one."""
-    figure, ax = canvas(4.35)
     full, empty = ring(stages=2)
     roles = {"producer": ring_producer(3, full, empty), "consumer": ring_consumer(3, full, empty)}
     events = [event for event in run(roles) if event.action.kind in ("wait", "arrive")]
     left, unit, tall, last = 1.0, 0.96, 0.5, 8
-    write(ax, 0.1, 0.25, "stage 0 of the ring: its barriers' phases, with their parities", HEAD, ha="left", weight="bold")
+    heading(ax, 0.1, 0.25, "stage 0 of the ring: its barriers' phases, with their parities")
     for name, y, who, colour in (("full[0]", 1.1, "consumer", "green"), ("empty[0]", 2.85, "producer", "purple")):
-        write(ax, 0.1, y + tall / 2, name, ha="left", weight="bold")
+        note(ax, 0.1, y + tall / 2, name, weight="bold")
         mine = [event for event in events if event.action.barrier.name == name]
         ends = [event.end for event in mine if event.action.kind == "arrive"]
         for phase, (start, end) in enumerate(zip([0, *ends], [*ends, last], strict=True)):
@@ -169,23 +150,19 @@ def draw_phases() -> Figure:
             if event.action.kind == "wait":
                 x = left + event.end * unit
                 arrow(ax, (x, y - 0.3), (x, y), dashed=True)
-                text = f"{who}'s wait({event.action.parity}) passes"
-                write(
-                    ax, max(x, left - 0.3) if event.end else left - 0.3, y - 0.42, text, size=10, ha="left" if event.end == 0 else "center"
-                )
-    write(ax, 0.1, 4.15, "wait(parity) passes while the current phase has the other parity. On a fresh barrier that is wait(1).", ha="left")
-    return figure
+                text, at = f"{who}'s wait({event.action.parity}) passes", {} if event.end else {"ha": "left"}
+                write(ax, x if event.end else left - 0.3, y - 0.42, text, size=10, **at)
+    note(ax, 0.1, 4.15, "wait(parity) passes while the current phase has the other parity. On a fresh barrier that is wait(1).")
 
 
-@image("09_slices.png")
-def draw_slices() -> Figure:
+@image("09_slices.png", 4.75)
+def draw_slices(ax: Axes) -> None:
     """Which threads of warp 0 hold row 3 of s, its maximum, and row 3 of acc: layout, SliceLayout, and the other layout."""
-    figure, ax = canvas(4.75)
     side, top, row = 0.34, 1.05, 3
 
     def tile(x: float, title: str, layout: str, columns: int) -> None:
-        write(ax, x, 0.25, title, HEAD, ha="left", weight="bold")
-        write(ax, x, 0.55, layout, size=10, ha="left")
+        heading(ax, x, 0.25, title)
+        note(ax, x, 0.55, layout, size=10)
         for r in range(8):
             for c in range(columns):
                 look = {"colour": "yellow", "share": 0.6} if r == row else {}
@@ -193,8 +170,8 @@ def draw_slices() -> Figure:
         write(ax, x + columns * side + 0.16, top + 4 * side, "…")
 
     tile(0.1, "s, [64, 128]", "layout L", 8)
-    write(ax, 3.85, 0.25, "m, l, alpha, [64]", HEAD, ha="left", weight="bold")
-    write(ax, 3.85, 0.55, "SliceLayout(1, L)", size=10, ha="left")
+    heading(ax, 3.85, 0.25, "m, l, alpha, [64]")
+    note(ax, 3.85, 0.55, "SliceLayout(1, L)", size=10)
     for r in range(8):
         look = {"colour": "yellow", "share": 0.6} if r == row else {}
         box(ax, 3.85, top + r * side, 1.5, side, f"{4 * r}, {4 * r + 1}, {4 * r + 2}, {4 * r + 3}", size=9, **look)
@@ -209,23 +186,20 @@ def draw_slices() -> Figure:
         "A row of s lies in four threads. After the maximum over columns, all four of them hold the result.",
         "At D = 64, O is another layout than L: its slice has the rows in the same threads, but it is another type.",
     )
-    for n, text in enumerate(lines):
-        write(ax, 0.1, top + 8 * side + 0.28 + 0.29 * n, text, ha="left")
-    return figure
+    notes(ax, 0.1, top + 8 * side + 0.28, lines, step=0.29)
 
 
 # ---------------------------------------------------------------- work tiles
 
 
-@image("09_persistent.png")
-def draw_persistent() -> Figure:
+@image("09_persistent.png", 3.95)
+def draw_persistent(ax: Axes) -> None:
     """Two work tiles on one multiprocessor: by a program each, and by one persistent program."""
-    figure, ax = canvas(3.95)
     for title, top, load, tile in (
         ("a program for each work tile: the tensor cores idle while the next one starts and loads", 0.25, 4.3, 5.2),
         ("one persistent program: the next tiles are there, and o leaves in the background", 2.05, 2.5, 3.6),
     ):
-        write(ax, 0.1, top, title, BODY, ha="left", weight="bold")
+        note(ax, 0.1, top, title, BODY, weight="bold")
         lanes = (
             ("loads", {"colour": "sky", "share": 0.45}, ((0.3, 0.9, "q, k, v"), (load, 0.9, "q, k, v"))),
             ("tensor cores", {"colour": "blue", "share": 0.45}, ((1.2, 2.2, "work tile 0"), (tile, 2.2, "work tile 1"))),
@@ -234,22 +208,20 @@ def draw_persistent() -> Figure:
         box(ax, 1.3, top + 0.31 + LANE, 0.94 * tile, LANE, **WAITS)
         for lane, (name, look, spans) in enumerate(lanes):
             y = top + 0.25 + lane * (LANE + 0.06)
-            write(ax, 0.1, y + LANE / 2, name, ha="left")
+            note(ax, 0.1, y + LANE / 2, name)
             for start, length, text in spans:
                 box(ax, 1.3 + start * 0.94, y, length * 0.94, LANE, text, **look)
-    write(ax, 0.1, 3.75, "loads: of q, and the first of k and v; hatched: idle; the lengths are not measured", ha="left")
-    return figure
+    note(ax, 0.1, 3.75, "loads: of q, and the first of k and v; hatched: idle; the lengths are not measured")
 
 
 # ---------------------------------------------------------------- the backward
 
 
-@image("09_backward_roles.png")
-def draw_backward_roles() -> Figure:
+@image("09_backward_roles.png", 6.75)
+def draw_backward_roles(ax: Axes) -> None:
     """Who owns what in the backward: keys, dk and dv a consumer each, ds shared between them, parts of dq added up in global memory."""
-    figure, ax = canvas(6.75)
     for x, title in ((0.1, "producer: 1 warp"), (2.45, "shared memory"), (6.25, "2 consumers")):
-        write(ax, x, 0.25, title, HEAD, ha="left", weight="bold")
+        heading(ax, x, 0.25, title)
     box(ax, 0.1, 0.55, 1.5, 1.75, "loads k and v\nonce, then\nblock after block\nof q and do", "sky")
     box(ax, 2.45, 0.55, 2.9, 0.65, "k, v: 128 keys, of both", "orange", share=0.5)
     box(ax, 2.45, 1.45, 2.9, 0.85, "q, do: 64 rows,\n2 stages", "blue", share=0.35)
@@ -278,13 +250,10 @@ def draw_backward_roles() -> Figure:
     box(ax, 0.1, 4.4, 1.5, 1.15, "dq in global\nmemory, float32:\nevery program\nadds to it", "purple", share=0.15)
     arrow(ax, (2.45, 5.0), (1.6, 5.0), "purple", width=2.2)
     write(ax, 2.02, 4.8, "TMA add", size=10)
-    lines = (
-        ("orange", "hand over: each consumer writes its rows of ds, then arrives at ds_full"),
-        ("green", "the meeting: each waits until ds_full has both arrivals, then reads all of ds for its part of dq"),
-    )
-    for row, (colour, text) in enumerate(lines):
-        y = 5.9 + 0.32 * row
+    for y, colour, text in (
+        (5.9, "orange", "hand over: each consumer writes its rows of ds, then arrives at ds_full"),
+        (6.22, "green", "the meeting: each waits until ds_full has both arrivals, then reads all of ds for its part of dq"),
+    ):
         arrow(ax, (0.1, y), (0.6, y), colour, width=2.2)
-        write(ax, 0.75, y, text, ha="left")
-    write(ax, 0.1, 6.54, "solid: in registers for all blocks of q; dashed: in registers for one block", ha="left")
-    return figure
+        note(ax, 0.75, y, text)
+    note(ax, 0.1, 6.54, "solid: in registers for all blocks of q; dashed: in registers for one block")

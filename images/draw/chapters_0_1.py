@@ -1,16 +1,30 @@
 """The drawings of chapters 0 and 1."""
 
-from __future__ import annotations
-
 import math
 import textwrap
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Polygon
 
-from draw.drawing import BODY, GREY, HEAD, MASKED, TENSOR_COLOUR, WIDTH, arrow, box, canvas, image, legend, number, write
+from draw.drawing import (
+    BODY,
+    GREY,
+    HEAD,
+    MASKED,
+    TENSOR_COLOUR,
+    WIDTH,
+    arrow,
+    box,
+    heading,
+    image,
+    legend,
+    note,
+    notes,
+    number,
+    sample,
+    write,
+)
 from fa_tutorial import ledger, softmax
 from fa_tutorial.bench import results
 
@@ -31,10 +45,9 @@ PHASES = (
 )  # fmt: skip
 
 
-@image("00_course_map.png")
-def draw_course_map() -> Figure:
+@image("00_course_map.png", 6.1)
+def draw_course_map(ax: Axes) -> None:
     """Five phases and what follows, left to right: each chapter, and what it hands to the next."""
-    figure, ax = canvas(6.1)
     width, gap, top, bottom = 1.36, 0.13, 0.95, 4.95
     for column, (phase, name, colour, chapters) in enumerate(PHASES):
         x = 0.09 + column * (width + gap)
@@ -65,13 +78,11 @@ def draw_course_map() -> Figure:
                                  facecolor="white", edgecolor="black", linewidth=1.2))  # fmt: skip
             write(ax, middle, y + tall / 2, textwrap.fill(HANDS_ON[chapters[-1]], 14), style="italic")
     write(ax, WIDTH - 0.09, bottom + 0.57, "on arrows:\nwhat one hands\nto the next", ha="right")
-    return figure
 
 
-@image("00_payoff.png")
-def draw_payoff() -> Figure:
+@image("00_payoff.png", 2.75)
+def draw_payoff(ax: Axes) -> None:
     """Time and memory of naive and of flash attention on the same input, as two bars each."""
-    figure, ax = canvas(2.75)
     h200 = results.load("h200")
     case = {"mode": "fwd", "dtype": "fp16", "B": 1, "H_q": 16, "S_q": 4096, "D": 64, "is_causal": False}
     naive, flash = (results.select(h200["rows"], provider=provider, **case).iloc[0] for provider in ("naive", "sdpa_flash"))
@@ -80,15 +91,13 @@ def draw_payoff() -> Figure:
         ("extra memory: {:.0f} times less", naive["peak_bytes"] / 2**20, flash["peak_bytes"] / 2**20, "{:,.0f} MiB", 4.75),
     )
     for title, slow, fast, unit, left in panels:
-        write(ax, left + 0.75, 0.25, title.format(slow / fast), HEAD, ha="left", weight="bold")
+        heading(ax, left + 0.75, 0.25, title.format(slow / fast))
         for row, (name, value, colour, hatch) in enumerate((("naive", slow, "vermilion", "////"), ("flash", fast, "blue", None))):
             y, length = 0.6 + row * 0.75, max(2.4 * value / slow, 0.03)
             write(ax, left + 0.65, y + 0.27, name, BODY, ha="right")
             box(ax, left + 0.75, y, length, 0.55, colour=colour, share=0.75, hatch=hatch)
-            write(ax, left + 0.85 + length, y + 0.27, unit.format(value), BODY, ha="left", weight="bold")
-    note = f"{h200['provenance']['gpu']}, forward pass, fp16, full attention: S = 4,096 tokens, 16 heads, D = 64"
-    write(ax, 0.1, 2.45, note, ha="left")
-    return figure
+            note(ax, left + 0.85 + length, y + 0.27, unit.format(value), BODY, weight="bold")
+    note(ax, 0.1, 2.45, f"{h200['provenance']['gpu']}, forward pass, fp16, full attention: S = 4,096 tokens, 16 heads, D = 64")
 
 
 H200_SMS, REGISTERS_KIB, SHARED_KIB = 132, 256, 228  # NVIDIA, Hopper tuning guide, whose KB are KiB
@@ -96,15 +105,14 @@ SHARED_BYTES, H200_HZ = 128, 1.98e9  # bytes that an SM's shared memory delivers
 H200_L2_MIB = 60  # torch.cuda.get_device_properties on an H200; the guide's 50 MB are an H100's; its rate: chapter 8
 
 
-@image("00_memory_hierarchy.png")
-def draw_memory_hierarchy() -> Figure:
+@image("00_memory_hierarchy.png", 5.5)
+def draw_memory_hierarchy(ax: Axes) -> None:
     """An H200 as boxes: SMs with registers and shared memory, the L2 cache below, HBM outside the chip; sizes and rates."""
-    figure, ax = canvas(5.5)
     provenance = results.load("h200")["provenance"]
     copy = provenance["ceilings"]["copy_gb_s"] / 1000
     chip, side = 6.15, 6.4  # right edge of the boxes, left edge of the notes
     box(ax, 0.1, 0.1, chip, 3.62, colour="black", share=0.05)
-    write(ax, 0.25, 0.32, f"the chip: {H200_SMS} SMs and an L2 cache", BODY, ha="left", weight="bold")
+    note(ax, 0.25, 0.32, f"the chip: {H200_SMS} SMs and an L2 cache", BODY, weight="bold")
     for x, name in ((0.25, "SM 0"), (1.97, "SM 1"), (4.48, f"SM {H200_SMS - 1}")):
         box(ax, x, 0.58, 1.62, 2.0)
         write(ax, x + 0.81, 0.76, name)
@@ -117,17 +125,16 @@ def draw_memory_hierarchy() -> Figure:
     box(ax, 0.1, 4.55, chip, 0.75, "HBM, the GPU's main memory: every tensor lives here", "purple", share=0.45, size=BODY)
     arrow(ax, (2.4, 4.55), (2.4, 3.59), "vermilion", width=3.0)
     arrow(ax, (2.8, 3.59), (2.8, 4.55), "vermilion", width=3.0)
-    write(ax, 3.0, 4.13, f"{copy:.1f} TB/s, both ways together", BODY, ha="left", weight="bold")
+    note(ax, 3.0, 4.13, f"{copy:.1f} TB/s, both ways together", BODY, weight="bold")
     registers, shared = H200_SMS * REGISTERS_KIB / 1024, H200_SMS * SHARED_KIB / 1024
-    write(ax, side, 0.32, "size, and what it delivers", BODY, ha="left", weight="bold")
+    note(ax, side, 0.32, "size, and what it delivers", BODY, weight="bold")
     for y, text in (
         (1.7, f"{REGISTERS_KIB} KiB per SM, {registers:.0f} MiB in all"),
         (2.24, f"{SHARED_KIB} KiB per SM, {shared:.0f} MiB in all,\nup to {H200_SMS * SHARED_BYTES * H200_HZ / 1e12:.0f} TB/s in all"),
         (3.22, f"{H200_L2_MIB} MiB, over 10 TB/s (chapter 8)"),
         (4.92, f"{provenance['memory_bytes'] / 2**30:.0f} GiB"),
     ):
-        write(ax, side, y, text, ha="left")
-    return figure
+        note(ax, side, y, text)
 
 
 def draw_flow(ax: Axes, y: float, kernel: str, left: float, right: float, reads: list[float], writes: list[float]) -> None:
@@ -142,7 +149,7 @@ def draw_flow(ax: Axes, y: float, kernel: str, left: float, right: float, reads:
 def draw_hbm(ax: Axes, x: float, y: float, tensors: dict[str, str], width: float) -> list[float]:
     """A band of HBM with tensors side by side, name over number of elements, each `width` wide. Returns the middle of each."""
     box(ax, x, y, width * len(tensors) + 0.1, 1.15, colour="black", share=0.08)
-    write(ax, x + 0.1, y + 0.2, "HBM", ha="left", weight="bold")
+    note(ax, x + 0.1, y + 0.2, "HBM", weight="bold")
     middles = [x + 0.05 + (i + 0.5) * width for i in range(len(tensors))]
     for middle, (name, elements) in zip(middles, tensors.items(), strict=True):
         box(ax, middle - width / 2 + 0.05, y + 0.4, width - 0.1, 0.65, colour=TENSOR_COLOUR[name])
@@ -151,19 +158,16 @@ def draw_hbm(ax: Axes, x: float, y: float, tensors: dict[str, str], width: float
     return middles
 
 
-def draw_arrows(ax: Axes, y: float, note: str) -> None:
-    """What the two kinds of arrow mean, and a note on the right."""
-    arrow(ax, (0.1, y), (0.55, y), "blue")
-    write(ax, 0.65, y, "read", ha="left")
-    arrow(ax, (1.3, y), (1.75, y), "vermilion", dashed=True)
-    write(ax, 1.85, y, "written", ha="left")
-    write(ax, WIDTH - 0.1, y, note, ha="right")
+def draw_arrows(ax: Axes, y: float, aside: str) -> None:
+    """What the two kinds of arrow mean, and `aside` on the right."""
+    sample(ax, 0.1, y, "read", "blue")
+    sample(ax, 1.3, y, "written", "vermilion", dashed=True)
+    write(ax, WIDTH - 0.1, y, aside, ha="right")
 
 
-@image("00_naive_kernels.png")
-def draw_naive_kernels() -> Figure:
+@image("00_naive_kernels.png", 3.2)
+def draw_naive_kernels(ax: Axes) -> None:
     """What the four kernels of naive attention read from HBM and write to it."""
-    figure, ax = canvas(3.2)
     tensors = {"q": "S·D", "k": "S·D", "q kᵀ": "S·S", "s": "S·S", "p": "S·S", "v": "S·D", "o": "S·D"}
     top = 0.1
     end = top + 1.05  # where the tensors end and the arrows begin
@@ -173,31 +177,26 @@ def draw_naive_kernels() -> Figure:
     draw_flow(ax, end, "softmax", s + 0.1, p - 0.1, [s + 0.25], [p - 0.25])
     draw_flow(ax, end, "p v", p + 0.1, o + 0.3, [p + 0.25, v], [o])
     draw_arrows(ax, 2.98, "in each tensor: the number of elements of one head")
-    return figure
 
 
-@image("00_fused_kernel.png")
-def draw_fused_kernel() -> Figure:
+@image("00_fused_kernel.png", 3.2)
+def draw_fused_kernel(ax: Axes) -> None:
     """What one fused kernel reads from HBM and writes to it: k and v once for each block of queries."""
-    figure, ax = canvas(3.2)
     S, D, block_m, itemsize, top = 4096, 64, 128, 2, 0.1
     end = top + 1.05
     q, k, v, o = draw_hbm(ax, 0.1, top, dict.fromkeys("qkvo", "S·D"), 1.24)
     draw_flow(ax, end, "q kᵀ, divide, softmax, p v", q - 0.3, o + 0.3, [q, k, v], [o])
     for x in (k, v):
-        write(ax, x + 0.1, end + 0.5, f"{S // block_m} ×", ha="left", weight="bold")
+        note(ax, x + 0.1, end + 0.5, f"{S // block_m} ×", weight="bold")
     flash_mb = ledger.flash_hbm_bytes(S, S, D, block_m, itemsize) / 1e6
-    for y, text in ((0.3, f"{flash_mb:.0f} MB for each head"), (0.75, f"k and v: read once per\nblock of {block_m} queries"),
-                    (1.2, "with o: one float32 per query")):  # fmt: skip
-        write(ax, 5.5, y, text, BODY, ha="left", weight="bold" if "MB" in text else "normal")
+    note(ax, 5.5, 0.3, f"{flash_mb:.0f} MB for each head", BODY, weight="bold")
+    notes(ax, 5.5, 0.75, (f"k and v: read once per\nblock of {block_m} queries", "with o: one float32 per query"), BODY, 0.45)
     draw_arrows(ax, 2.98, f"S = {S:,}, D = {D}, fp16")
-    return figure
 
 
-@image("00_tiling.png")
-def draw_tiling() -> Figure:
+@image("00_tiling.png", 5.0)
+def draw_tiling(ax: Axes) -> None:
     """One head of the fused kernel at one moment: each SM has its block of queries, and reads all of k and v for it."""
-    figure, ax = canvas(5.0)
     blocks, side, thin, left, top, pitch = 8, 0.4, 0.17, 2.75, 0.75, 0.98
     looks = {
         "done": {"colour": "yellow", "share": 0.25, "hatch": MASKED},
@@ -207,7 +206,7 @@ def draw_tiling() -> Figure:
     write(ax, left - 0.9, top - 0.4, "q", BODY, weight="bold")
     write(ax, left + blocks * side / 2, top - 0.4, "k, v and the scores, block by block →", BODY)
     write(ax, left + blocks * side + 0.45, top - 0.4, "o", BODY, weight="bold")
-    write(ax, left + blocks * side + 0.95, top - 0.4, "read by this SM", BODY, ha="left")
+    note(ax, left + blocks * side + 0.95, top - 0.4, "read by this SM", BODY)
     for sm, now in enumerate((4, 5, 3, 4)):
         y = top + sm * pitch
         scores = y + 2 * thin
@@ -221,14 +220,10 @@ def draw_tiling() -> Figure:
         for col in range(blocks):
             box(ax, left + col * side, scores, side, side, **looks["done" if col < now else "now" if col == now else "ahead"])
         box(ax, left + blocks * side + 0.25, scores, side, side, colour="purple", share=0.15, dashed=True)
-        write(ax, left + blocks * side + 0.95, scores + side / 2, f"{now + 1} blocks of k and v", ha="left")
-    legend(
-        ax,
-        4.8,
-        ((0.2, looks["now"], "scores on the chip now"), (3.0, looks["done"], "used and forgotten"), (5.4, looks["ahead"], "still to come")),
-    )
-    write(ax, 6.9, 4.78, "SMs don't wait\nfor each other", ha="left", style="italic")
-    return figure
+        note(ax, left + blocks * side + 0.95, scores + side / 2, f"{now + 1} blocks of k and v")
+    texts = ("used and forgotten", "scores on the chip now", "still to come")
+    legend(ax, 4.8, tuple(zip((3.0, 0.2, 5.4), looks.values(), texts, strict=True)))
+    note(ax, 6.9, 4.78, "SMs don't wait\nfor each other", style="italic")
 
 
 # ---------------------------------------------------------------- chapter 1
@@ -242,10 +237,9 @@ def digits(value: float) -> str:
     return number(value) if float(value).is_integer() else f"{value:.4f}"
 
 
-@image("01_passes.png")
-def draw_passes() -> Figure:
+@image("01_passes.png", 3.95)
+def draw_passes(ax: Axes) -> None:
     """How often a softmax reads its row from HBM: three passes, two passes, once where it fits on the chip, and flash attention, which has no row there."""
-    figure, ax = canvas(3.95)
     ways = (
         ("three passes", "4·n elements", ("find the\nmaximum", "find the\nsum", "divide"), 0.1, 2.95),
         ("two passes", "3·n elements", ("find\nboth", "divide"), 3.25, 2.1),
@@ -254,9 +248,9 @@ def draw_passes() -> Figure:
     )
     cell, cells, strip_top, strip_bottom, top = 0.09, 6, 1.05, 1.27, 2.2
     for title, moved, passes, left, width in ways:
-        write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
+        heading(ax, left, 0.25, title)
         box(ax, left, 0.5, width, 0.9, colour="black", share=0.08)
-        write(ax, left + 0.1, 0.68, "HBM", ha="left", weight="bold")
+        note(ax, left + 0.1, 0.68, "HBM", weight="bold")
         step = width / len(passes)
         centres = [left + (number_of + 0.5) * step for number_of in range(len(passes))]
         for x, name in zip(centres, passes, strict=True):
@@ -282,17 +276,13 @@ def draw_passes() -> Figure:
             start = ends["x"][0] + (number_of - (len(passes) - 1) / 2) * 0.18
             arrow(ax, (start, strip_bottom), (x - 0.2 * (number_of == len(passes) - 1), top), "blue")
         arrow(ax, (centres[-1] + 0.25, top), (ends["y"][0], strip_bottom), "vermilion", dashed=True)
-    arrow(ax, (0.1, 3.75), (0.55, 3.75), "blue")
-    write(ax, 0.65, 3.75, "reads the n scores x, or q, k and v", ha="left")
-    arrow(ax, (3.95, 3.75), (4.4, 3.75), "vermilion", dashed=True)
-    write(ax, 4.5, 3.75, "writes the n weights y, or o", ha="left")
-    return figure
+    sample(ax, 0.1, 3.75, "reads the n scores x, or q, k and v", "blue")
+    sample(ax, 3.95, 3.75, "writes the n weights y, or o", "vermilion", dashed=True)
 
 
-@image("01_two_maxima.png")
-def draw_two_maxima() -> Figure:
+@image("01_two_maxima.png", 4.3)
+def draw_two_maxima(ax: Axes) -> None:
     """The numerators of 3, 2 | 5, 1: each block measured from its own maximum, and both from 5."""
-    figure, ax = canvas(4.3)
     base, scale = 3.0, 1.7
     panels = (("each block from its own maximum", (3.0, 3.0, 5.0, 5.0), 0.75), ("both blocks from 5", (5.0,) * 4, 5.15))
     for title, maxima, left in panels:
@@ -313,7 +303,6 @@ def draw_two_maxima() -> Figure:
     write(ax, 4.45, 2.3, f"left block\n· {digits(math.exp(3 - 5))}")
     write(ax, 0.75 + 1.65, 3.98, "3 gets the same weight as 5")
     write(ax, 5.15 + 1.65, 3.98, "all four on one scale")
-    return figure
 
 
 Node = tuple[float, float]  # (m, l)
@@ -345,10 +334,9 @@ def draw_tree(ax: Axes, left: float, leaves: list[Node], plan: list[tuple[int, i
         places.append((x, y))
 
 
-@image("01_merge_tree.png")
-def draw_merge_tree() -> Figure:
+@image("01_merge_tree.png", 4.6, 9.7)
+def draw_merge_tree(ax: Axes) -> None:
     """The pairs (m, l) of four elements merged left to right, as a balanced tree, and with an empty part: one result."""
-    figure, ax = canvas(4.6, 9.7)
     leaves = [softmax.online_normalizer(torch.tensor([value], dtype=torch.float64)) for value in EXAMPLE]
     empty = softmax.online_normalizer(torch.tensor([], dtype=torch.float64))
     write(ax, 1.45, 0.3, "left to right", HEAD, weight="bold")
@@ -358,13 +346,11 @@ def draw_merge_tree() -> Figure:
     write(ax, 7.9, 0.3, "with an empty part", HEAD, weight="bold")
     draw_tree(ax, 6.15, [*leaves[:2], empty, *leaves[2:]], [(0, 1, 0.5, 1), (2, 3, 2.5, 1), (6, 4, 3.2, 2), (5, 7, 1.85, 3)])
     write(ax, 4.85, 4.3, "each box: a pair (m, l)     top row: one score each     hatched: the empty part     thick frame: the whole row")
-    return figure
 
 
-@image("01_loop.png")
-def draw_loop() -> Figure:
+@image("01_loop.png", 4.2)
+def draw_loop(ax: Axes) -> None:
     """The loop over two blocks: each comes once, three states go from block to block, and a division stands at the end."""
-    figure, ax = canvas(4.2)
     top, tall = 2.35, 0.95
     box(ax, 1.3, 0.1, 5.25, 0.4, "one query q: it stays for all blocks", "blue", size=BODY)
     states = ["m = −∞\nl = 0\nacc = 0"]
@@ -376,7 +362,7 @@ def draw_loop() -> Figure:
         box(ax, x - 1.0, 1.0, 1.0, 0.45, f"s = {s[0]}, {s[1]}", TENSOR_COLOUR["s"], size=BODY)
         box(ax, x, 1.0, 1.05, 0.45, f"v = {v[0]}, {v[1]}", TENSOR_COLOUR["v"], size=BODY)
         arrow(ax, (x, 1.45), (x, top), "blue")
-        write(ax, x + 0.12, 1.87, "read once,\nthen gone", ha="left")
+        note(ax, x + 0.12, 1.87, "read once,\nthen gone")
         box(ax, x - 0.5, top, 1.0, tall, "your\nstep", "sky", size=BODY)
         arrow(ax, (x - 0.95, top + tall / 2), (x - 0.5, top + tall / 2))
         arrow(ax, (x + 0.5, top + tall / 2), (x + 1.0, top + tall / 2))
@@ -387,22 +373,18 @@ def draw_loop() -> Figure:
     arrow(ax, (7.75, top + tall / 2), (8.2, top + tall / 2))
     write(ax, 7.97, top + 0.22, "÷ ?", BODY)
     box(ax, 8.2, top, 0.7, tall, "o =\n27.49", "purple", size=BODY)
-    write(
-        ax, 0.1, 3.65, "carried from block to block: m, l and acc, which are 1 + 1 + D numbers (66 in the opening, where D = 64)", ha="left"
-    )
-    write(ax, 0.1, 4.0, "not carried: a block's scores, weights and values", ha="left")
-    return figure
+    note(ax, 0.1, 3.65, "carried from block to block: m, l and acc, which are 1 + 1 + D numbers (66 in the opening, where D = 64)")
+    note(ax, 0.1, 4.0, "not carried: a block's scores, weights and values")
 
 
-@image("01_running_sum.png")
-def draw_running_sum() -> Figure:
+@image("01_running_sum.png", 5.3)
+def draw_running_sum(ax: Axes) -> None:
     """l and acc of scores 3, 2 | 5, 1 with values 10, 20, 30, 40: after the first block, rescaled to the new maximum, after the second."""
-    figure, ax = canvas(5.3)
     values, alpha = (10.0, 20.0, 30.0, 40.0), math.exp(3 - 5)
     steps = (("after block 1, m = 3", 2, 3.0), ("the maximum becomes 5", 2, 5.0), ("after block 2, m = 5", 4, 5.0))
     for row, (name, base, scale, weights) in enumerate((("l", 2.3, 0.95, (1.0,) * 4), ("acc", 4.45, 0.036, values))):
-        write(ax, 0.15, base - 0.6, name, HEAD, ha="left", weight="bold")
-        write(ax, 0.15, base - 0.35, ("Σ exp(x − m)", "Σ exp(x − m) · v")[row], ha="left")
+        heading(ax, 0.15, base - 0.6, name)
+        note(ax, 0.15, base - 0.35, ("Σ exp(x − m)", "Σ exp(x − m) · v")[row])
         ax.plot([1.75, 8.9], [base, base], color=GREY, linewidth=0.8, zorder=0.5)
         for column, (title, seen, m) in enumerate(steps):
             x, y = 1.95 + column * 2.55, base
@@ -420,20 +402,12 @@ def draw_running_sum() -> Figure:
             if column < 2:
                 arrow(ax, (x + 1.35, base - 0.45), (x + 2.4, base - 0.45))
                 write(ax, x + 1.87, base - 0.65, (f"· {digits(alpha)}", "+ block 2")[column], BODY)
-    write(
-        ax,
-        0.15,
-        5.05,
-        "alpha = exp(3 − 5) shrinks both sums alike     o = acc / l at the end     l and acc: each on its own scale",
-        ha="left",
-    )
-    return figure
+    note(ax, 0.15, 5.05, "alpha = exp(3 − 5) shrinks both sums alike     o = acc / l at the end     l and acc: each on its own scale")
 
 
-@image("01_shares.png")
-def draw_shares() -> Figure:
+@image("01_shares.png", 3.0)
+def draw_shares(ax: Axes) -> None:
     """The plain sum of scores 3, 2 | 5, 1 as one bar: each processor's piece is the share with which its output counts."""
-    figure, ax = canvas(3.0)
     x, top, height, wide = 0.4, 1.0, 0.6, 8.2 / sum(math.exp(score) for score in EXAMPLE)
     counted = []
     for part, place in ((slice(0, 2), "first"), (slice(2, 4), "second")):
@@ -453,4 +427,3 @@ def draw_shares() -> Figure:
         ax.plot([start + 0.03, x - 0.03], [0.85, 0.85], color="black", linewidth=2)
         write(ax, middle, top + height + 0.47, f"share {share:.3f}", BODY)
     write(ax, 4.5, 2.65, f"both together: o = {' + '.join(counted)} = 27.49", HEAD, weight="bold")
-    return figure

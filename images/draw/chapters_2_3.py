@@ -1,27 +1,40 @@
 """The drawings of chapters 2 and 3."""
 
-from __future__ import annotations
+from functools import partial
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from draw.drawing import BODY, HEAD, MASKED, SMALL, TENSOR_COLOUR, WAITS, arrow, box, canvas, grid, image, legend, number, outline, write
+from draw.drawing import (
+    BODY,
+    HEAD,
+    MASKED,
+    TENSOR_COLOUR,
+    arrow,
+    box,
+    grid,
+    heading,
+    image,
+    legend,
+    note,
+    number,
+    outline,
+    write,
+)
 from fa_tutorial.figures import GREY
 from fa_tutorial.matmul import blocked_matmul, grouped_tile, strips_per_wave
 
 # ---------------------------------------------------------------- chapter 2
 
 
-@image("02_strides.png")
-def draw_strides() -> Figure:
+@image("02_strides.png", 5.1)
+def draw_strides(ax: Axes) -> None:
     """One piece of memory, three views of it: a row-major tensor, its transpose, and a column, with their strides."""
-    figure, ax = canvas(5.1)
-    x = torch.arange(12).view(3, 4)
-    column = x[:, 1]
+    tensor = torch.arange(12).view(3, 4)
+    column = tensor[:, 1]
     picked = set(column.tolist())
-    views = (("x", x, 0.5), ("x.t()", x.t(), 3.8), ("x[:, 1]", column, 7.2))
+    views = (("x", tensor, 0.5), ("x.t()", tensor.t(), 3.8), ("x[:, 1]", column, 7.2))
     side = 0.46
 
     def cells(x0: float, y0: float, values: list[list[int]]) -> None:
@@ -35,28 +48,22 @@ def draw_strides() -> Figure:
         terms = [str(view.storage_offset())] if view.storage_offset() else []
         terms += [f"{stride}·{index}" for stride, index in zip(view.stride(), "ij", strict=False)]
         where = f"[{', '.join('ij'[: view.ndim])}] lies at {' + '.join(terms)}"
-        write(ax, left, 0.25, name, HEAD, ha="left", weight="bold")
-        write(ax, left, 0.79, f"shape {tuple(view.shape)}\nstrides {view.stride()}\n{where}", ha="left", linespacing=1.3)
+        heading(ax, left, 0.25, name)
+        note(ax, left, 0.79, f"shape {tuple(view.shape)}\nstrides {view.stride()}\n{where}", linespacing=1.3)
         cells(left, 1.25, view.tolist() if view.ndim == 2 else [[value] for value in view.tolist()])
     left, top = 1.74, 4.05
-    cells(left, top, [x.flatten().tolist()])
-    write(ax, 0.15, top + side / 2, "memory", BODY, ha="left", weight="bold")
-    write(ax, left, top + 0.72, "number in a cell: its offset in memory, in elements", ha="left")
-    row_step, col_step = x.stride()
-    draw_hop(ax, left + 1.5 * side, top, row_step * side, f"+{row_step}: next row of x")
-    draw_hop(ax, left + 10.5 * side, top, col_step * side, f"+{col_step}: next column of x")
-    return figure
+    cells(left, top, [tensor.flatten().tolist()])
+    note(ax, 0.15, top + side / 2, "memory", BODY, weight="bold")
+    note(ax, left, top + 0.72, "number in a cell: its offset in memory, in elements")
+    row_step, col_step = tensor.stride()
+    for x, step, name, curve in ((left + 1.5 * side, row_step, "row", -0.3), (left + 10.5 * side, col_step, "column", -0.8)):
+        arrow(ax, (x, top), (x + step * side, top), curve=curve)
+        write(ax, x + step * side / 2, top - 0.45, f"+{step}: next {name} of x")
 
 
-def draw_hop(ax: Axes, x: float, y: float, length: float, text: str) -> None:
-    arrow(ax, (x, y), (x + length, y), curve=-0.3 if length > 1 else -0.8)
-    write(ax, x + length / 2, y - 0.45, text)
-
-
-@image("02_grid_and_mask.png")
-def draw_grid_and_mask() -> Figure:
+@image("02_grid_and_mask.png", 4.45)
+def draw_grid_and_mask(ax: Axes) -> None:
     """Ten elements, three programs with blocks of four: the offset of each position, and the last two masked off."""
-    figure, ax = canvas(4.45)
     n, block = 10, 4
     side, gap, left = 0.56, 0.22, 1.75
     programs = -(-n // block)
@@ -64,8 +71,8 @@ def draw_grid_and_mask() -> Figure:
     rows = {"lane": 0.55, "offs": 1.5, "mask": 2.06, "memory": 3.2}
     labels = {"lane": "arange(0, BLOCK)", "offs": "offs", "mask": "mask: offs < n", "memory": f"memory, n = {n}"}
     for row, text in labels.items():
-        write(ax, 0.1, rows[row] + side / 2, text, ha="left")
-    write(ax, 0.1, 1.305, f"+ program_id · {block}", ha="left")
+        note(ax, 0.1, rows[row] + side / 2, text)
+    note(ax, 0.1, 1.305, f"+ program_id · {block}")
     for program in range(programs):
         start = left + program * (block * side + gap)
         write(ax, start + block * side / 2, 0.25, f"program {program}", HEAD, weight="bold")
@@ -74,10 +81,10 @@ def draw_grid_and_mask() -> Figure:
             offset = program * block + lane
             inside = offset < n
             x = start + lane * side
-            look = {"size": BODY, **({"colour": "sky"} if inside else {"hatch": MASKED})}
+            look = {"colour": "sky"} if inside else {"hatch": MASKED}
             box(ax, x, rows["lane"], side, side, str(lane), size=BODY)
-            box(ax, x, rows["offs"], side, side, str(offset), **look)
-            box(ax, x, rows["mask"], side, side, str(inside), **{**look, "size": SMALL})
+            box(ax, x, rows["offs"], side, side, str(offset), size=BODY, **look)
+            box(ax, x, rows["mask"], side, side, str(inside), **look)
             if inside:
                 arrow(ax, (x + side / 2, rows["mask"] + side), (memory[offset], rows["memory"]), width=1.2)
         outline(ax, start, rows["lane"], block * side, rows["mask"] + side - rows["lane"])
@@ -87,17 +94,15 @@ def draw_grid_and_mask() -> Figure:
     write(ax, memory[n] + side / 2, rows["memory"] + side + 0.22, "not ours")
     outside = " and ".join(str(offset) for offset in range(n, programs * block))
     words = f"{outside} are masked off: the load gives other, the store skips them"
-    write(ax, memory[0] - side / 2, rows["memory"] + side + 0.22, words, ha="left")
-    return figure
+    note(ax, memory[0] - side / 2, rows["memory"] + side + 0.22, words)
 
 
-@image("02_transpose_tiles.png")
-def draw_transpose_tiles() -> Figure:
+@image("02_transpose_tiles.png", 4.9)
+def draw_transpose_tiles(ax: Axes) -> None:
     """One tile of x, read at tile (r, c) and stored at tile (c, r) of out; ragged tiles hatched."""
     rows, cols, block_r, block_c = 5, 7, 2, 4
     tile_r, tile_c = 1, 0
     side, top = 0.42, 0.95
-    figure, ax = canvas(4.9)
     letters = {(r, c): chr(ord("a") + r * block_c + c) for r in range(block_r) for c in range(block_c)}
 
     def look(row: int, col: int) -> dict:
@@ -120,109 +125,104 @@ def draw_transpose_tiles() -> Figure:
                 outline(ax, x + col * side, top + row * side, step_c * side, step_r * side, line=1.2)
     outline(ax, left + tile_c * block_c * side, top + tile_r * block_r * side, block_c * side, block_r * side, line=3)
     outline(ax, right + tile_r * block_r * side, top + tile_c * block_c * side, block_r * side, block_c * side, line=3)
-    write(ax, left, 0.25, f"x, ({rows}, {cols})", HEAD, ha="left", weight="bold")
-    write(ax, right, 0.25, f"out, ({cols}, {rows})", HEAD, ha="left", weight="bold")
-    write(ax, left, 0.62, f"tiles of (BLOCK_R, BLOCK_C) = ({block_r}, {block_c})", ha="left")
-    write(ax, right, 0.62, f"tiles of (BLOCK_C, BLOCK_R) = ({block_c}, {block_r})", ha="left")
+    heading(ax, left, 0.25, f"x, ({rows}, {cols})")
+    heading(ax, right, 0.25, f"out, ({cols}, {rows})")
+    note(ax, left, 0.62, f"tiles of (BLOCK_R, BLOCK_C) = ({block_r}, {block_c})")
+    note(ax, right, 0.62, f"tiles of (BLOCK_C, BLOCK_R) = ({block_c}, {block_r})")
     gap = (left + padded_cols * side, right)
     write(ax, sum(gap) / 2, 1.6, f"program\n({tile_r}, {tile_c})", weight="bold")
     arrow(ax, (gap[0] + 0.2, 2.05), (gap[1] - 0.2, 2.05), width=2.4)
     write(ax, sum(gap) / 2, 2.5, f"tile ({tile_r}, {tile_c})\nto tile ({tile_c}, {tile_r})")
-    y = 4.6
-    for x, options, text in ((0.1, {"colour": "sky", "hatch": ".."}, "ragged tile: partly inside"),
-                             (3.0, {"hatch": MASKED, "dashed": True}, "masked: outside")):  # fmt: skip
-        box(ax, x, y - 0.14, 0.4, 0.28, **options)
-        write(ax, x + 0.5, y, text, ha="left")
-    return figure
+    for x, look, text in (
+        (0.1, {"colour": "sky", "hatch": ".."}, "ragged tile: partly inside"),
+        (3.0, {"hatch": MASKED, "dashed": True}, "masked: outside"),
+    ):
+        box(ax, x, 4.46, 0.4, 0.28, **look)
+        note(ax, x + 0.5, 4.6, text)
 
 
-@image("02_gpu.png")
-def draw_gpu() -> Figure:
+@image("02_gpu.png", 5.3)
+def draw_gpu(ax: Axes) -> None:
     """From the grid to the threads: twelve programs on four SMs, one program's four warps, one warp's threads."""
-    figure, ax = canvas(5.3)
     chosen, side, step = 5, 0.6, 0.22
     left, top = 0.15, 1.15
-    write(ax, left, 0.25, "grid", HEAD, ha="left", weight="bold")
-    write(ax, left, 0.65, "what you launch:\n12 programs", ha="left", linespacing=1.3)
+    heading(ax, left, 0.25, "grid")
+    note(ax, left, 0.65, "what you launch:\n12 programs", linespacing=1.3)
 
     def program(ax_x: float, ax_y: float, high: float, pid: int) -> None:
-        look = WAITS if pid >= 8 else {"colour": "orange" if pid == chosen else "sky", "share": 0.6 if pid == chosen else 0.3}
+        look = {"hatch": MASKED} if pid >= 8 else {"colour": "orange" if pid == chosen else "sky", "share": 0.6 if pid == chosen else 0.3}
         box(ax, ax_x, ax_y, side, high, str(pid), weight="bold" if pid == chosen else "normal", **look)
 
     for pid in range(12):
         program(left, top + pid * step, step, pid)
     sm_left, sm_wide, sm_high = 2.85, 1.42, 1.22
-    write(ax, sm_left, 0.25, "GPU", HEAD, ha="left", weight="bold")
-    write(ax, sm_left, 0.65, "where they run: a toy with\n4 SMs, 2 programs on each", ha="left", linespacing=1.3)
+    heading(ax, sm_left, 0.25, "GPU")
+    note(ax, sm_left, 0.65, "where they run: a toy with\n4 SMs, 2 programs on each", linespacing=1.3)
     for sm in range(4):
         x, y = sm_left + sm % 2 * (sm_wide + 0.1), top + sm // 2 * (sm_high + 0.16)
         outline(ax, x, y, sm_wide, sm_high, line=1.8)
-        write(ax, x + 0.1, y + 0.2, f"SM {sm}", ha="left", weight="bold")
+        note(ax, x + 0.1, y + 0.2, f"SM {sm}", weight="bold")
         for place, pid in enumerate((sm, sm + 4)):
             program(x + 0.08 + place * (side + 0.06), y + 0.42, side, pid)
     slot = (sm_left + sm_wide + 0.1 + 0.08 + 2 * side + 0.06, top + 0.42 + side / 2)  # the right edge of the chosen program, on SM 1
     zoom, cell, high = 6.3, 0.08, 0.42
-    write(ax, zoom, 0.25, f"program {chosen}", HEAD, ha="left", weight="bold")
-    write(ax, zoom, 0.65, "what it is made of:\n4 warps of 32 threads", ha="left", linespacing=1.3)
+    heading(ax, zoom, 0.25, f"program {chosen}")
+    note(ax, zoom, 0.65, "what it is made of:\n4 warps of 32 threads", linespacing=1.3)
     for warp in range(4):
         y = top + warp * (high + 0.26)
-        write(ax, zoom, y + 0.05, f"warp {warp}", ha="left")
+        note(ax, zoom, y + 0.05, f"warp {warp}")
         for thread in range(32):
             box(ax, zoom + thread * cell, y + 0.2, cell, high - 0.12, colour="orange", share=0.6)
         outline(ax, zoom, y + 0.2, 32 * cell, high - 0.12, line=1.5)
     for corner, end in ((slot[1] - side / 2, top + 0.1), (slot[1] + side / 2, top + 4 * (high + 0.26) - 0.2)):
         ax.plot((slot[0], zoom - 0.12), (corner, end), color="black", linestyle="--", linewidth=1.2, zorder=2.6)
     y = 4.02
-    write(ax, left, y + 0.05, "8 to 11 wait", ha="left")
-    write(ax, zoom, y + 0.05, "32 threads share each instruction", ha="left")
-    for x, text in ((left, "You choose\nthe grid."), (sm_left, "The GPU places programs\non SMs, in any order."),
-                    (zoom, "Triton divides the block\nof data among threads.")):  # fmt: skip
-        write(ax, x, 4.78, text, BODY, ha="left", weight="bold", linespacing=1.3)
-    return figure
+    note(ax, left, y + 0.05, "8 to 11 wait")
+    note(ax, zoom, y + 0.05, "32 threads share each instruction")
+    note(ax, left, 4.78, "You choose\nthe grid.", BODY, weight="bold", linespacing=1.3)
+    note(ax, sm_left, 4.78, "The GPU places programs\non SMs, in any order.", BODY, weight="bold", linespacing=1.3)
+    note(ax, zoom, 4.78, "Triton divides the block\nof data among threads.", BODY, weight="bold", linespacing=1.3)
 
 
-@image("02_coalescing.png")
-def draw_coalescing() -> Figure:
+@image("02_coalescing.png", 5.15)
+def draw_coalescing(ax: Axes) -> None:
     """The 32-byte sectors that a warp touches along a row and down a column."""
-    figure, ax = canvas(5.15)
     threads, columns, per_sector = torch.arange(32), 8192, 8  # fp32: eight elements fill a sector
     along, down = ((threads * stride // per_sector).unique().numel() for stride in (1, columns))
     cell, left = 0.265, 0.3
-    write(ax, 0.15, 0.25, "A warp reads or writes along a row", HEAD, ha="left", weight="bold")
+    heading(ax, 0.15, 0.25, "A warp reads or writes along a row")
     top = 1.1
     for thread in range(32):
         x = left + thread * cell
         box(ax, x, top, cell, 0.36, colour="sky", share=0.6)
         arrow(ax, (x + cell / 2, top - 0.3), (x + cell / 2, top), width=0.9)
-    write(ax, left, top - 0.45, "thread 0", ha="left")
+    note(ax, left, top - 0.45, "thread 0")
     write(ax, left + 32 * cell, top - 0.45, "thread 31", ha="right")
     for sector in range(along):
         outline(ax, left + sector * per_sector * cell, top, per_sector * cell, 0.36)
-    write(ax, left, top + 0.6, f"{along} sectors of 32 bytes: {32 * along} bytes delivered, 128 used", BODY, ha="left", weight="bold")
+    note(ax, left, top + 0.6, f"{along} sectors of 32 bytes: {32 * along} bytes delivered, 128 used", BODY, weight="bold")
     top, rows = 2.85, 0.44
-    write(ax, 0.15, 2.35, "A warp reads or writes down a column", HEAD, ha="left", weight="bold")
+    heading(ax, 0.15, 2.35, "A warp reads or writes down a column")
     for place, thread in enumerate((0, 1, 2, None, 31)):
         y = top + place * rows
         if thread is None:
             write(ax, left + 1.0 + 4 * cell, y + 0.17, "⋮", HEAD, weight="bold")
             continue
-        write(ax, left, y + 0.17, f"thread {thread}", ha="left")
+        note(ax, left, y + 0.17, f"thread {thread}")
         arrow(ax, (left + 0.83, y + 0.17), (left + 1.05, y + 0.17), width=0.9)
         for element in range(per_sector):
             look = {"colour": "sky", "share": 0.6} if element == 0 else {"hatch": MASKED}
             box(ax, left + 1.05 + element * cell, y, cell, 0.34, **look)
         outline(ax, left + 1.05, y, per_sector * cell, 0.34)
     used = f"{down} sectors of 32 bytes:\n{32 * down:,} bytes delivered, 128 used"
-    write(ax, 4.0, 3.6, used, BODY, ha="left", weight="bold", linespacing=1.3)
-    write(ax, 4.0, 4.2, "hatched: not used by this warp", ha="left")
-    return figure
+    note(ax, 4.0, 3.6, used, BODY, weight="bold", linespacing=1.3)
+    note(ax, 4.0, 4.2, "hatched: not used by this warp")
 
 
-@image("02_turned_tile.png")
-def draw_turned_tile() -> Figure:
+@image("02_turned_tile.png", 3.15)
+def draw_turned_tile(ax: Axes) -> None:
     """16 elements of x, coloured by the thread that loads them, the same in shared memory, where four threads write rows and read columns,
     and in out, coloured by the thread that stores them: 12 of the elements change threads on the way."""
-    figure, ax = canvas(3.15)
     side, y, left, middle, right = 0.45, 0.85, 0.6, 3.85, 6.6
     colours = ("blue", "orange", "green", "purple")
     for x, name, element in (
@@ -242,15 +242,12 @@ def draw_turned_tile() -> Figure:
         outline(ax, x, y, *((side, 4 * side) if x == middle else (4 * side, side)))
     for x, end in ((left + 4 * side + 0.2, middle - 0.45), (middle + 4 * side + 0.2, right - 0.2)):
         arrow(ax, (x, y + 2 * side), (end, y + 2 * side), width=2.4)
-    note = "t0 to t3: threads of a warp; framed: what they access together. Element 1 is loaded by t1 and stored by t0."
-    write(ax, left, 2.95, note, ha="left")
-    return figure
+    note(ax, left, 2.95, "t0 to t3: threads of a warp; framed: what they access together. Element 1 is loaded by t1 and stored by t0.")
 
 
-@image("02_softmax_row.png")
-def draw_softmax_row() -> Figure:
+@image("02_softmax_row.png", 3.6)
+def draw_softmax_row(ax: Axes) -> None:
     """One softmax program: a row of three numbers in a block of four, whose last position is −∞, then 0, then not stored."""
-    figure, ax = canvas(3.6)
     p = torch.exp(torch.tensor([-2.0, 0.0, -1.0, -torch.inf]))
     rows = (
         ("offs", "0123", ""),
@@ -260,26 +257,24 @@ def draw_softmax_row() -> Figure:
         ("y = p / l", [f"{value:.2f}" for value in p / p.sum()], "the store skips the last"),
     )
     side, wide, left = 0.52, 0.85, 2.2
-    for i, (label, values, note) in enumerate(rows):
+    for i, (label, values, aside) in enumerate(rows):
         y = 0.2 + i * (side + 0.14)
-        write(ax, 0.1, y + side / 2, label, BODY, ha="left")
+        note(ax, 0.1, y + side / 2, label, BODY)
         for lane, value in enumerate(values):
             look = {"colour": "sky"} if lane < 3 else {"hatch": MASKED}
             box(ax, left + lane * wide, y, wide, side, value, size=BODY, **look)
-        write(ax, left + 4 * wide + 0.25, y + side / 2, note, BODY, ha="left")
-    return figure
+        note(ax, left + 4 * wide + 0.25, y + side / 2, aside, BODY)
 
 
-@image("02_fused_softmax.png")
-def draw_fused_softmax() -> Figure:
+@image("02_fused_softmax.png", 4.55)
+def draw_fused_softmax(ax: Axes) -> None:
     """Softmax as five kernels, eight trips of n elements between HBM and the chip; fused, two."""
-    figure, ax = canvas(4.55)
     steps = (("amax", "x", "m", 0), ("−", "xm", "z", 1), ("exp", "z", "p", 1), ("sum", "p", "l", 0), ("/", "pl", "y", 1))
     trips = 0
     memory, chip, wide = 0.6, 2.55, 0.62
     places = {name: 0.35 + i * 0.95 for i, name in enumerate("xmzply")}
     for left, right, title in ((0.1, 6.15, "five kernels"), (6.75, 8.9, "one fused kernel")):
-        write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
+        heading(ax, left, 0.25, title)
         ax.add_patch(Rectangle((left, memory - 0.12), right - left, 1.0, facecolor="#ebebeb", edgecolor=GREY))
     kernels = {name: 0.55 + i * 1.14 for i, (name, *_) in enumerate(steps)}
 
@@ -309,46 +304,42 @@ def draw_fused_softmax() -> Figure:
     box(ax, 6.95, chip, 1.77, 0.52, "softmax", "sky", size=BODY, line=2, weight="bold")
     trip(6.95 + wide / 2, 6.95 + wide / 2, True, True)
     trip(8.1 + wide / 2, 8.1 + wide / 2, False, True)
-    write(ax, 0.1, 3.45, f"{trips} trips of n elements", BODY, ha="left", weight="bold")
-    write(ax, 6.75, 3.45, "2 trips of n elements", BODY, ha="left", weight="bold")
+    note(ax, 0.1, 3.45, f"{trips} trips of n elements", BODY, weight="bold")
+    note(ax, 6.75, 3.45, "2 trips of n elements", BODY, weight="bold")
     y = 4.1
     for x, colour, dashed, text in ((0.1, "blue", False, "read"), (1.5, "vermilion", True, "written")):
         arrow(ax, (x, y), (x + 0.5, y), colour=colour, dashed=dashed, width=2.2)
-        write(ax, x + 0.6, y, text, ha="left")
-    write(ax, 3.2, y, "thin arrows: one number per row.  Gray: HBM.", ha="left")
-    return figure
+        note(ax, x + 0.6, y, text)
+    note(ax, 3.2, y, "thin arrows: one number per row.  Gray: HBM.")
 
 
 # ---------------------------------------------------------------- chapter 3
 
 
-@image("03_block_matmul.png")
-def draw_block_matmul() -> Figure:
+@image("03_block_matmul.png", 4.75)
+def draw_block_matmul(ax: Axes) -> None:
     """Tile (0, 1) of c: the row of a's tiles times the column of b's, in two steps over k."""
-    figure, ax = canvas(4.75)
     i = torch.arange(4)
     a, b = ((i[:, None] + i) % 4).float(), ((2 * i[:, None] + i) % 3).float()
     side, gap, block = 0.4, 0.2, 2
     tile_m, tile_n = 0, 1
     for step in range(2):
         left, top = 0.45 + step * 4.45, 0.65
-        write(ax, left, 0.3, f"step {step + 1}", HEAD, ha="left", weight="bold")
+        heading(ax, left, 0.3, f"step {step + 1}")
         x_c, y_c = left + 4 * side + gap, top + 4 * side + gap
         done = (step + 1) * block
         c = blocked_matmul(a[:, :done], b[:done], block, block, block)
 
-        def look_a(row: int, col: int, now: int = step) -> dict:
-            return operand(a[row, col], row // block == tile_m, col // block, now, "blue")
+        def look(row: int, col: int, name: str, values: torch.Tensor, now: int) -> dict:
+            tile_row, tile_col, text = row // block, col // block, number(float(values[row, col]))
+            if name == "c":
+                return {"text": text, "colour": "purple", "share": 0.5} if (tile_row, tile_col) == (tile_m, tile_n) else {}
+            in_strip, k = (tile_row == tile_m, tile_col) if name == "a" else (tile_col == tile_n, tile_row)
+            # strong where this step reads it, pale where another step does
+            return {"text": text, "colour": "blue" if name == "a" else "orange", "share": (0.6 if k == now else 0.18) * in_strip}
 
-        def look_b(row: int, col: int, now: int = step) -> dict:
-            return operand(b[row, col], col // block == tile_n, row // block, now, "orange")
-
-        def look_c(row: int, col: int, partial: torch.Tensor = c) -> dict:
-            here = row // block == tile_m and col // block == tile_n
-            return {"text": number(float(partial[row, col])), "colour": "purple", "share": 0.5} if here else {}
-
-        for name, x, y, look in (("a", left, y_c, look_a), ("b", x_c, top, look_b), ("c", x_c, y_c, look_c)):
-            grid(ax, x, y, 4, 4, side, look)
+        for name, x, y, values in (("a", left, y_c, a), ("b", x_c, top, b), ("c", x_c, y_c, c)):
+            grid(ax, x, y, 4, 4, side, partial(look, name=name, values=values, now=step))
             for tile in range(4):
                 outline(ax, x + tile % 2 * 2 * side, y + tile // 2 * 2 * side, 2 * side, 2 * side, line=1.2)
             write(ax, x - 0.17 if name != "c" else x + 4 * side + 0.17, y + 2 * side, name, HEAD, weight="bold")
@@ -356,22 +347,14 @@ def draw_block_matmul() -> Figure:
         outline(ax, x_c + tile_n * 2 * side, top + step * 2 * side, 2 * side, 2 * side, line=3)
         outline(ax, x_c + tile_n * 2 * side, y_c + tile_m * 2 * side, 2 * side, 2 * side, line=3)
         if step == 0:
-            write(ax, left + 4 * side + gap, y_c + 4 * side + 0.35, "A00: tile (0, 0) of a", BODY, ha="left")
+            note(ax, left + 4 * side + gap, y_c + 4 * side + 0.35, "A00: tile (0, 0) of a", BODY)
         terms = f"acc = A{tile_m}0 B0{tile_n}" + (f" + A{tile_m}1 B1{tile_n}" if step else "")
-        write(ax, left, y_c + 4 * side + 0.35, terms, BODY, ha="left")
-    return figure
+        note(ax, left, y_c + 4 * side + 0.35, terms, BODY)
 
 
-def operand(value: torch.Tensor, in_strip: bool, k_tile: int, step: int, colour: str) -> dict:
-    """Look of a cell of a or b: strong where this step reads it, pale where another step does."""
-    share = 0 if not in_strip else 0.6 if k_tile == step else 0.18
-    return {"text": number(float(value)), "colour": colour, "share": share}
-
-
-@image("03_one_program.png")
-def draw_one_program() -> Figure:
+@image("03_one_program.png", 6.1)
+def draw_one_program(ax: Axes) -> None:
     """What one program of the matmul kernel touches: its tile of c, the strips of a and b that it walks along, and the lanes beyond K."""
-    figure, ax = canvas(6.1)
     tiles, tile_m, tile_n, step, steps = 4, 1, 2, 1, 3.75  # K is 3.75 steps long
     wide, high = 0.75, 0.5  # inches of a tile of c
     k_a, k_b = 0.6, 0.6  # inches of a step along K, in a and in b
@@ -396,77 +379,70 @@ def draw_one_program() -> Figure:
     middle_a, middle_b = x_a + (step + 0.5) * k_a, y_b + (step + 0.5) * k_b
     arrow(ax, (middle_a, row + high / 2), (middle_a + 1.15 * k_a, row + high / 2), width=2.2)
     arrow(ax, (col + wide / 2, middle_b), (col + wide / 2, middle_b + 1.25 * k_b), width=2.2)
-    write(ax, x_a, y_c - 0.5, "a (M, K)", HEAD, ha="left", weight="bold")
+    heading(ax, x_a, y_c - 0.5, "a (M, K)")
     write(ax, x_c - 0.15, y_b + 0.12, "b (K, N)", HEAD, ha="right", weight="bold")
-    write(ax, x_c + tiles * wide + 0.15, y_c + tiles * high - 0.15, "c (M, N)", HEAD, ha="left", weight="bold")
+    heading(ax, x_c + tiles * wide + 0.15, y_c + tiles * high - 0.15, "c (M, N)")
     write(ax, middle_a, y_c - 0.18, "offs_k", BODY)
     write(ax, x_a - 0.12, row + high / 2, "offs_m", BODY, ha="right")
     write(ax, col + wide / 2, y_b - 0.18, "offs_n", BODY)
-    write(ax, x_c + tiles * wide + 0.15, middle_b, "offs_k", BODY, ha="left")
-    write(ax, x_a - 0.5, y_c + tiles * high + 0.3, "tile [BLOCK_M, BLOCK_K]:\neach step BLOCK_K columns further", BODY, ha="left")
+    note(ax, x_c + tiles * wide + 0.15, middle_b, "offs_k", BODY)
+    note(ax, x_a - 0.5, y_c + tiles * high + 0.3, "tile [BLOCK_M, BLOCK_K]:\neach step BLOCK_K columns further", BODY)
     write(ax, x_c - 0.15, middle_b, "tile [BLOCK_K, BLOCK_N]:\neach step BLOCK_K rows further", BODY, ha="right")
-    write(ax, x_c, y_c + tiles * high + 0.3, "acc [BLOCK_M, BLOCK_N]:\nstays on the chip, stored once", BODY, ha="left")
+    note(ax, x_c, y_c + tiles * high + 0.3, "acc [BLOCK_M, BLOCK_N]:\nstays on the chip, stored once", BODY)
     box(ax, x_a, 5.68, 0.4, 0.26, hatch=MASKED, dashed=True)
-    write(ax, x_a + 0.52, 5.81, "the last step reaches beyond K: 0 there, in both tiles", BODY, ha="left")
-    return figure
+    note(ax, x_a + 0.52, 5.81, "the last step reaches beyond K: 0 there, in both tiles", BODY)
 
 
-@image("03_stages.png")
-def draw_stages() -> Figure:
+@image("03_stages.png", 2.55)
+def draw_stages(ax: Axes) -> None:
     """Three places in shared memory: each loads the tiles of a step while those of another are multiplied."""
-    figure, ax = canvas(2.55)
     left, unit, tall, places = 1.0, 0.96, 0.42, 3
-    write(ax, 0.1, 0.25, "num_stages = 3: one step is multiplied, two are on their way", HEAD, ha="left", weight="bold")
+    heading(ax, 0.1, 0.25, "num_stages = 3: one step is multiplied, two are on their way")
     for place in range(places):
         y = 0.6 + place * (tall + 0.06)
-        write(ax, 0.1, y + tall / 2, f"place {place}", ha="left")
+        note(ax, 0.1, y + tall / 2, f"place {place}")
         for step in (place, place + places):
             x = left + step * unit
             box(ax, x, y, (places - 1) * unit, tall, f"load step {step}", "orange", share=0.35)
             box(ax, x + (places - 1) * unit, y, unit, tall, f"multiply {step}", "blue", share=0.5, weight="bold")
     arrow(ax, (left, 2.2), (left + (3 * places - 1) * unit, 2.2))
-    write(ax, 0.1, 2.2, "time", ha="left")
-    return figure
+    note(ax, 0.1, 2.2, "time")
 
 
-@image("03_room.png")
-def draw_room() -> Figure:
+@image("03_room.png", 2.4)
+def draw_room(ax: Axes) -> None:
     """What a tile of 128 × 256 takes of an SM's registers and shared memory."""
-    figure, ax = canvas(2.4)
     stages, left, unit, tall, acc, operands = 3, 1.7, 7.1 / 256, 0.5, 128, {"a": (16, "blue"), "b": (32, "orange")}
-    title = f"Room for a tile of 128 × 256, BLOCK_K = 64, num_stages = {stages}, fp16"
-    write(ax, 0.1, 0.25, title, HEAD, ha="left", weight="bold")
+    heading(ax, 0.1, 0.25, f"Room for a tile of 128 × 256, BLOCK_K = 64, num_stages = {stages}, fp16")
     for y, name, room in ((0.6, "registers", 256), (1.7, "shared memory", 227)):
-        write(ax, 0.1, y + tall / 2, f"{name}\n{room} KiB", ha="left")
+        note(ax, 0.1, y + tall / 2, f"{name}\n{room} KiB")
         box(ax, left, y, room * unit, tall)
     box(ax, left, 0.6, acc * unit, tall, f"acc: {acc} KiB", TENSOR_COLOUR["o"], share=0.45)
     ax.plot([left + 128 * unit] * 2, [0.5, 1.2], color="black", linewidth=1.6, linestyle="--")
-    write(ax, left + 128 * unit + 0.1, 0.6 + tall / 2, "acc takes at most half", ha="left")
+    note(ax, left + 128 * unit + 0.1, 0.6 + tall / 2, "acc takes at most half")
     x = left
     for _ in range(stages):
         for name, (size, colour) in operands.items():
             box(ax, x, 1.7, size * unit, tall, f"{name}\n{size}", colour, share=0.4)
             x += size * unit
     step = (x - left) / stages
-    write(ax, left, 1.52, "multiplied", ha="left")
-    write(ax, left + step, 1.52, "on their way", ha="left")
+    note(ax, left, 1.52, "multiplied")
+    note(ax, left + step, 1.52, "on their way")
     outline(ax, left, 1.7, step, tall)
-    return figure
 
 
-@image("03_operands.png")
-def draw_operands() -> Figure:
+@image("03_operands.png", 3.9)
+def draw_operands(ax: Axes) -> None:
     """How tensor cores get their operands: through a warp's registers for mma.sync, from shared memory itself for wgmma."""
-    figure, ax = canvas(3.9)
     wide, tall = 3.7, 0.44
     top = {"L2 and HBM": 0.6, "shared\nmemory": 1.4, "registers\nof a warp": 2.2, "four tensor\ncores": 3.2}
     for place, y in top.items():
-        write(ax, 0.05, y + tall / 2, place, ha="left")
+        note(ax, 0.05, y + tall / 2, place)
     _, shared, registers, cores = top.values()
     fork = cores - 0.35
     panels = (1.15, "mma.sync: each warp by itself", 32, 16, 1), (5.2, "wgmma: four warps together", 64, 64, 3)
     for left, name, side, columns, mine in panels:  # mine: the tensor core of the warp whose registers are drawn
-        write(ax, left, 0.25, name, HEAD, ha="left", weight="bold")
+        heading(ax, left, 0.25, name)
         box(ax, left, top["L2 and HBM"], wide, tall, f"a and b, for a tile of {side} × {side}")
         for core in range(4):
             look = {"colour": TENSOR_COLOUR["o"], "share": 0.45} if core == mine else {}
@@ -489,20 +465,18 @@ def draw_operands() -> Figure:
             ax.plot((middles[0], middles[-1]), (fork, fork), color="black", linewidth=1.6)
             for middle in middles:
                 arrow(ax, (middle, fork), (middle, cores))
-        write(ax, left + 2.55, shared + tall / 2, f"a piece:\n{columns} × {columns}", ha="left")
+        note(ax, left + 2.55, shared + tall / 2, f"a piece:\n{columns} × {columns}")
         box(ax, left + 2.5, registers, 1.2, tall, f"acc: 16 × {columns}", TENSOR_COLOUR["o"], share=0.45)
         near, above = (own + 0.2, left + 3.04) if columns == 16 else (own + 0.05, own + 0.05)
         arrow(ax, (near, cores), (above, registers + tall))
         arrow(ax, (above + 0.2, registers + tall), (near + 0.2, cores))
     outline(ax, left, cores, wide, tall)
-    return figure
 
 
-@image("03_program_order.png")
-def draw_program_order() -> Figure:
+@image("03_program_order.png", 5.0)
+def draw_program_order(ax: Axes) -> None:
     """8 x 8 tiles of c by program id, in row order and in bands of 4 rows: what the first wave of 16 programs reads of a and b."""
     tiles, wave, side = 8, 16, 0.41
-    figure, ax = canvas(5.0)
     for panel, (group, name) in enumerate(((1, "row order"), (4, "bands of 4 rows"))):
         left, top = 0.95 + panel * 4.45, 1.2
         program = {grouped_tile(pid, tiles, tiles, group): pid for pid in range(tiles * tiles)}
@@ -515,73 +489,64 @@ def draw_program_order() -> Figure:
 
         grid(ax, left, top, tiles, tiles, side, look)
         for i in range(tiles):
-            strip(ax, left - 0.5, top + i * side + 0.05, 0.4, side - 0.1, "blue", i in rows)
-            strip(ax, left + i * side + 0.05, top - 0.5, side - 0.1, 0.4, "orange", i in cols)
+            read = {"share": 0.6, "hatch": MASKED}  # by the wave
+            box(ax, left - 0.5, top + i * side + 0.05, 0.4, side - 0.1, **({"colour": "blue"} | read if i in rows else {}))
+            box(ax, left + i * side + 0.05, top - 0.5, side - 0.1, 0.4, **({"colour": "orange"} | read if i in cols else {}))
         outline(ax, left + min(cols) * side, top + min(rows) * side, len(cols) * side, len(rows) * side, line=2.5)
-        write(ax, left - 0.5, 0.25, f"{name} (group = {group})", HEAD, ha="left", weight="bold")
+        heading(ax, left - 0.5, 0.25, f"{name} (group = {group})")
         write(ax, left - 0.7, top + tiles * side / 2, "a", HEAD, weight="bold")
         write(ax, left + tiles * side + 0.15, top - 0.3, "b", HEAD, weight="bold")
         total = strips_per_wave(tiles, tiles, group, wave)[0]
         reads = f"programs 0 to {wave - 1} read {len(rows)} + {len(cols)} = {total} strips"
-        write(ax, left - 0.5, top + tiles * side + 0.3, reads, BODY, ha="left", weight="bold")
-    return figure
+        note(ax, left - 0.5, top + tiles * side + 0.3, reads, BODY, weight="bold")
 
 
-def strip(ax: Axes, x: float, y: float, width: float, height: float, colour: str, is_read: bool) -> None:
-    """A strip of a or b in draw_program_order, filled and hatched where the wave reads it."""
-    box(ax, x, y, width, height, colour=colour if is_read else None, share=0.6, hatch=MASKED if is_read else None)
-
-
-@image("03_in_l2.png")
-def draw_in_l2() -> Figure:
+@image("03_in_l2.png", 3.95)
+def draw_in_l2(ax: Axes) -> None:
     """A strip along K while four programs read it: what L2 has to hold if they go in step, if they drift apart, and if it has less room."""
-    figure, ax = canvas(3.95)
     left, side, steps = 0.25, 0.265, 32
-    lasts = ((13, 13, 13, 13), (9, 11, 14, 17), (9, 11, 14, 17))  # the step that each program reads now
-    titles = (
-        "in step: L2 holds one step",
-        "apart: L2 holds all from the slowest program to the fastest",
-        "L2 has less room: HBM delivers some steps twice",
+    panels = (  # and the step that each program reads now
+        ("in step: L2 holds one step", 13, 13, 13, 13),
+        ("apart: L2 holds all from the slowest program to the fastest", 9, 11, 14, 17),
+        ("L2 has less room: HBM delivers some steps twice", 9, 11, 14, 17),
     )
-    for panel, (at, title) in enumerate(zip(lasts, titles, strict=True)):
+    looks = (
+        {"colour": "black", "share": 0.12},
+        {"colour": "purple", "share": 0.55},
+        {"colour": "vermilion", "share": 0.3, "hatch": MASKED},
+        {},
+    )
+    for panel, (title, *at) in enumerate(panels):
         top = 0.62 + 1.08 * panel
         room = 6 if panel == 2 else steps
-        write(ax, left, top - 0.3, title, BODY, ha="left", weight="bold")
+        note(ax, left, top - 0.3, title, BODY, weight="bold")
         for step in range(steps):
-            if step > max(at) or step < min(at):
-                look = {"colour": "black", "share": 0.12} if step < min(at) else {}
-            else:
-                look = (
-                    {"colour": "purple", "share": 0.55} if step > max(at) - room else {"colour": "vermilion", "share": 0.3, "hatch": MASKED}
-                )
+            look = looks[0 if step < min(at) else 3 if step > max(at) else 1 if step > max(at) - room else 2]
             box(ax, left + step * side, top, side, 0.34, **look)
         for step in sorted(set(at)):
             x = left + (step + 0.5) * side
             arrow(ax, (x, top + 0.6), (x, top + 0.35))
-        write(ax, left + (max(at) + 1.3) * side, top + 0.5, "programs" if panel else "four programs", ha="left")
+        note(ax, left + (max(at) + 1.3) * side, top + 0.5, "programs" if panel else "four programs")
     write(ax, left + steps * side, 0.32, "one strip, cut into steps along K →", ha="right")
-    legend(ax, 3.75, (
-        (0.25, {"colour": "black", "share": 0.12}, "read by all"),
-        (1.9, {"colour": "purple", "share": 0.55}, "must be in L2"),
-        (3.8, {"colour": "vermilion", "share": 0.3, "hatch": MASKED}, "dropped, still needed"),
-        (6.3, {}, "not read yet"),
-    ))  # fmt: skip
-    return figure
+    texts = ("read by all", "must be in L2", "dropped, still needed", "not read yet")
+    legend(ax, 3.75, tuple(zip((0.25, 1.9, 3.8, 6.3), looks, texts, strict=True)))
 
 
-@image("03_skeleton.png")
-def draw_skeleton() -> Figure:
+@image("03_skeleton.png", 5.25)
+def draw_skeleton(ax: Axes) -> None:
     """(q kᵀ) v by blocks: the tile of q and acc stay on chip, tiles of k and v stream past, the tile of s never leaves."""
-    figure, ax = canvas(5.25)
     block_m, block_n, dim = 0.75, 0.85, 1.1  # inches for BLOCK_M, BLOCK_N and D on the chip
     row, high = 3.0, 2.8  # top of the tiles of q, s and acc; bottom of those of k and v
     x_q, x_s, x_acc = 1.65, 3.1, 5.7
     draw_blocks(ax, 0.2, 1.5, 4, 2, "q", "q (S_q, D)", down=True)
     draw_blocks(ax, 8.05, 1.5, 4, 2, "o", "o (S_q, D)", down=True)
     draw_blocks(ax, 2.55, 0.35, 3, 1, "k", "kᵀ (D, S_k): k by swapped strides", down=False)
-    draw_v(ax, x_acc, 0.35, dim, now=1)
+    for i in range(3):  # v stands as its tiles do
+        look = {"share": 0.6, "hatch": MASKED, "line": 2.2} if i == 1 else {"share": 0.12}
+        box(ax, x_acc, 0.35 + i * 0.25, dim, 0.25, colour=TENSOR_COLOUR["v"], **look)
+    write(ax, x_acc + dim / 2, 0.18, "v (S_k, D)")
     outline(ax, 1.35, 1.3, 6.1, 3.5, dashed=True, line=1.6)
-    write(ax, 1.5, 1.53, "on the chip", BODY, ha="left", weight="bold")
+    note(ax, 1.5, 1.53, "on the chip", BODY, weight="bold")
     tiles = {"q": (x_q, row, dim, block_m), "kᵀ": (x_s, high - dim, block_n, dim), "s": (x_s, row, block_n, block_m),
              "v": (x_acc, high - block_n, dim, block_n), "acc": (x_acc, row, dim, block_m)}  # fmt: skip
     for name, place in tiles.items():
@@ -594,7 +559,7 @@ def draw_skeleton() -> Figure:
     arrow(ax, (x_s + block_n, middle), (x_acc, middle))
     arrow(ax, (x_acc + dim, middle), (8.05, middle))
     write(ax, x_q + dim / 2, 2.65, "[BLOCK_M, BLOCK_D]\nread once, stays")
-    write(ax, x_s + block_n + 0.1, 1.9, "[BLOCK_D, BLOCK_N]\nstreams past", ha="left")
+    note(ax, x_s + block_n + 0.1, 1.9, "[BLOCK_D, BLOCK_N]\nstreams past")
     write(ax, x_acc - 0.04, 2.5, "[BLOCK_N, BLOCK_D]\nstreams past", ha="right")
     arrow(ax, (x_s + block_n / 2, high), (x_s + block_n / 2, row))
     arrow(ax, (x_acc + dim / 2, high), (x_acc + dim / 2, row))
@@ -602,16 +567,7 @@ def draw_skeleton() -> Figure:
     write(ax, (x_s + block_n + x_acc) / 2, middle + 0.18, "s in v's dtype")
     write(ax, x_s + block_n / 2, 4.25, "s = scale · q kᵀ\n[BLOCK_M, BLOCK_N]\nnever leaves the chip")
     write(ax, x_acc + dim / 2, 4.15, "[BLOCK_M, BLOCK_D]\nstays, stored once")
-    write(ax, 1.35, 5.03, "dashed frame: one program; outside it: HBM. Hatched: the blocks in use now.", ha="left")
-    return figure
-
-
-def draw_v(ax: Axes, x: float, y: float, width: float, now: int) -> None:
-    """v in HBM, standing as its tiles do; block `now` is hatched."""
-    for i in range(3):
-        look = {"share": 0.6, "hatch": MASKED, "line": 2.2} if i == now else {"share": 0.12}
-        box(ax, x, y + i * 0.25, width, 0.25, colour=TENSOR_COLOUR["v"], **look)
-    write(ax, x + width / 2, y - 0.17, "v (S_k, D)")
+    note(ax, 1.35, 5.03, "dashed frame: one program; outside it: HBM. Hatched: the blocks in use now.")
 
 
 def draw_blocks(ax: Axes, x: float, y: float, blocks: int, now: int, name: str, label: str, *, down: bool) -> None:
@@ -623,4 +579,4 @@ def draw_blocks(ax: Axes, x: float, y: float, blocks: int, now: int, name: str, 
     if down:
         write(ax, x + 0.35, y - 0.17, label)
     else:
-        write(ax, x, y - 0.17, label, ha="left")
+        note(ax, x, y - 0.17, label)

@@ -1,14 +1,29 @@
 """The drawings of chapters 4 and 5."""
 
-from __future__ import annotations
-
 import math
 
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from draw.drawing import BODY, HEAD, MASKED, TENSOR_COLOUR, arrow, box, canvas, grid, image, legend, number, outline, write
+from draw.drawing import (
+    BODY,
+    HEAD,
+    MASKED,
+    TENSOR_COLOUR,
+    arrow,
+    box,
+    bracket,
+    grid,
+    heading,
+    image,
+    legend,
+    note,
+    notes,
+    number,
+    outline,
+    sample,
+    write,
+)
 from fa_tutorial import algorithm, reference
 
 # ---------------------------------------------------------------- chapter 4
@@ -17,41 +32,28 @@ BLOCKS = 4  # of queries, and of keys, in draw_two_loop_orders
 NOW = 6  # the step at hand, of BLOCKS² counted from 1
 
 
-@image("04_two_loop_orders.png")
-def draw_two_loop_orders() -> Figure:
+@image("04_two_loop_orders.png", 5.45)
+def draw_two_loop_orders(ax: Axes) -> None:
     """FA1 goes down the columns of tiles, FA2 along the rows: the order of visits, and what each reads and writes when."""
-    figure, ax = canvas(5.45)
-    by_columns = {(row, col): 1 + col * BLOCKS + row for row in range(BLOCKS) for col in range(BLOCKS)}
     by_rows = {(row, col): 1 + row * BLOCKS + col for row in range(BLOCKS) for col in range(BLOCKS)}
-    done_by = [sum(by_columns[row, col] <= NOW for col in range(BLOCKS)) for row in range(BLOCKS)]
-    draw_loop_order(ax, 0.1, "FA1: outer loop over k, v", by_columns, "o, m, l", [f"{done}/{BLOCKS}" for done in done_by])
-    done_by = [sum(by_rows[row, col] <= NOW for col in range(BLOCKS)) for row in range(BLOCKS)]
-    draw_loop_order(ax, 4.7, "FA2: outer loop over q", by_rows, "o, lse", [f"{done}/{BLOCKS}" if done else "" for done in done_by])
-    texts = (
-        (0.1, ("each column: read k, v", "each tile: read q, o, m, l; write o, m, l")),
-        (4.7, ("each row: read q; at its end write o, lse", "each tile: read k, v (acc, m, l stay on the chip)")),
-    )
-    for left, lines in texts:
-        for i, line in enumerate(lines):
-            write(ax, left, 4.15 + i * 0.27, line, BODY, ha="left")
-    arrow(ax, (0.1, 4.85), (0.55, 4.85), "blue")
-    write(ax, 0.65, 4.85, f"tile {NOW} reads", ha="left")
-    arrow(ax, (1.95, 4.85), (2.4, 4.85), "vermilion", dashed=True)
-    write(ax, 2.5, 4.85, f"tile {NOW} writes", ha="left")
-    note = (
-        f"1 to {BLOCKS**2}: order of visits; dark: on the chip now; n/{BLOCKS}: o, or acc, contains n of the {BLOCKS} blocks of keys so far"
-    )
-    write(ax, 0.1, 5.2, note, ha="left")
-    return figure
+    by_columns = {(row, col): step for (col, row), step in by_rows.items()}
+    draw_loop_order(ax, 0.1, "FA1: outer loop over k, v", by_columns, "o, m, l")
+    draw_loop_order(ax, 4.7, "FA2: outer loop over q", by_rows, "o, lse")
+    notes(ax, 0.1, 4.15, ("each column: read k, v", "each tile: read q, o, m, l; write o, m, l"), BODY)
+    notes(ax, 4.7, 4.15, ("each row: read q; at its end write o, lse", "each tile: read k, v (acc, m, l stay on the chip)"), BODY)
+    sample(ax, 0.1, 4.85, f"tile {NOW} reads", "blue")
+    sample(ax, 1.95, 4.85, f"tile {NOW} writes", "vermilion", dashed=True)
+    done = f"n/{BLOCKS}: o, or acc, contains n of the {BLOCKS} blocks of keys so far"
+    note(ax, 0.1, 5.2, f"1 to {BLOCKS**2}: order of visits; dark: on the chip now; {done}")
 
 
-def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, int], int], results: str, done: list[str]) -> None:
-    """One panel: the tiles numbered by `order`, q on the left, k and v above, the results on the right with `done` in each row."""
+def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, int], int], results: str) -> None:
+    """One panel: the tiles numbered by `order`, q on the left, k and v above, the results on the right with the blocks that each holds."""
     side, x, y = 0.55, left + 0.85, 1.6
     x_out, down = x + BLOCKS * side + 0.5, order[1, 0] == 2  # down: the inner loop runs over the rows
     places = {step: (x + (col + 0.5) * side, y + (row + 0.5) * side) for (row, col), step in order.items()}
     [(now_row, now_col)] = [tile for tile, step in order.items() if step == NOW]
-    write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
+    heading(ax, left, 0.25, title)
     write(ax, left + 0.2, 0.62, "q", BODY, weight="bold")
     write(ax, x + BLOCKS * side / 2, 0.62, "k, v", BODY, weight="bold")
     write(ax, x_out + 0.275, 0.62, results, BODY, weight="bold")
@@ -69,8 +71,9 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
         box(ax, x + i * side, 0.82, side, 0.2, colour="orange", share=0.6 if on_chip_k else 0.15, line=2.2 if on_chip_k else 1)
         box(ax, x + i * side, 1.02, side, 0.2, colour="green", share=0.6 if on_chip_k else 0.15, line=2.2 if on_chip_k else 1)
         on_chip_o = on_chip_q and not down  # FA2 keeps its row's results, FA1 reads and writes them at each tile
-        look_of_o = {"share": 0.7 if on_chip_o else 0.4 if done[i] else 0.0, "line": 2.2 if on_chip_o else 1}
-        box(ax, x_out, y + i * side, 0.55, side, done[i], colour="purple", **look_of_o)
+        done = sum(order[i, col] <= NOW for col in range(BLOCKS))
+        look_of_o = {"share": 0.7 if on_chip_o else 0.4 if done else 0.0, "line": 2.2 if on_chip_o else 1}
+        box(ax, x_out, y + i * side, 0.55, side, f"{done}/{BLOCKS}" if done else "", colour="purple", **look_of_o)
     for step in range(1, BLOCKS**2):
         (x0, y0), (x1, y1) = places[step], places[step + 1]
         if step % BLOCKS:
@@ -88,13 +91,11 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
         arrow(ax, (x_out - 0.5, middle + 0.12), (x_out, middle + 0.12), "vermilion", dashed=True)
 
 
-@image("04_causal_tiles.png")
-def draw_causal_tiles() -> Figure:
+@image("04_causal_tiles.png", 4.6)
+def draw_causal_tiles(ax: Axes) -> None:
     """Tiles under the causal mask, whole, masked and skipped, with (full, end) of each row block: S_q = S_k, S_q < S_k, S_q > S_k."""
-    figure, ax = canvas(4.6)
     for left, S_q, S_k in ((0.1, 8, 8), (3.05, 8, 11), (6.6, 11, 6)):
-        title = f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q} {'<' if S_q < S_k else '>'} S_k = {S_k}"
-        write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
+        heading(ax, left, 0.25, f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q} {'<' if S_q < S_k else '>'} S_k = {S_k}")
         draw_causal_case(ax, left, 0.85, S_q, S_k)
     legend(ax, 3.95, (
         (0.1, {"colour": "sky", "share": 0.6}, "whole: no mask"),
@@ -102,9 +103,7 @@ def draw_causal_tiles() -> Figure:
         (4.05, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "masked tile, hidden"),
         (6.35, {}, "skipped: never read"),
     ))  # fmt: skip
-    note = "one square: one query (row) and one key (column); thick lines: tiles of 2 × 2; on the right: full, end"
-    write(ax, 0.1, 4.35, note, ha="left")
-    return figure
+    note(ax, 0.1, 4.35, "one square: one query (row) and one key (column); thick lines: tiles of 2 × 2; on the right: full, end")
 
 
 def draw_causal_case(ax: Axes, left: float, top: float, S_q: int, S_k: int) -> None:
@@ -123,26 +122,25 @@ def draw_causal_case(ax: Axes, left: float, top: float, S_q: int, S_k: int) -> N
         return {"colour": "orange", "share": 0.7} if seen[row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
 
     grid(ax, left, top, S_q, S_k, side, look)
-    write(ax, left + S_k * side + 0.08, top - 0.2, "full, end", ha="left")
+    note(ax, left + S_k * side + 0.08, top - 0.2, "full, end")
     for row_block, (full, end) in enumerate(bounds):
         y, tall = top + row_block * block * side, min(block, S_q - row_block * block) * side
         for key_block in range(key_blocks):
             wide = min(block, S_k - key_block * block) * side
             outline(ax, left + key_block * block * side, y, wide, tall, line=1.3)
-        write(ax, left + S_k * side + 0.08, y + tall / 2, f"{full}, {end}", ha="left")
+        note(ax, left + S_k * side + 0.08, y + tall / 2, f"{full}, {end}")
     blind = int((~seen.any(dim=1)).sum())
     if blind:
-        write(ax, left, top + S_q * side + 0.4, f"rows 0 to {blind - 1} see nothing:\no = 0, lse = −∞", ha="left")
+        note(ax, left, top + S_q * side + 0.4, f"rows 0 to {blind - 1} see nothing:\no = 0, lse = −∞")
 
 
 TWO_QUERIES = ((3.0, 2.0, 5.0, 1.0), (6.0, 4.0, 1.0, 5.0))  # scores; the first query's are chapter 1's
 TWO_VALUES = ((10.0, 4.0), (20.0, 3.0), (30.0, 2.0), (40.0, 1.0))
 
 
-@image("04_one_tile.png")
-def draw_one_tile() -> Figure:
+@image("04_one_tile.png", 5.0)
+def draw_one_tile(ax: Axes) -> None:
     """softmax_step on a tile of two queries and two keys, the second of its row: what has one number per row, and what has more."""
-    figure, ax = canvas(5.0)
     s, v = torch.tensor(TWO_QUERIES, dtype=torch.float64), torch.tensor(TWO_VALUES, dtype=torch.float64)
     p, m, l, _ = algorithm.softmax_step(s[:, :2], torch.full((2,), -math.inf, dtype=s.dtype), torch.zeros(2, dtype=s.dtype))
     acc = p @ v[:2]
@@ -151,7 +149,7 @@ def draw_one_tile() -> Figure:
 
     wide, tall = 0.78, 0.46
 
-    def tile(x: float, y: float, name: str, shape: str, values: torch.Tensor, colour: str | None, bold: bool = False) -> float:
+    def tile(x: float, y: float, name: str, shape: str, values: torch.Tensor, colour: str | None = None, weight: str = "normal") -> float:
         """Cells of one tensor with its name and shape above; returns where they end."""
         values = values[:, None] if values.ndim == 1 else values
         end = x + values.shape[1] * wide
@@ -159,86 +157,62 @@ def draw_one_tile() -> Figure:
         write(ax, (x + end) / 2, y - 0.19, shape)
         for row, cells in enumerate(values.tolist()):
             for col, cell in enumerate(cells):
-                look = {"colour": colour, "share": 0.4} if colour else {}
-                box(
-                    ax,
-                    x + col * wide,
-                    y + row * tall,
-                    wide,
-                    tall,
-                    number(round(cell, 4)),
-                    size=BODY,
-                    weight="bold" if bold else "normal",
-                    **look,
-                )
+                text, look = number(round(cell, 4)), {"size": BODY, "weight": weight}
+                box(ax, x + col * wide, y + row * tall, wide, tall, text, colour, share=0.4, **look)
         return end
 
-    def under(x: float, y: float, text: str) -> None:
-        write(ax, x, y + 2 * tall + 0.24, text, BODY)
-
-    def rows_go_on(end: float, y: float) -> None:
-        """An arrow for each row, because each query goes its own way."""
+    def before_and_after(x: float, y: float, name: str, shape: str, before: torch.Tensor, after: torch.Tensor, colour: str) -> float:
+        """Two tiles, and an arrow for each row, because each query goes its own way; returns where the first ends."""
+        end = tile(x, y, f"{name} before", shape, before)
         for row in range(2):
             arrow(ax, (end, y + (row + 0.5) * tall), (end + 0.5, y + (row + 0.5) * tall))
+        tile(end + 0.5, y, f"{name} after", shape, after, colour, "bold")
+        return end
 
-    top, low = 0.8, 2.95
+    top, low, one = 0.8, 2.95, "[BLOCK_M]"
     for y in (top, low):
         for row in range(2):
-            write(ax, 0.1, y + (row + 0.5) * tall, f"query {row}", ha="left")
-    one = "[BLOCK_M]"
+            note(ax, 0.1, y + (row + 0.5) * tall, f"query {row}")
     tile(1.0, top, "s", "[BLOCK_M, BLOCK_N]", s[:, 2:], "orange")
-    end = tile(3.1, top, "m before", one, m, None)
-    rows_go_on(end, top)
-    tile(end + 0.5, top, "m after", one, m_new, "sky", bold=True)
-    under(end + 0.1, top, "max(m, rowmax s)")
     tile(5.75, top, "alpha", one, alpha, "sky")
-    under(6.05, top, "exp(m before − m after)")
     tile(7.3, top, "p", "[BLOCK_M, BLOCK_N]", p, "orange")
-    under(8.08, top, "exp(s − m after)")
-    end = tile(1.0, low, "l before", one, l, None)
-    rows_go_on(end, low)
-    tile(end + 0.5, low, "l after", one, l_new, "yellow", bold=True)
-    under(end + 0.25, low, "alpha · l + rowsum p")
     tile(3.4, low, "v", "[BLOCK_N, D]", v[2:], "green")
-    under(4.18, low, "rows: keys 2, 3")
-    end = tile(5.3, low, "acc before", "[BLOCK_M, D]", acc, None)
-    rows_go_on(end, low)
-    tile(end + 0.5, low, "acc after", "[BLOCK_M, D]", acc_new, "purple", bold=True)
-    under(end + 0.25, low, "alpha · acc + p v")
-    write(ax, 0.1, 4.5, "query 0: the maximum grows from 3 to 5, so alpha shrinks its l and its acc", ha="left")
-    write(ax, 0.1, 4.8, "query 1: the maximum stays 6, so its alpha is 1 and nothing is corrected", ha="left")
-    return figure
+    m_end = before_and_after(3.1, top, "m", one, m, m_new, "sky")
+    l_end = before_and_after(1.0, low, "l", one, l, l_new, "yellow")
+    acc_end = before_and_after(5.3, low, "acc", "[BLOCK_M, D]", acc, acc_new, "purple")
+    under = (
+        (m_end + 0.1, top, "max(m, rowmax s)"),
+        (6.05, top, "exp(m before − m after)"),
+        (8.08, top, "exp(s − m after)"),
+        (l_end + 0.25, low, "alpha · l + rowsum p"),
+        (4.18, low, "rows: keys 2, 3"),
+        (acc_end + 0.25, low, "alpha · acc + p v"),
+    )
+    for x, y, text in under:
+        write(ax, x, y + 2 * tall + 0.24, text, BODY)
+    note(ax, 0.1, 4.5, "query 0: the maximum grows from 3 to 5, so alpha shrinks its l and its acc")
+    note(ax, 0.1, 4.8, "query 1: the maximum stays 6, so its alpha is 1 and nothing is corrected")
 
 
 # ---------------------------------------------------------------- chapter 5
 
 
-@image("05_grid.png")
-def draw_grid() -> Figure:
+@image("05_grid.png", 5.2)
+def draw_grid(ax: Axes) -> None:
     """The programs of two batch entries with two heads each, in one row; what one of them reads and writes."""
-    figure, ax = canvas(5.2)
     B, H, row_blocks, key_blocks, mine = 2, 2, 3, 5, 7
     left, wide = 0.15, 0.725
-    write(
-        ax,
-        left,
-        0.25,
-        f"B = {B}, H = {H}, {row_blocks} row blocks: {B * H * row_blocks} programs on one axis",
-        HEAD,
-        ha="left",
-        weight="bold",
-    )
+    heading(ax, left, 0.25, f"B = {B}, H = {H}, {row_blocks} row blocks: {B * H * row_blocks} programs on one axis")
     for pid in range(B * H * row_blocks):
         batch_head = pid // row_blocks
         look = {"colour": "black", "share": 0.2, "weight": "bold"} if pid == mine else {}
         box(ax, left + pid * wide, 0.9, wide, 0.5, str(pid), size=BODY, **look)
         if pid % row_blocks == 0:
-            x0, x1 = left + pid * wide + 0.04, left + (pid + row_blocks) * wide - 0.04
-            ax.plot([x0, x0, x1, x1], [0.86, 0.78, 0.78, 0.86], color="black", linewidth=1.2)
-            write(ax, (x0 + x1) / 2, 0.62, f"b = {batch_head // H}, h = {batch_head % H}")
+            words = f"b = {batch_head // H}, h = {batch_head % H}"
+            bracket(ax, left + pid * wide + 0.04, left + (pid + row_blocks) * wide - 0.04, 0.86, words)
     outline(ax, left + mine * wide, 0.9, wide, 0.5, line=3)
     b, h, row_block = mine // row_blocks // H, mine // row_blocks % H, mine % row_blocks
-    write(ax, left, 1.75, f"Program {mine}: b = {b}, h = {h}, row block {row_block}", HEAD, ha="left", weight="bold")
+    heading(ax, left, 1.75, f"Program {mine}: b = {b}, h = {h}, row block {row_block}")
     top, tall, cell = 2.65, 0.6, 1.3
     places = (("q", 0.5, "read once"), ("k", 2.75, "read, tile by tile"), ("v", 5.0, "read, tile by tile"), ("o", 7.25, "written once"))
     for name, x, what in places:
@@ -255,13 +229,11 @@ def draw_grid() -> Figure:
         else:
             outline(ax, x, top, cell, blocks * high)
         write(ax, x + cell / 2, top + blocks * high + 0.25, what)
-    return figure
 
 
-@image("05_two_loops.png")
-def draw_two_loops() -> Figure:
+@image("05_two_loops.png", 6.0)
+def draw_two_loops(ax: Axes) -> None:
     """A row block under the causal mask against all keys, each tile named by the loop that it falls to: S_q = S_k, and S_q < S_k."""
-    figure, ax = canvas(6.0)
     draw_row_block(ax, 0.25, 21)
     draw_row_block(ax, 3.0, 16)
     legend(ax, 5.75, (
@@ -271,7 +243,6 @@ def draw_two_loops() -> Figure:
         (6.05, {}, "never read"),
         (7.45, {"hatch": "xxx", "dashed": True}, "beyond S_k"),
     ))  # fmt: skip
-    return figure
 
 
 def draw_row_block(ax: Axes, y: float, S_q: int) -> None:
@@ -294,8 +265,7 @@ def draw_row_block(ax: Axes, y: float, S_q: int) -> None:
         return {"colour": "orange", "share": 0.7} if seen[first + row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
 
     lengths = f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q}, S_k = {S_k}"
-    title = f"{lengths}, BLOCK_M = {block_m}, BLOCK_N = {block_n}, row block {row_block}"
-    write(ax, 0.1, y, title, HEAD, ha="left", weight="bold")
+    heading(ax, 0.1, y, f"{lengths}, BLOCK_M = {block_m}, BLOCK_N = {block_n}, row block {row_block}")
     grid(ax, left, top, block_m, keys, side, look)
     for key in range(0, keys, block_n):
         outline(ax, left + key * side, top, block_n * side, block_m * side, line=1.3)
@@ -306,15 +276,12 @@ def draw_row_block(ax: Axes, y: float, S_q: int) -> None:
         write(ax, 0.95, top + (row + 0.5) * side, f"row {first + row}", ha="right")
     below = top + block_m * side + 0.1
     for start, stop, name in ((0, full_n, "loop without a mask"), (full_n, end_n, "loop with it"), (end_n, keys, "never read")):
-        x0, x1 = left + start * side + 0.04, left + stop * side - 0.04
-        ax.plot([x0, x0, x1, x1], [below, below + 0.08, below + 0.08, below], color="black", linewidth=1.2)
-        write(ax, (x0 + x1) / 2, below + 0.24, name)
+        bracket(ax, left + start * side + 0.04, left + stop * side - 0.04, below, name, high=-0.08)
 
 
-@image("05_over_the_end.png")
-def draw_over_the_end() -> Figure:
+@image("05_over_the_end.png", 5.6)
+def draw_over_the_end(ax: Axes) -> None:
     """Two heads stored one after another: the last tile of the first runs into the second, unless the mask stops it."""
-    figure, ax = canvas(5.6)
     block, unit, left = 64, 0.0365, 1.5
     shades = (0.25, 0.6)  # of q's colour: both heads are q's
 
@@ -335,35 +302,33 @@ def draw_over_the_end() -> Figure:
 
     S = 100
     stop = -(-S // block) * block
-    write(ax, 0.1, 0.25, f"S = {S}, BLOCK_M = {block}: the last tile of head 0 ends at row {stop}", HEAD, ha="left", weight="bold")
-    write(ax, 0.1, 0.76, "memory", ha="left")
+    heading(ax, 0.1, 0.25, f"S = {S}, BLOCK_M = {block}: the last tile of head 0 ends at row {stop}")
+    note(ax, 0.1, 0.76, "memory")
     heads(0.55, S)
     ax.plot([left + S * unit] * 2, [0.45, 2.7], color="black", linewidth=1.2, linestyle=":", zorder=0.5)
-    write(ax, 0.1, 1.46, "no mask", ha="left")
+    note(ax, 0.1, 1.46, "no mask")
     tiles(1.25, S, masked=False)
-    write(ax, left + stop * unit + 0.12, 1.46, f"stored over rows 0 to {stop - S - 1}\nof head 1's o", ha="left", weight="bold")
-    write(ax, 0.1, 2.36, "with a mask", ha="left")
+    note(ax, left + stop * unit + 0.12, 1.46, f"stored over rows 0 to {stop - S - 1}\nof head 1's o", weight="bold")
+    note(ax, 0.1, 2.36, "with a mask")
     tiles(2.15, S, masked=True)
-    write(ax, left + stop * unit + 0.12, 2.36, "load gives 0,\nstore writes nothing", ha="left", weight="bold")
+    note(ax, left + stop * unit + 0.12, 2.36, "load gives 0,\nstore writes nothing", weight="bold")
     S = 64
-    write(ax, 0.1, 3.25, f"S = {S}: tile and head end together, so a test at S = {S} cannot tell", HEAD, ha="left", weight="bold")
-    write(ax, 0.1, 3.76, "memory", ha="left")
+    heading(ax, 0.1, 3.25, f"S = {S}: tile and head end together, so a test at S = {S} cannot tell")
+    note(ax, 0.1, 3.76, "memory")
     heads(3.55, S)
-    write(ax, 0.1, 4.46, "no mask", ha="left")
+    note(ax, 0.1, 4.46, "no mask")
     tiles(4.25, S, masked=False)
-    write(ax, 0.1, 5.2, "thick frames: the tiles of head 0; hatched: rows of a tile that are not in head 0", ha="left")
-    return figure
+    note(ax, 0.1, 5.2, "thick frames: the tiles of head 0; hatched: rows of a tile that are not in head 0")
 
 
-@image("05_gqa.png")
-def draw_gqa() -> Figure:
+@image("05_gqa.png", 4.3)
+def draw_gqa(ax: Axes) -> None:
     """Six query heads on two key heads: a bracket joins each group to its key head, and one program is marked."""
-    figure, ax = canvas(4.3)
     H_q, H_k, blocks, tiles, mine, row_block = 6, 2, 3, 5, 4, 1
     serves = reference.repeat_heads(torch.arange(H_k).view(1, H_k, 1, 1), H_q).flatten().tolist()
     left, step, wide, tall, group, y, y_k = 1.6, 1.24, 1.06, 0.34, H_q // H_k, 0.55, 2.6
-    write(ax, 0.1, y + blocks * tall / 2, f"q: H_q = {H_q}", BODY, ha="left", weight="bold")
-    write(ax, 0.1, y_k + 0.3, f"k, v: H_k = {H_k}", BODY, ha="left", weight="bold")
+    note(ax, 0.1, y + blocks * tall / 2, f"q: H_q = {H_q}", BODY, weight="bold")
+    note(ax, 0.1, y_k + 0.3, f"k, v: H_k = {H_k}", BODY, weight="bold")
     for h in range(H_q):
         x = left + h * step
         write(ax, x + wide / 2, y - 0.2, f"h = {h}", BODY, weight="bold")
@@ -376,7 +341,7 @@ def draw_gqa() -> Figure:
         below, line = y + blocks * tall + 0.08, {"color": "black", "linewidth": 1.4}
         ax.plot([x, x, x + long, x + long], [below, below + 0.12, below + 0.12, below], **line)
         ax.plot([x + long / 2] * 2, [below + 0.12, y_k - 0.06], **line)
-        write(ax, x + long / 2 + 0.12, (below + 0.12 + y_k) / 2, f"a group of {group}", ha="left")
+        note(ax, x + long / 2 + 0.12, (below + 0.12 + y_k) / 2, f"a group of {group}")
         inset = 0.4
         for tile in range(tiles):
             side = (long - 2 * inset) / tiles
@@ -384,16 +349,14 @@ def draw_gqa() -> Figure:
         if is_mine:
             outline(ax, x + inset, y_k, long - 2 * inset, 0.6)
         write(ax, x + long / 2, y_k + 0.82, f"h_k = {h_k}", BODY, weight="bold")
-    note = f"thick: row block {row_block} of query head {mine} reads all tiles of key head {serves[mine]}; k and v are not copied"
-    write(ax, 0.1, 3.95, note, BODY, ha="left")
-    return figure
+    words = f"thick: row block {row_block} of query head {mine} reads all tiles of key head {serves[mine]}; k and v are not copied"
+    note(ax, 0.1, 3.95, words, BODY)
 
 
-@image("05_loop.png")
-def draw_loop() -> Figure:
+@image("05_loop.png", 7.8)
+def draw_loop(ax: Axes) -> None:
     """One program of the loop over keys: what it loads once, what streams past, and how an iteration makes the new state of the old one, from
     left to right."""
-    figure, ax = canvas(7.8)
     m, n, d, thin = 0.75, 1.75, 0.85, 0.28  # inches for BLOCK_M, BLOCK_N, BLOCK_D and a column
     left, right, top, bottom = 1.75, 7.75, 0.45, 7.65  # of an iteration
     x_q, x_s, x_p, x_v, x_old, x_new, x_o = 0.42, 2.85, 4.75, 6.68, 2.2, 6.6, 8.05
@@ -409,7 +372,7 @@ def draw_loop() -> Figure:
         write(ax, x, y, text, HEAD if size < 20 else BODY, weight="bold", zorder=5)
 
     box(ax, left, top, right - left, bottom - top, colour="sky", share=0.08)
-    write(ax, left, 0.22, "each iteration: keys start_n … start_n + BLOCK_N − 1", BODY, ha="left", weight="bold")
+    note(ax, left, 0.22, "each iteration: keys start_n … start_n + BLOCK_N − 1", BODY, weight="bold")
     write(ax, x_q + d / 2, y_s - 0.25, "loaded once", BODY, weight="bold")
     tile("q", x_q, y_s, d, m, "q_tile", "[BLOCK_M, BLOCK_D]", below=True)
     tile("k", x_s, y_k, n, d, "k_tileᵀ", "[BLOCK_D, BLOCK_N]")
@@ -437,7 +400,7 @@ def draw_loop() -> Figure:
     box(ax, at_alpha - 0.4, y_alpha - 0.2, 0.8, 0.4, "alpha", "vermilion", size=BODY, weight="bold", share=0.25)
     arrow(ax, (x_thin, y_m + m / 2 - 0.08), (at_alpha - 0.4, y_alpha))
     arrow(ax, (at_alpha, y_m), (at_alpha, y_alpha - 0.2))
-    write(ax, at_alpha + 0.46, y_alpha, "exp(m before\n− m after)", ha="left")
+    note(ax, at_alpha + 0.46, y_alpha, "exp(m before\n− m after)")
     arrow(ax, (at_alpha, y_alpha + 0.2), (at_alpha, y_l - 0.14))
     arrow(ax, (at_alpha, y_l), (at_alpha, y_acc - 0.14))
     for y in (y_l, y_acc):
@@ -466,13 +429,11 @@ def draw_loop() -> Figure:
     box(ax, x_o, y_acc - m / 2, d, m, "o", TENSOR_COLOUR["o"], size=BODY, weight="bold", share=0.45)
     write(ax, x_o + d / 2, y_acc + m / 2 + 0.17, "stored")
     arrow(ax, (x_out, y_acc), (x_o, y_acc))
-    return figure
 
 
-@image("05_kinds_of_work.png")
-def draw_kinds_of_work() -> Figure:
+@image("05_kinds_of_work.png", 4.6)
+def draw_kinds_of_work(ax: Axes) -> None:
     """496 cycles of an SM at D = 128, with eight instructions a score: in attend's order, in series and in turns, and all at once."""
-    figure, ax = canvas(4.6)
     left, window = 1.75, 496  # two tiles in series
     cycle = 7.1 / window
     lanes = (("tensor cores", "blue", 0.35), ("instructions", "green", 0.3), ("exponentials", "orange", 0.45))
@@ -486,11 +447,10 @@ def draw_kinds_of_work() -> Figure:
         y = 0.25 + 1.4 * way
         each = sum(max(cycles for _, cycles, _ in step) for step in steps)
         total = f" = {each}" if "+" in how else ""
-        title = f"{how}{total} cycles for 1,024 scores, tensor cores {128 / each:.0%} busy"
-        write(ax, 0.1, y, title, BODY, ha="left", weight="bold")
+        note(ax, 0.1, y, f"{how}{total} cycles for 1,024 scores, tensor cores {128 / each:.0%} busy", BODY, weight="bold")
         for lane, (name, *_) in enumerate(lanes):
             at = y + 0.2 + 0.3 * lane
-            write(ax, 0.1, at + 0.13, name, ha="left")
+            note(ax, 0.1, at + 0.13, name)
             box(ax, left, at, window * cycle, 0.26)
         begin = 0
         while begin < window:
@@ -502,5 +462,4 @@ def draw_kinds_of_work() -> Figure:
                         place = left + begin * cycle, y + 0.2 + 0.3 * lane
                         box(ax, *place, seen * cycle, 0.26, text if seen == cycles else "", colour, share=share)
                 begin += max(cycles for _, cycles, _ in step)
-    write(ax, 0.1, 4.42, f"{window} cycles of an SM at D = 128; white: idle; at once, each kind of work is at another tile", ha="left")
-    return figure
+    note(ax, 0.1, 4.42, f"{window} cycles of an SM at D = 128; white: idle; at once, each kind of work is at another tile")

@@ -1,12 +1,26 @@
 """The drawings of chapters 6 and 7."""
 
-from __future__ import annotations
-
 import torch
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
-from draw.drawing import BODY, HEAD, MASKED, SMALL, TENSOR_COLOUR, arrow, box, canvas, grid, image, legend, outline, write
+from draw.drawing import (
+    BODY,
+    HEAD,
+    MASKED,
+    SMALL,
+    TENSOR_COLOUR,
+    arrow,
+    box,
+    grid,
+    heading,
+    image,
+    legend,
+    note,
+    notes,
+    outline,
+    sample,
+    write,
+)
 from fa_tutorial import algorithm, ledger, reference
 from fa_tutorial.bench import results
 
@@ -18,31 +32,23 @@ def tensor_box(ax: Axes, x: float, y: float, width: float, height: float, name: 
     box(ax, x, y, width, height, name, **standard | look)
 
 
-def notes(ax: Axes, x: float, y: float, lines: tuple[str, ...], step: float = 0.27, bold: int | None = None) -> None:
-    """Lines of text from (x, y) downwards, number `bold` of them bold."""
-    for i, line in enumerate(lines):
-        write(ax, x, y + i * step, line, BODY if i == bold else SMALL, ha="left", weight="bold" if i == bold else "normal")
-
-
 # ---------------------------------------------------------------- chapter 6
 
 
-@image("06_softmax_jacobian.png")
-def draw_softmax_jacobian() -> Figure:
+@image("06_softmax_jacobian.png", 5.05)
+def draw_softmax_jacobian(ax: Axes) -> None:
     """ds of one row of softmax twice: by the matrix diag(p) − p pᵀ, and by one sum and one product."""
-    figure, ax = canvas(5.05)
     s, dp = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), torch.tensor([2.0, 0.0, 1.0], dtype=torch.float64)
     p = torch.softmax(s, dim=0)
     jacobian = torch.diag(p) - torch.outer(p, p)
     ds = algorithm.softmax_backward(p, dp)
     assert torch.allclose(jacobian @ dp, ds)
-    write(ax, 0.1, 0.25, f"s = {vector(s)}: p = softmax(s) = {vector(p)}", HEAD, ha="left", weight="bold")
+    heading(ax, 0.1, 0.25, f"s = {vector(s)}: p = softmax(s) = {vector(p)}")
     draw_by_jacobian(ax, 0.85, jacobian, dp, ds)
     draw_by_sum(ax, 0.85, p, dp, ds)
     S = 8192
-    note = f"for one query of S_k = {S:,} keys: {S * S:,} entries on the left, vectors of {S:,} on the right"
-    notes(ax, 0.1, 4.55, (note, "blue: positive; orange, hatched: negative; the darker, the larger. Each row and column of J sums to 0."))
-    return figure
+    note(ax, 0.1, 4.55, f"for one query of S_k = {S:,} keys: {S * S:,} entries on the left, vectors of {S:,} on the right")
+    note(ax, 0.1, 4.82, "blue: positive; orange, hatched: negative; the darker, the larger. Each row and column of J sums to 0.")
 
 
 def vector(x: torch.Tensor) -> str:
@@ -65,7 +71,7 @@ def draw_by_jacobian(ax: Axes, top: float, jacobian: torch.Tensor, dp: torch.Ten
         sign = {"colour": "blue"} if entry > 0 else {"colour": "orange", "hatch": MASKED}
         return {"text": digits(entry), "share": share, **sign}
 
-    write(ax, left, top, "with the Jacobian (6.4)", BODY, ha="left", weight="bold")
+    note(ax, left, top, "with the Jacobian (6.4)", BODY, weight="bold")
     write(ax, left + 1.5 * side, y - 0.25, "J = diag(p) − p pᵀ")
     grid(ax, left, y, 3, 3, side, look)
     for x, name, values, colour in ((2.85, "dp", dp, "sky"), (3.8, "ds", ds, "yellow")):
@@ -87,19 +93,18 @@ def draw_by_sum(ax: Axes, top: float, p: torch.Tensor, dp: torch.Tensor, ds: tor
         (f"dp − {digits(total)}", dp - total, None),
         ("ds", ds, "yellow"),
     )
-    write(ax, left, top, "without it: ds = p ∘ (dp − Σ p ∘ dp) (6.5)", BODY, ha="left", weight="bold")
+    note(ax, left, top, "without it: ds = p ∘ (dp − Σ p ∘ dp) (6.5)", BODY, weight="bold")
     for row, (name, values, colour) in enumerate(rows):
         at = y + row * (tall + 0.04) + (0.3 if row > 2 else 0)
-        write(ax, left, at + tall / 2, name, ha="left")
+        note(ax, left, at + tall / 2, name)
         for col, value in enumerate(values.tolist()):
             box(ax, left + 1.3 + col * wide, at, wide, tall, digits(value), colour, share=0.4)
-    write(ax, left + 1.3, y + 3 * (tall + 0.04) + 0.13, f"their sum: {digits(total)}", ha="left", weight="bold")
+    note(ax, left + 1.3, y + 3 * (tall + 0.04) + 0.13, f"their sum: {digits(total)}", weight="bold")
 
 
-@image("06_delta.png")
-def draw_delta() -> Figure:
+@image("06_delta.png", 4.95)
+def draw_delta(ax: Axes) -> None:
     """delta of a query as the sum of one table, keys by D: down the columns it needs all tiles, along the rows it needs o alone."""
-    figure, ax = canvas(4.95)
     s = torch.tensor([3.0, 2.0, 5.0, 1.0, 4.0, 6.0], dtype=torch.float64)
     v = torch.tensor([[10.0, 20.0, 30.0, 40.0, 50.0, 60.0], [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]], dtype=torch.float64)
     p, do = torch.softmax(s, dim=0), torch.tensor([1.0, 2.0], dtype=torch.float64)
@@ -107,7 +112,7 @@ def draw_delta() -> Figure:
     o, dp = v @ p, do @ v
     assert torch.allclose(table.sum(1), do * o) and torch.allclose(table.sum(0), p * dp)
     left, wide, top, tall, right = 1.2, 0.8, 2.15, 0.5, 6.95
-    write(ax, 0.1, 0.25, "one query: delta is the sum of all p_j · v_jd · do_d", HEAD, ha="left", weight="bold")
+    heading(ax, 0.1, 0.25, "one query: delta is the sum of all p_j · v_jd · do_d")
     for name, y in (("v_j0", 1.13), ("v_j1", 0.78), ("p", 0.25)):
         write(ax, left - 0.1, top - y, name, BODY, ha="right", weight="bold")
     write(ax, right + 0.5, top - 0.25, "do ∘ o", BODY, weight="bold")
@@ -130,18 +135,16 @@ def draw_delta() -> Figure:
     bottom = top + 2 * tall + 0.5
     write(ax, left - 0.1, bottom + 0.19, "p ∘ dp", BODY, ha="right", weight="bold")
     box(ax, right, bottom, 1.0, 0.38, f"{table.sum():.2f}", "sky", share=0.5, weight="bold", line=2.2)
-    write(ax, right + 1.1, bottom + 0.19, "delta", BODY, ha="left", weight="bold")
+    note(ax, right + 1.1, bottom + 0.19, "delta", BODY, weight="bold")
     arrow(ax, (left + 6 * wide + 0.05, bottom + 0.19), (right - 0.03, bottom + 0.19))
     arrow(ax, (right + 0.5, top + 2 * tall + 0.05), (right + 0.5, bottom - 0.03))
     notes(ax, 0.1, 4.35, ("columns first: delta needs p ∘ dp of every tile (framed)", "rows first: forward has added up the keys and stored o, so delta needs no tile"),
           step=0.32)  # fmt: skip
-    return figure
 
 
-@image("06_data_flow.png")
-def draw_data_flow() -> Figure:
+@image("06_data_flow.png", 5.35)
+def draw_data_flow(ax: Axes) -> None:
     """Attention's backward from left to right: what forward kept, what is computed again, and the five matmuls with their equations."""
-    figure, ax = canvas(5.35)
     y_p, y_ds, y_delta, mid = 1.1, 2.95, 4.1, 5.4  # mid: of p and ds
     y_dq, y_dk = y_ds - 0.35, y_ds + 0.35
     kept = {"q": (0.45, y_p - 0.35), "k": (0.45, y_p + 0.35), "lse": (4.0, y_p - 0.8), "v": (0.45, y_ds - 0.35), "o": (0.45, y_delta)}
@@ -180,25 +183,20 @@ def draw_data_flow() -> Figure:
     for x, y, formula, number in texts:
         write(ax, x, y - 0.2, formula)
         write(ax, x, y + 0.2, number)
-    legend(
-        ax,
-        4.75,
-        (
-            (0.1, {"line": 2.2}, "forward keeps it"),
-            (2.6, {}, "backward gets or stores it"),
-            (6.0, {"dashed": True}, "a tile at a time"),
-        ),
+    entries = (
+        (0.1, {"line": 2.2}, "forward keeps it"),
+        (2.6, {}, "backward gets or stores it"),
+        (6.0, {"dashed": True}, "a tile at a time"),
     )
+    legend(ax, 4.75, entries)
     legend(ax, 5.1, ((0.1, {"colour": "sky", "share": 0.5}, "lse and delta: one number for each query"),))
-    write(ax, 6.0, 5.1, "① to ⑤: five matmuls", ha="left")
-    return figure
+    note(ax, 6.0, 5.1, "① to ⑤: five matmuls")
 
 
-@image("06_trips.png")
-def draw_trips() -> Figure:
+@image("06_trips.png", 3.25)
+def draw_trips(ax: Axes) -> None:
     """Naive attention's twelve trips with four matmuls inside them, and the two loops' seven matmuls and exponentials, each beside the
     measured time."""
-    figure, ax = canvas(3.25)
     h200, shape = results.load("h200"), {"B": 1, "H": 16, "S_q": 16_384, "S_k": 16_384}
     trip = ledger.score_bytes(**shape, itemsize=2) / h200["provenance"]["ceilings"]["copy_gb_s"] / 1e6  # ms
     matmul = ledger.backward_flops(**shape, D=64, matmuls=1) / h200["provenance"]["ceilings"]["matmul_fp16_tflops"] / 1e9
@@ -221,8 +219,8 @@ def draw_trips() -> Figure:
     in_turns, exp = 7 * matmul + 2 * exponentials, {"colour": "green", "hatch": "..", "share": 0.4}
     for i in range(2):
         box(ax, left + (7 * matmul + i * exponentials) * inch, 1.7, exponentials * inch, tall, **exp)
-    write(ax, left + basic * inch + 0.95, 1.7 + tall / 2, "first loop: s, dp, dv, dk; second: s, dp, dq", ha="left")
-    write(ax, left + basic * inch + 0.95, 2.2 + tall / 2, f"{basic - in_turns:.1f} ms stay open", ha="left")
+    note(ax, left + basic * inch + 0.95, 1.7 + tall / 2, "first loop: s, dp, dv, dk; second: s, dp, dq")
+    note(ax, left + basic * inch + 0.95, 2.2 + tall / 2, f"{basic - in_turns:.1f} ms stay open")
     for y, name, ms in (
         (0.4, "12 trips", 12 * trip),
         (0.9, "measured: naive", naive),
@@ -232,10 +230,9 @@ def draw_trips() -> Figure:
         if name.startswith("measured"):
             box(ax, left, y, ms * inch, tall, line=2.2)
         write(ax, left - 0.1, y + tall / 2, name, ha="right")
-        write(ax, left + ms * inch + 0.08, y + tall / 2, f"{ms:.1f} ms", ha="left", weight="bold")
+        note(ax, left + ms * inch + 0.08, y + tall / 2, f"{ms:.1f} ms", weight="bold")
     legend(ax, 3.05, ((0.1, look["r"] | {"share": 0.45}, "reads 8 GiB"), (2.1, look["w"] | {"share": 0.45}, "writes 8 GiB"),
                      (4.2, {"colour": "black", "share": 0.75}, "a matmul"), (6.0, exp, "a loop's exponentials")))  # fmt: skip
-    return figure
 
 
 LOOP_SHAPE = {"block_m": 2, "block_n": 4, "S_q": 12, "S_k": 12}
@@ -243,29 +240,23 @@ LOOP_LOOKS = {"whole": {"colour": "yellow"}, "masked": {"colour": "yellow", "hat
 TILE_LOOKS = {"whole": {"colour": "sky"}, "masked": {"colour": "orange", "hatch": MASKED}, "skipped": {}}
 
 
-@image("06_two_loops.png")
-def draw_two_loops() -> Figure:
+@image("06_two_loops.png", 6.25)
+def draw_two_loops(ax: Axes) -> None:
     """The tiles twice: a block of keys stays and the queries stream past, for dk and dv; a block of queries stays, for dq."""
-    figure, ax = canvas(6.25)
     J, I = 1, 3
     start, full_row = algorithm.causal_rows(J, **LOOP_SHAPE)
     full, end = algorithm.causal_tiles(I, **LOOP_SHAPE)
     rows = LOOP_SHAPE["S_q"] // LOOP_SHAPE["block_m"]
-    draw_loop(ax, 0.1, "key block J stays", "down", J, range(start, rows))
-    draw_loop(ax, 4.7, "query block I stays", "right", I, range(end))
-    key_lines = (
-        "dk_J, dv_J: sums over I",
-        f"J = {J}: start = {start}, full = {full_row}",
-        "query blocks stream past; dk, dv written once",
-    )
-    row_lines = ("dq_I: a sum over J", f"I = {I}: full = {full}, end = {end} (4.6)", "key blocks stream past; dq written once")
-    notes(ax, 0.1, 4.7, key_lines, bold=0)
-    notes(ax, 4.7, 4.7, row_lines, bold=0)
+    draw_loop(ax, 0.1, "key block J stays", J, range(start, rows), down=True)
+    draw_loop(ax, 4.7, "query block I stays", I, range(end), down=False)
+    note(ax, 0.1, 4.7, "dk_J, dv_J: sums over I", BODY, weight="bold")
+    notes(ax, 0.1, 4.97, (f"J = {J}: start = {start}, full = {full_row}", "query blocks stream past; dk, dv written once"))
+    note(ax, 4.7, 4.7, "dq_I: a sum over J", BODY, weight="bold")
+    notes(ax, 4.7, 4.97, (f"I = {I}: full = {full}, end = {end} (4.6)", "key blocks stream past; dq written once"))
     legend(ax, 5.65, tuple((x, {**LOOP_LOOKS[kind], "share": 0.6}, text) for x, kind, text in (
         (0.1, "whole", "whole: no mask"), (2.1, "masked", "with mask"), (3.6, "skipped", "skipped: never read"))))  # fmt: skip
     block_m, block_n, S, _ = LOOP_SHAPE.values()
-    write(ax, 0.1, 6.0, f"causal: S_q = S_k = {S}, BLOCK_M = {block_m}, BLOCK_N = {block_n}. A dot: this query sees this key.", ha="left")
-    return figure
+    note(ax, 0.1, 6.0, f"causal: S_q = S_k = {S}, BLOCK_M = {block_m}, BLOCK_N = {block_n}. A dot: this query sees this key.")
 
 
 def tile_kind(row_block: int, key_block: int) -> str:
@@ -278,15 +269,13 @@ def tile_kind(row_block: int, key_block: int) -> str:
     return by_rows
 
 
-def draw_loop(ax: Axes, left: float, title: str, way: str, fixed: int, steps: range) -> None:
-    """One loop: the tiles by kind, strong where this program goes ("down" column `fixed`, or "right" along row `fixed`), and its
-    results."""
+def draw_loop(ax: Axes, left: float, title: str, fixed: int, steps: range, *, down: bool) -> None:
+    """One loop: the tiles by kind, strong where this program goes (down column `fixed`, or right along row `fixed`), and its results."""
     wide, tall, x, y = 1.0, 0.42, left + 0.65, 1.45
     rows, cols = LOOP_SHAPE["S_q"] // LOOP_SHAPE["block_m"], LOOP_SHAPE["S_k"] // LOOP_SHAPE["block_n"]
-    down = way == "down"
-    write(ax, left, 0.25, title, HEAD, ha="left", weight="bold")
-    write(ax, x, 0.66, "k, v", BODY, ha="left", weight="bold")
-    write(ax, left, 1.25, "q, do", BODY, ha="left", weight="bold")
+    heading(ax, left, 0.25, title)
+    note(ax, x, 0.66, "k, v", BODY, weight="bold")
+    note(ax, left, 1.25, "q, do", BODY, weight="bold")
     for row in range(rows):
         here = (row in steps) if down else row == fixed
         box(ax, left, y + row * tall, 0.4, tall, colour="blue", share=0.55 if here else 0.12, line=2.2 if here and not down else 1)
@@ -301,53 +290,32 @@ def draw_loop(ax: Axes, left: float, title: str, way: str, fixed: int, steps: ra
             box(ax, x + col * wide, 0.85 + i * 0.2, wide, 0.2, **look)
     for i in range(LOOP_SHAPE["S_q"]):  # block_m queries share a height of tall, block_n keys a width of wide
         ax.scatter([x + (j + 0.5) * wide / 4 for j in range(i + 1)], [y + (i + 0.5) * tall / 2] * (i + 1), s=6, color="black", zorder=3)
-    (draw_way_down if down else draw_way_right)(ax, x, y, wide, tall, fixed, steps)
+    if down:  # the column of a key block: its tiles in order, then dk and dv below it
+        middle, bottom = x + (fixed + 0.5) * wide, y + rows * tall
+        outline(ax, x + fixed * wide, y + steps.start * tall, wide, len(steps) * tall)
+        arrow(ax, (middle, y + (steps.start + 0.25) * tall), (middle, bottom + 0.22), width=2.4)
+        for i, (name, colour) in enumerate((("dk", "orange"), ("dv", "green"))):
+            box(ax, middle - 0.6 + i * 0.6, bottom + 0.22, 0.6, 0.3, name, colour, share=0.6, size=BODY, weight="bold")
+    else:  # the row of a query block, then dq on the right
+        middle, right = y + (fixed + 0.5) * tall, x + cols * wide
+        outline(ax, x, y + fixed * tall, len(steps) * wide, tall)
+        arrow(ax, (x + 0.25 * wide, middle), (right + 0.1, middle), width=2.4)
+        box(ax, right + 0.1, y + fixed * tall, 0.45, tall, "dq", "blue", share=0.6, size=BODY, weight="bold")
 
 
-def draw_way_down(ax: Axes, x: float, y: float, wide: float, tall: float, fixed: int, steps: range) -> None:
-    """The column of a key block: its tiles in order, then dk and dv below it."""
-    middle, bottom = x + (fixed + 0.5) * wide, y + (LOOP_SHAPE["S_q"] // LOOP_SHAPE["block_m"]) * tall
-    outline(ax, x + fixed * wide, y + steps.start * tall, wide, len(steps) * tall)
-    arrow(ax, (middle, y + (steps.start + 0.25) * tall), (middle, bottom + 0.22), width=2.4)
-    for i, (name, colour) in enumerate((("dk", "orange"), ("dv", "green"))):
-        box(ax, middle - 0.6 + i * 0.6, bottom + 0.22, 0.6, 0.3, name, colour, share=0.6, size=BODY, weight="bold")
-
-
-def draw_way_right(ax: Axes, x: float, y: float, wide: float, tall: float, fixed: int, steps: range) -> None:
-    """The row of a query block: its tiles in order, then dq on the right."""
-    middle, right = y + (fixed + 0.5) * tall, x + (LOOP_SHAPE["S_k"] // LOOP_SHAPE["block_n"]) * wide
-    outline(ax, x, y + fixed * tall, len(steps) * wide, tall)
-    arrow(ax, (x + 0.25 * wide, middle), (right + 0.1, middle), width=2.4)
-    box(ax, right + 0.1, y + fixed * tall, 0.45, tall, "dq", "blue", share=0.6, size=BODY, weight="bold")
-
-
-@image("06_race.png")
-def draw_race() -> Figure:
+@image("06_race.png", 3.0)
+def draw_race(ax: Axes) -> None:
     """Programs of several key blocks add to one tile of dq with plain loads and stores: one addition is lost."""
-    figure, ax = canvas(3.0)
-    write(ax, 0.1, 0.25, "a program for each key block J", BODY, ha="left", weight="bold")
+    note(ax, 0.1, 0.25, "a program for each key block J", BODY, weight="bold")
     for J in range(3):
         y = 0.6 + J * 0.62
         box(ax, 0.1, y, 1.2, 0.5, f"J = {J}", "orange", share=0.4, hatch=".." if J == 1 else None)
         arrow(ax, (1.3, y + 0.25), (3.0, 1.47 + (J - 1) * 0.12), "vermilion", dashed=True)
     box(ax, 3.0, 1.17, 1.0, 0.6, "dq_I", "blue", share=0.6, size=HEAD, line=2, weight="bold")
-    write(ax, 0.1, 2.75, "each adds scale · ds_IJ k_J", ha="left")
-    draw_lost_update(ax, 4.75, 0.25)
-    return figure
-
-
-@image("06_atomics.png")
-def draw_atomics() -> Figure:
-    """Three programs add to one element of dq with atomic adds, in two orders."""
-    figure, ax = canvas(3.0)
-    draw_two_orders(ax, 0.1, 0.25)
-    return figure
-
-
-def draw_lost_update(ax: Axes, left: float, top: float) -> None:
-    """Two programs read, add and write without an atomic: one addition is lost."""
-    old, added = 10, (5, 3)
-    write(ax, left, top, "plain load, add, store: one is lost", BODY, ha="left", weight="bold")
+    note(ax, 0.1, 2.75, "each adds scale · ds_IJ k_J")
+    # two programs read, add and write without an atomic
+    left, top, old, added = 4.75, 0.25, 10, (5, 3)
+    note(ax, left, top, "plain load, add, store: one is lost", BODY, weight="bold")
     for col, head in enumerate(("J = 0", "J = 1", "dq_I")):
         write(ax, left + (0.75, 2.25, 3.65)[col], top + 0.4, head, weight="bold")
     steps = (((0, f"load {old}"), old), ((1, f"load {old}"), old), ((0, f"store {old} + {added[0]}"), old + added[0]),
@@ -356,40 +324,41 @@ def draw_lost_update(ax: Axes, left: float, top: float) -> None:
         y = top + 0.6 + row * 0.42
         box(ax, left + program * 1.5, y, 1.45, 0.38, text, "orange", share=0.4, hatch=".." if program else None)
         box(ax, left + 3.2, y, 0.9, 0.38, str(value), "blue", share=0.3)
-    write(ax, left, top + 2.5, f"want {old} + {added[0]} + {added[1]} = {old + sum(added)}, got {old + added[1]}", ha="left")
+    note(ax, left, top + 2.5, f"want {old} + {added[0]} + {added[1]} = {old + sum(added)}, got {old + added[1]}")
 
 
-def draw_two_orders(ax: Axes, left: float, top: float) -> None:
-    """The same three numbers added in two orders, in float32."""
+@image("06_atomics.png", 3.0)
+def draw_atomics(ax: Axes) -> None:
+    """Three programs add to one element of dq with atomic adds, in two orders."""
+    left, top = 0.1, 0.25
     added = (2.0**24, 3.0, 3.0)
-    write(ax, left, top, "atomic adds: none lost, each rounded", BODY, ha="left", weight="bold")
-    write(ax, left, top + 0.4, f"J = 0 adds {added[0]:,.0f}, J = 1 and 2 add 3; fp32", ha="left")
+    note(ax, left, top, "atomic adds: none lost, each rounded", BODY, weight="bold")
+    note(ax, left, top + 0.4, f"J = 0 adds {added[0]:,.0f}, J = 1 and 2 add 3; fp32")
     for row, order in enumerate(((0, 1, 2), (1, 2, 0))):
         y = top + 0.68 + row * 0.85
         total = torch.zeros((), dtype=torch.float32)
-        write(ax, left, y + 0.44, f"run {row + 1}", ha="left", weight="bold")
+        note(ax, left, y + 0.44, f"run {row + 1}", weight="bold")
         for col, J in enumerate(order):
             total = total + added[J]
             x = left + 0.9 + col * 2.2
             write(ax, x + 1.05, y + 0.1, f"+ J = {J}")
             look = {"share": 0.5, "weight": "bold"} if col == 2 else {"share": 0.3}
             box(ax, x, y + 0.25, 2.1, 0.38, f"{total.item():,.0f}", "blue", **look)
-    write(ax, left, top + 2.5, "both right within rounding, and not the same bits", ha="left")
+    note(ax, left, top + 2.5, "both right within rounding, and not the same bits")
 
 
 # ---------------------------------------------------------------- chapter 7
 
 
-@image("07_transposed_tile.png")
-def draw_transposed_tile() -> Figure:
+@image("07_transposed_tile.png", 6.9)
+def draw_transposed_tile(ax: Axes) -> None:
     """A program that keeps k makes dv: once from s, whose p must be transposed, and once from s_t, whose p_t is as dv needs it."""
-    figure, ax = canvas(6.9)
     keys, queries, dim, gap, right = 0.95, 0.65, 1.2, 0.12, 5.75
     for row, title, (left, streams, made, weights), (tall, wide), shape in (
         (1.85, "computing s: a computed tile must be transposed", ("q", "k", "s", "p"), (queries, keys), "[BLOCK_M, BLOCK_N]"),
         (5.1, "computing s_t, the transpose of s: only q is transposed", ("k", "q", "s_t", "p_t"), (keys, queries), "[BLOCK_N, BLOCK_M]"),
     ):
-        write(ax, 0.1, row - dim - gap - 0.27, title, BODY, ha="left", weight="bold")
+        note(ax, 0.1, row - dim - gap - 0.27, title, BODY, weight="bold")
         x, looks = 0.1 + dim + gap, {"k": {"line": 2.4}, "q": {"hatch": ".."}}
         tensor_box(ax, 0.1, row, dim, tall, left, size=HEAD, **looks[left])
         tensor_box(ax, x, row - dim - gap, wide, dim, f"{streams}ᵀ", size=HEAD, colour=TENSOR_COLOUR[streams], **looks[streams])
@@ -408,18 +377,16 @@ def draw_transposed_tile() -> Figure:
         x = right + queries + gap
         tensor_box(ax, x, row - queries - gap, dim, queries, "do", hatch="..", size=HEAD, colour=TENSOR_COLOUR["o"])
         tensor_box(ax, x, row, dim, keys, "dv", line=2.4, size=HEAD)
-        write(ax, x + dim + 0.1, row + keys / 2, "+= pᵀ do" if weights == "p" else "+= p_t do", ha="left")
+        note(ax, x + dim + 0.1, row + keys / 2, "+= pᵀ do" if weights == "p" else "+= p_t do")
     legend(ax, 6.65, ((0.1, {"line": 2.4}, "the program holds it"), (3.3, {"hatch": ".."}, "arrives at every step"),
                      (6.2, {"colour": "yellow", "share": 0.6}, "computed, in registers")))  # fmt: skip
-    return figure
 
 
-@image("07_kernels.png")
-def draw_kernels() -> Figure:
+@image("07_kernels.png", 6.6)
+def draw_kernels(ax: Axes) -> None:
     """The three kernels of backward in order: what streams past a program, what it holds and adds up, what it writes."""
-    figure, ax = canvas(6.6)
     for x, text in ((0.1, "streams past"), (2.5, "a program, and what it holds"), (7.45, "writes")):
-        write(ax, x, 0.25, text, BODY, ha="left", weight="bold")
+        note(ax, x, 0.25, text, BODY, weight="bold")
     rows = (
         ("1  delta_kernel", "a block of rows", "rowsum(do ∘ o)", (), ("o", "do"), (), ("delta",)),
         (
@@ -435,18 +402,15 @@ def draw_kernels() -> Figure:
     )
     for i, row in enumerate(rows):
         draw_kernel_row(ax, 0.5 + i * 1.6, *row)
-    write(ax, 7.45, 1.55, "read by 2 and 3", ha="left")
-    arrow(ax, (0.1, 5.5), (0.55, 5.5), "blue")
-    write(ax, 0.65, 5.5, "read at every step", ha="left")
+    note(ax, 7.45, 1.55, "read by 2 and 3")
+    sample(ax, 0.1, 5.5, "read at every step", "blue")
     box(ax, 2.5, 5.38, 0.3, 0.24, line=2.4)
-    write(ax, 2.9, 5.5, "the program holds it", ha="left")
-    write(ax, 4.9, 5.5, "+=", BODY, ha="left", weight="bold")
-    write(ax, 5.3, 5.5, "added up", ha="left")
-    arrow(ax, (6.9, 5.5), (7.35, 5.5), "vermilion", dashed=True)
-    write(ax, 7.45, 5.5, "written once", ha="left")
+    note(ax, 2.9, 5.5, "the program holds it")
+    note(ax, 4.9, 5.5, "+=", BODY, weight="bold")
+    note(ax, 5.3, 5.5, "added up")
+    sample(ax, 6.9, 5.5, "written once", "vermilion", dashed=True)
     notes(ax, 0.1, 5.95, ("programs: ⌈S_q / BLOCK_M⌉ · B · H (1 and 3), ⌈S_k / BLOCK_N⌉ · B · H (2)",
                           "No tensor has S_q × S_k elements."), step=0.32)  # fmt: skip
-    return figure
 
 
 def draw_kernel_row(ax: Axes, top: float, name: str, what: str, work: str, past: tuple[str, ...], held: tuple[str, ...],
@@ -455,7 +419,7 @@ def draw_kernel_row(ax: Axes, top: float, name: str, what: str, work: str, past:
     middle = top + 0.65
     box(ax, 2.5, top, 4.3, 1.3, line=2)
     for y, text, look in ((0.22, name, {"size": BODY, "weight": "bold"}), (0.63, what, {}), (1.02, work, {})):
-        write(ax, 2.65, top + y, text, ha="left", **look)
+        note(ax, 2.65, top + y, text, **look)
     tensor_group(ax, 0.1, middle, past, hatch="..")
     tensor_group(ax, 5.3, middle, held, line=2)
     tensor_group(ax, 4.6, middle, summed, "+=", columns=1, line=2)
@@ -474,10 +438,9 @@ def tensor_group(ax: Axes, left: float, middle: float, names: tuple[str, ...], s
         write(ax, x - 0.04, y + 0.19, sign, ha="right", weight="bold")
 
 
-@image("07_bounds.png")
-def draw_bounds() -> Figure:
+@image("07_bounds.png", 4.35)
+def draw_bounds(ax: Axes) -> None:
     """The blocks of queries that each block of keys meets under the causal mask, keys as rows, and the two loops that take one row's."""
-    figure, ax = canvas(4.35)
     S, block_m, block_n, J = 16, 2, 4, 1
     x, y, wide, tall = 1.3, 0.65, 0.46, 0.16  # of a query, of a key
     below, borders = y + S * tall, [0, *(block_m * border for border in algorithm.causal_rows(J, block_m, block_n, S, S)), S]
@@ -498,22 +461,19 @@ def draw_bounds() -> Figure:
         write(ax, x + at * wide, below + 0.37, f"{name} = {at}", BODY, weight="bold")
     for first, last, text in zip(borders, borders[1:], ("not read", "with the mask", "without it"), strict=False):
         write(ax, x + (first + last) / 2 * wide, below + 0.7, text)
-    note = f"S_q = S_k = {S}, BLOCK_M = {block_m}, BLOCK_N = {block_n}. A dot: this query sees this key."
-    write(ax, x, below + 1.0, note, ha="left")
-    return figure
+    note(ax, x, below + 1.0, f"S_q = S_k = {S}, BLOCK_M = {block_m}, BLOCK_N = {block_n}. A dot: this query sees this key.")
 
 
-@image("07_group_sum.png")
-def draw_group_sum() -> Figure:
+@image("07_group_sum.png", 3.85)
+def draw_group_sum(ax: Axes) -> None:
     """One program of a key head, three query heads to a key head, causal: it walks over the queries of one head after the other."""
-    figure, ax = canvas(3.85)
     serves = reference.repeat_heads(torch.arange(2).view(1, 2, 1, 1), 6).flatten().tolist()
     heads, blocks = [head for head, key_head in enumerate(serves) if key_head == 1], 8
     first, full = algorithm.causal_rows(3, 64, 64, 64 * blocks, 64 * blocks)
     left, side, tall = 3.55, 0.6, 0.42
-    write(ax, 0.1, 0.2, "one program: key head 1, one block of keys", BODY, ha="left", weight="bold")
-    write(ax, 0.1, 0.85, "holds", ha="left")
-    write(ax, 0.1, 1.85, "adds up", ha="left")
+    note(ax, 0.1, 0.2, "one program: key head 1, one block of keys", BODY, weight="bold")
+    note(ax, 0.1, 0.85, "holds")
+    note(ax, 0.1, 1.85, "adds up")
     for y, names, look in ((0.64, ("k", "v"), {"line": 2.4}), (1.64, ("dk", "dv"), {"line": 2.4})):
         for i, name in enumerate(names):
             tensor_box(ax, 0.95 + 0.75 * i, y, 0.7, 0.42, name, **look)
@@ -531,32 +491,22 @@ def draw_group_sum() -> Figure:
     write(ax, left + blocks * side, 0.55, "blocks of q and do →", ha="right")
     legend(ax, 3.1, ((0.1, {"dashed": True}, "sees none of these keys: not read"), (4.4, {"colour": "sky", "share": 0.5, "hatch": MASKED}, "with the mask"),
                      (6.6, {"colour": "sky", "share": 0.5}, "without it")))  # fmt: skip
-    write(
-        ax,
-        0.1,
-        3.55,
-        "Six query heads read two key heads, so heads 3, 4 and 5 read key head 1. The numbers are the program's steps.",
-        ha="left",
-    )
-    return figure
+    note(ax, 0.1, 3.55, "Six query heads read two key heads, so heads 3, 4 and 5 read key head 1. The numbers are the program's steps.")
 
 
-@image("07_dkdv_step.png")
-def draw_dkdv_step() -> Figure:
+@image("07_dkdv_step.png", 6.95)
+def draw_dkdv_step(ax: Axes) -> None:
     """One step of dkdv_kernel with the shape of every tile: keys are the rows, from left to right."""
-    figure, ax = canvas(6.95)
     first, second = 1.6, 4.65
     draw_dkdv_row(ax, first, ("k", "q", "s_t", "scale · k qᵀ (7.1)"), ("lse", "exp(s_t − lse)", "(6.7)"), "p_t", ("do", "dv", "p_t do"))
-    draw_dkdv_row(
-        ax, second, ("v", "do", "dp_t", "v doᵀ (7.1)"), ("delta", "p_t ∘ (dp_t − delta)", "(6.10)"), "ds_t", ("q", "dk", "scale · ds_t q")
-    )
+    weights = ("delta", "p_t ∘ (dp_t − delta)", "(6.10)")
+    draw_dkdv_row(ax, second, ("v", "do", "dp_t", "v doᵀ (7.1)"), weights, "ds_t", ("q", "dk", "scale · ds_t q"))
     ax.plot((5.0, 4.78, 4.78), (first + 0.85, first + 0.85, second + 0.2), color="black", linewidth=1.2)
     arrow(ax, (4.78, second + 0.2), (4.97, second + 0.2))
     write(ax, 4.7, first + 1.4, "p_t, for ds_t", ha="right")
-    write(ax, 0.1, 6.3, "M is BLOCK_M, N is BLOCK_N, D is BLOCK_D.", ha="left")
+    note(ax, 0.1, 6.3, "M is BLOCK_M, N is BLOCK_N, D is BLOCK_D.")
     legend(ax, 6.7, ((0.1, {"line": 2.4}, "the program holds it"), (3.3, {"hatch": ".."}, "arrives at every step"),
                       (6.5, {"colour": "yellow", "share": 0.6}, "computed, in registers")))  # fmt: skip
-    return figure
 
 
 def draw_dkdv_row(ax: Axes, row: float, scores: tuple[str, ...], weights: tuple[str, ...], name: str, sums: tuple[str, ...]) -> None:
@@ -575,13 +525,11 @@ def draw_dkdv_row(ax: Axes, row: float, scores: tuple[str, ...], weights: tuple[
         (right, row, dim, keys, gradient, "N × D", {"line": 2.4}),
     )
     for x, y, width, height, tensor, shape, look in tiles:
-        tensor_box(
-            ax, x, y, width, height, f"{tensor}\n{shape}", **{"size": BODY, "colour": TENSOR_COLOUR.get(tensor.removeprefix("d")), **look}
-        )
+        tensor_box(ax, x, y, width, height, f"{tensor}\n{shape}", **{"colour": TENSOR_COLOUR.get(tensor.removeprefix("d")), **look})
     write(ax, left + queries / 2, row + keys + 0.2, first)
     arrow(ax, (left + queries + 0.06, row + keys / 2), (middle - 0.06, row + keys / 2))
     write(ax, (left + queries + middle) / 2, row + keys / 2 - 0.22, rule)
     write(ax, (left + queries + middle) / 2, row + keys / 2 + 0.22, second)
     tensor_box(ax, middle, row - 0.4, queries, 0.28, per_query, hatch="..", size=SMALL)
     write(ax, middle + queries / 2, row - 0.52, "1 × M")
-    write(ax, right + dim + 0.1, row + keys / 2, f"+= {product}\n(7.2)", ha="left", linespacing=1.35)
+    note(ax, right + dim + 0.1, row + keys / 2, f"+= {product}\n(7.2)", linespacing=1.35)

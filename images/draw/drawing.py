@@ -1,9 +1,7 @@
 """What every drawing is made of: the canvas, boxes, arrows and text, in the course's colours. Coordinates are inches from the top left."""
 
-from __future__ import annotations
-
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from matplotlib.axes import Axes
 from matplotlib.colors import to_rgb
@@ -21,25 +19,24 @@ SMALL, BODY, HEAD = 11, 12, 13  # points
 MASKED = "////"  # hatching of what a mask leaves out
 WAITS = {"hatch": MASKED}  # somebody who has nothing to do
 
-IMAGES: dict[str, Callable] = {}  # what draws each file of images/
+IMAGES: dict[str, Callable[[], Figure]] = {}  # what draws each file of images/
 
 
-def image(name: str) -> Callable:
-    """Register a function as the one that draws images/<name>."""
+def image(name: str, height: float, width: float = WIDTH) -> Callable:
+    """Register draw(ax) as what draws images/<name>, white and of width x height inches; ax: in inches from the top left corner."""
 
-    def register(function: Callable) -> Callable:
-        IMAGES[name] = function
-        return function
+    def register(draw: Callable[[Axes], None]) -> Callable:
+        def drawn() -> Figure:
+            figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
+            ax = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
+            ax.set_axis_off()
+            draw(ax)
+            return figure
+
+        IMAGES[name] = drawn
+        return draw
 
     return register
-
-
-def canvas(height: float, width: float = WIDTH) -> tuple[Figure, Axes]:
-    """A white figure of width x height inches, and axes over all of it in inches from the top left corner."""
-    figure = Figure(figsize=(width, height), dpi=DPI, facecolor="white")
-    ax = figure.add_axes((0, 0, 1, 1), xlim=(0, width), ylim=(height, 0))
-    ax.set_axis_off()
-    return figure, ax
 
 
 def tint(colour: str, share: float) -> tuple[float, ...]:
@@ -50,6 +47,28 @@ def tint(colour: str, share: float) -> tuple[float, ...]:
 def write(ax: Axes, x: float, y: float, text: str, size: float = SMALL, **options) -> None:
     """Text centred on (x, y) unless `options` (ha, va, weight, …) say otherwise."""
     ax.text(x, y, text, **{"fontsize": size, "ha": "center", "va": "center", **options})
+
+
+def note(ax: Axes, x: float, y: float, text: str, size: float = SMALL, **options) -> None:
+    """Text that begins at x."""
+    write(ax, x, y, text, size, **{"ha": "left", **options})
+
+
+def notes(ax: Axes, x: float, y: float, lines: Iterable[str], size: float = SMALL, step: float = 0.27) -> None:
+    """Lines of text from (x, y) downwards."""
+    for i, line in enumerate(lines):
+        note(ax, x, y + i * step, line, size)
+
+
+def bracket(ax: Axes, x0: float, x1: float, y: float, text: str = "", high: float = 0.08) -> None:
+    """A bracket whose ends point to y from y − high (below y where `high` is negative), and text beyond its middle."""
+    ax.plot([x0, x0, x1, x1], [y, y - high, y - high, y], color="black", linewidth=1.2)
+    write(ax, (x0 + x1) / 2, y - 3 * high, text)
+
+
+def heading(ax: Axes, x: float, y: float, text: str) -> None:
+    """A heading that begins at x."""
+    note(ax, x, y, text, HEAD, weight="bold")
 
 
 def box(
@@ -95,7 +114,7 @@ def legend(ax: Axes, y: float, entries: tuple[tuple[float, dict, str], ...]) -> 
     """A line of small boxes, each (x, its look as options for `box`, text beside it); y: its middle."""
     for x, look, text in entries:
         box(ax, x, y - 0.12, 0.3, 0.24, **look)
-        write(ax, x + 0.4, y, text, ha="left")
+        note(ax, x + 0.4, y, text)
 
 
 def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], colour: str = "black", *, dashed: bool = False,
@@ -107,6 +126,12 @@ def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], colour
             linestyle="--" if dashed else "-", connectionstyle=f"arc3,rad={curve}", zorder=2.8,
         )
     )  # fmt: skip
+
+
+def sample(ax: Axes, x: float, y: float, text: str, colour: str = "black", **look) -> None:
+    """In a line of a legend: an arrow from x on, and what it means."""
+    arrow(ax, (x, y), (x + 0.45, y), colour, **look)
+    note(ax, x + 0.55, y, text)
 
 
 def number(value: float) -> str:

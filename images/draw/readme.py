@@ -2,7 +2,7 @@
 
 from matplotlib.figure import Figure
 
-from draw.drawing import DPI, WIDTH, image
+from draw.drawing import DPI, IMAGES, WIDTH
 from fa_tutorial import figures
 from fa_tutorial.bench import plots, results, tables
 from fa_tutorial.bench.cases import GRIDS, MODES
@@ -10,7 +10,6 @@ from fa_tutorial.bench.cases import GRIDS, MODES
 COMPARED = ("hopper", "tuned", "basic", "sdpa_cudnn", "flash_attn_4", "sdpa_flash")
 
 
-@image("speed.png")
 def speed() -> Figure:
     """Causal attention with D = 128, forward and backward, on the card where all of these ran in turns."""
     figures.style()
@@ -25,3 +24,6 @@ def speed() -> Figure:
     figure.suptitle(f"{card['provenance']['gpu']}: causal attention, fp16, D = 128, {grid.about}")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure
+
+
+IMAGES["speed.png"] = speed

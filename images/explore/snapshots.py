@@ -18,21 +18,19 @@ def snapshot(page: Path) -> Path:
     browser = shutil.which("chromium") or shutil.which("google-chrome")
     with tempfile.TemporaryDirectory() as folder:
         shot = Path(folder) / "shot.png"
-        command = [
-            browser,
+        options = [
             "--headless",
             "--no-sandbox",
             "--hide-scrollbars",
             f"--window-size={WIDTH},{HEIGHT}",
             f"--screenshot={shot}",
         ]
-        subprocess.run([*command, page.as_uri()], check=True, capture_output=True, timeout=60)
+        subprocess.run([browser, *options, page.as_uri()], check=True, capture_output=True, timeout=60)
         whole = Image.open(shot).convert("RGB")
     bottom = ImageChops.difference(whole, Image.new("RGB", whole.size, "white")).getbbox()[3]
     target = page.with_suffix(".png")
-    whole.crop((0, 0, whole.width, bottom + MARGIN)).quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(
-        target, optimize=True
-    )
+    cut = whole.crop((0, 0, whole.width, bottom + MARGIN))
+    cut.quantize(COLOURS, Image.Quantize.MAXCOVERAGE).save(target, optimize=True)
     return target
 
 

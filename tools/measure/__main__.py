@@ -3,8 +3,6 @@
 Writes after every row. Rows that stand in the file already are kept, so an interrupted run goes on where it stopped.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence

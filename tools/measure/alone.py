@@ -4,11 +4,8 @@ of their own, with a producer each; and a program that loads each tile twice. Of
 Takes what `ladder` takes, without a mask.
 """
 
-from __future__ import annotations
-
-import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,10 +13,11 @@ from typing import Any
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.bench.cases import Shape, about
+from fa_tutorial.bench.cases import Shape
 from fa_tutorial.bench.chapter_8 import flops_of, inputs
 from fa_tutorial.bench.sweep import Measurement
 from measure.chapter_8 import counted_in_turns, settled
+from measure.turns import by_shape
 
 hardware.require_triton("Chapter 9's measurements")
 from triton.experimental import gluon  # noqa: E402
@@ -176,12 +174,10 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Alone, stamps
 def alone_cases() -> Iterator[Measurement]:
     """Each of ALONE, in turns."""
     for D, shape in SHAPES.items():
-        for how in ALONE[D]:
-            yield about(9, "alone", str(how), **vars(shape)), lambda shape=shape, how=how: _in_turns(shape)[str(how)]
+        yield from by_shape(9, "alone", _alone_in_turns, [shape], map(str, ALONE[D]))
 
 
-@functools.cache
-def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+def _alone_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     q, k, v = inputs(shape)
     calls = {str(how): partial(attend, q, k, v, how) for how in ALONE[shape.D]}
     rows = counted_in_turns(calls, flops=flops_of(shape))
@@ -212,13 +208,11 @@ def shares(shape: Shape, how: Alone) -> list[float]:
     stamps = stamped(shape, how)
     inner = stamps[:, :, 4:-4]
     if how.consumers == 2:
-        groups = list(inner[5::37])
+        groups = inner[5::37]
     else:
         clock, sm = inner[:, 0], stamps[:, 0, 0, 0]
-        found = [group for one in range(5, len(sm), 37) if (group := together(clock, sm, one)) is not None]
-        groups = [clock[group] for group in found if len(group) == how.programs]
-    at_once = torch.tensor([softmax_at_once(of) for of in groups], dtype=torch.float64)
-    return at_once.mean(0).round(decimals=3).tolist()
+        groups = [clock[group] for group in groups_of(clock, sm) if len(group) == how.programs]
+    return mean_shares(groups)
 
 
 def mean_parts(blocks: torch.Tensor) -> dict[str, int]:
@@ -238,11 +232,21 @@ def softmax_at_once(alive: torch.Tensor) -> list[float]:
     return [(at_once == n).double().mean().item() for n in range(len(alive) + 1)]
 
 
-def together(clock: torch.Tensor, sm: torch.Tensor, one: int) -> list[int] | None:
-    """`one` and the programs that share most of its time on its SM; None where it has none. clock: their stamps,
-    (programs, blocks, 5); sm: each one's."""
+def mean_shares(groups: Iterable[torch.Tensor]) -> list[float]:
+    """The mean of softmax_at_once over these groups of consumers, each of as many."""
+    return torch.tensor([softmax_at_once(of) for of in groups], dtype=torch.float64).mean(0).round(decimals=3).tolist()
+
+
+def together(clock: torch.Tensor, sm: torch.Tensor, one: int) -> list[int]:
+    """`one` and the programs that share most of its time on its SM. clock: their stamps, (programs, blocks, 5);
+    sm: each one's."""
     begun, ended = clock[:, 0, 1], clock[:, -1, 3]
     shared = torch.minimum(ended, ended[one]) - torch.maximum(begun, begun[one])
     many = (sm == sm[one]) & (2 * shared > ended[one] - begun[one])
-    found = many.nonzero()[:, 0].tolist()
-    return found if len(found) > 1 else None
+    return many.nonzero()[:, 0].tolist()
+
+
+def groups_of(clock: torch.Tensor, sm: torch.Tensor) -> list[list[int]]:
+    """Of every 37th program those that are `together` with it, where there are others."""
+    groups = [together(clock, sm, one) for one in range(5, len(sm), 37)]
+    return [group for group in groups if len(group) > 1]

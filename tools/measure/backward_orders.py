@@ -1,7 +1,5 @@
 """Chapter 9: its backward with another order of a block's lines, and with delta subtracted by arithmetic: D = 128."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -10,12 +8,13 @@ from typing import Any
 import torch
 
 from fa_tutorial import hopper
-from fa_tutorial.bench.cases import Case, Shape, about
+from fa_tutorial.bench.cases import Case, Shape
 from fa_tutorial.bench.chapter_8 import at_4096, inputs
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import timed_in_turns
 from fa_tutorial.source import defined, edited, source_of
 from measure.clocks import cycles_in_turns
+from measure.turns import by_shape
 
 ISSUE_S = "        ahead = issue_s(after, shared, start_n, sizes, C, flags)  # s − lse / scale, of the next block\n"
 WAIT_DP = "    dp_t = warpgroup_mma_wait(0, [dp_t])\n"
@@ -68,13 +67,10 @@ def backward(order: str) -> Callable:
 
 def order_cases() -> Iterator[Measurement]:
     """The backward in each order, in turns, full, S = 4,096: the three launches of a call, as chapter 9 counts them."""
-    shape = at_4096(128, False)
-    for order in ORDERS:
-        yield about(9, "order", order, **vars(shape)), lambda order=order: _in_turns(shape)[order]
+    return by_shape(9, "order", _orders_in_turns, [at_4096(128, False)], ORDERS)
 
 
-@functools.cache
-def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     q, k, v = inputs(shape)
     do = torch.randn_like(q)
     o, lse = hopper.flash_forward(q, k, v, False, shape.D**-0.5)

@@ -5,11 +5,8 @@ FlexAttention's block mask and the documents' are made once, outside of what is 
 every call.
 """
 
-from __future__ import annotations
-
-import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,11 +21,8 @@ from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, timed, timed_in_turns
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.variants import attention_with, forward, make_block_mask, mods
-from fa_tutorial.variants.forward import (
-    CONFIGS,
-    tl,
-    triton,
-)  # fmt: skip
+from fa_tutorial.variants.forward import CONFIGS, tl, triton
+from measure.turns import in_turns
 
 LENGTHS = (4096, 16_384)
 WINDOW, SOFTCAP = 1024, 30.0
@@ -57,31 +51,26 @@ def causal(b, h, i, j):
     return i >= j
 
 
-def causal_contest(S: int, H: int) -> Contest:
-    """A window as long as the sequence: the causal mask, by this chapter's kernels."""
-    return Contest(partial(flash_attention, window=(S - 1, 0)), compiled_flex(S, causal), S * (S + 1) // 2)
-
-
 def in_window(b, h, i, j):
     return (i >= j) & (i - j < WINDOW)
 
 
-def window_contest(S: int, H: int) -> Contest:
-    flex = compiled_flex(S, in_window)
-    return Contest(
-        partial(flash_attention, is_causal=True, window=(WINDOW - 1, -1)), flex, WINDOW * S - WINDOW * (WINDOW - 1) // 2
-    )
-
-
-def softcap_contest(S: int, H: int) -> Contest:
-    flex = compiled_flex(S, causal, lambda s, b, h, i, j: SOFTCAP * torch.tanh(s / SOFTCAP))
-    return Contest(partial(flash_attention, is_causal=True, softcap=SOFTCAP), flex, S * (S + 1) // 2)
-
-
-def alibi_contest(S: int, H: int) -> Contest:
+def causal_contest(S: int, H: int, variant: str) -> Contest:
+    """The causal mask by this chapter's kernels, as a window as long as the sequence; or with a window, a soft cap or
+    ALiBi's slopes."""
     slopes = torch.exp2(-8 * torch.arange(1, H + 1, device=hardware.device()) / H)
-    flex = compiled_flex(S, causal, lambda s, b, h, i, j: s - slopes[h] * (i - j))
-    return Contest(partial(flash_attention, is_causal=True, alibi_slopes=slopes), flex, S * (S + 1) // 2)
+    options, mask, score = {
+        "causal": ({"window": (S - 1, 0)}, causal, None),
+        "window": ({"is_causal": True, "window": (WINDOW - 1, -1)}, in_window, None),
+        "softcap": (
+            {"is_causal": True, "softcap": SOFTCAP},
+            causal,
+            lambda s, b, h, i, j: SOFTCAP * torch.tanh(s / SOFTCAP),
+        ),
+        "alibi": ({"is_causal": True, "alibi_slopes": slopes}, causal, lambda s, b, h, i, j: s - slopes[h] * (i - j)),
+    }[variant]
+    hidden = (S - WINDOW) * (S - WINDOW + 1) // 2 if variant == "window" else 0
+    return Contest(partial(flash_attention, **options), compiled_flex(S, mask, score), S * (S + 1) // 2 - hidden)
 
 
 def same_document(S: int) -> tuple[torch.Tensor, Callable, int]:
@@ -93,24 +82,17 @@ def same_document(S: int) -> tuple[torch.Tensor, Callable, int]:
     return first, lambda b, h, i, j: (i >= j) & (j >= first[i]), pairs
 
 
-def documents_contest(S: int, H: int) -> Contest:
-    first, mask, pairs = same_document(S)
-    block_mask = make_block_mask(mods.causal_documents, S, S, aux=(first,), B=1, H=1, device=first.device)
-    ours = partial(attention_with, mask_mod=mods.causal_documents, aux=(first,), block_mask=block_mask)
-    return Contest(ours, compiled_flex(S, mask), pairs)
-
-
 @triton.jit
 def by_number(b, h, i, j, aux):
     """The page's mask of the documents by their numbers. aux: (each query's document, each key's)."""
     return (tl.load(aux[0] + i) == tl.load(aux[1] + j)) & (j <= i)
 
 
-def by_number_contest(S: int, H: int) -> Contest:
+def documents_contest(S: int, H: int, by: Callable) -> Contest:
     first, mask, pairs = same_document(S)
-    aux = (first, first)  # a document's first key tells it as well as a number
-    block_mask = make_block_mask(by_number, S, S, aux=aux, B=1, H=1, device=first.device)
-    ours = partial(attention_with, mask_mod=by_number, aux=aux, block_mask=block_mask)
+    aux = (first,) if by is mods.causal_documents else (first, first)  # a document's first key tells it, too
+    block_mask = make_block_mask(by, S, S, aux=aux, B=1, H=1, device=first.device)
+    ours = partial(attention_with, mask_mod=by, aux=aux, block_mask=block_mask)
     return Contest(ours, compiled_flex(S, mask), pairs)
 
 
@@ -126,13 +108,9 @@ def packed_contest(S: int, H: int) -> Contest:
     return Contest(ours, compiled_flex(S, mask), pairs)
 
 
-CONTESTS = {
-    "causal": causal_contest,
-    "window": window_contest,
-    "softcap": softcap_contest,
-    "alibi": alibi_contest,
-    "documents": documents_contest,
-    "documents_by_number": by_number_contest,
+CONTESTS = {name: partial(causal_contest, variant=name) for name in ("causal", "window", "softcap", "alibi")} | {
+    "documents": partial(documents_contest, by=mods.causal_documents),
+    "documents_by_number": partial(documents_contest, by=by_number),
     "packed": packed_contest,
 }
 
@@ -207,10 +185,9 @@ def block_mask_row(provider: str, mask: str, S: int) -> dict[str, Any]:
 def mixed_cases() -> Iterator[Measurement]:
     """Forwards of 16,384 tokens as they are, and with every whole tile listed as a mixed one, in turns."""
     for mask, D in itertools.product(("causal", "window", "documents"), HEAD_DIMS):
-        rows = functools.cache(partial(_mixed_in_turns, mask, D))
-        for whole in ("asks no mask", "asks the mask"):
-            words = about(10, "whole_tile", whole, mask=mask, S=TOKENS, D=D)
-            yield words, lambda rows=rows, whole=whole: rows()[whole]
+        wholes = ("asks no mask", "asks the mask")
+        words = {whole: about(10, "whole_tile", whole, mask=mask, S=TOKENS, D=D) for whole in wholes}
+        yield from in_turns(words, _mixed_in_turns, mask, D)
 
 
 def _mixed_in_turns(mask: str, D: int) -> dict[str, dict[str, Any]]:
@@ -257,9 +234,7 @@ CAPS = {"none": None, "tanh": mods.soft_cap, "tanh.approx": cap_of_one_instructi
 def cap_cases() -> Iterator[Measurement]:
     """Causal forwards of 16,384 tokens without a cap, with the package's, and with the GPU's own tanh, in turns."""
     for D in HEAD_DIMS:
-        rows = functools.cache(partial(_caps_in_turns, D))
-        for cap in CAPS:
-            yield about(10, "cap", cap, S=TOKENS, D=D), lambda rows=rows, cap=cap: rows()[cap]
+        yield from in_turns({cap: about(10, "cap", cap, S=TOKENS, D=D) for cap in CAPS}, _caps_in_turns, D)
 
 
 def _caps_in_turns(D: int) -> dict[str, dict[str, Any]]:
@@ -297,9 +272,7 @@ def in_order(order: str) -> Callable:
 def order_cases() -> Iterator[Measurement]:
     """Forwards of the documents' 16,384 tokens whose programs start in another order, in turns."""
     for D in HEAD_DIMS:
-        rows = functools.cache(partial(_orders_in_turns, D))
-        for order in ORDERS:
-            yield about(10, "order", order, S=TOKENS, D=D), lambda rows=rows, order=order: rows()[order]
+        yield from in_turns({order: about(10, "order", order, S=TOKENS, D=D) for order in ORDERS}, _orders_in_turns, D)
 
 
 def _orders_in_turns(D: int) -> dict[str, dict[str, Any]]:
@@ -326,7 +299,7 @@ def in_range(b, h, i, j, aux):
     return (j >= tl.load(aux[0] + i)) & (j <= i + aux[1])
 
 
-CROWDS = [(64, 1), (64, 2), (64, 3), (128, 1), (128, 2)]  # D, programs on an SM
+CROWDS = {64: (1, 2, 3), 128: (1, 2)}  # D -> programs on an SM
 
 
 def crowded_cases() -> Iterator[Measurement]:
@@ -335,20 +308,19 @@ def crowded_cases() -> Iterator[Measurement]:
     Their tiles are all whole or all listed as mixed. All heads share k and v, which stay in the L2 cache.
     """
     for D in HEAD_DIMS:
-        rows = functools.cache(partial(_crowds_in_turns, D))
-        crowds = [crowd for d, crowd in CROWDS if d == D]
-        for case in itertools.product(("whole", "mixed"), crowds, (256, 768)):
-            kind, crowd, tiles = case
-            sizes = {"D": D, "on_an_sm": crowd, "tiles": tiles}
-            yield about(10, "crowded", kind, **sizes), lambda rows=rows, case=case: rows()[case]
+        words = {
+            (kind, crowd, tiles): about(10, "crowded", kind, D=D, on_an_sm=crowd, tiles=tiles)
+            for kind, crowd, tiles in itertools.product(("whole", "mixed"), CROWDS[D], (256, 768))
+        }
+        yield from in_turns(words, _crowds_in_turns, D, words)
 
 
-def _crowds_in_turns(D: int) -> dict[tuple, dict[str, Any]]:
+def _crowds_in_turns(D: int, cases: Iterable[tuple[str, int, int]]) -> dict[tuple, dict[str, Any]]:
     block_m, block_n = CONFIGS[D].block_m, CONFIGS[D].block_n
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     first = torch.zeros(block_m, dtype=torch.int32, device=hardware.device())
     calls = {}
-    for kind, crowd, tiles in itertools.product(("whole", "mixed"), [c for d, c in CROWDS if d == D], (256, 768)):
+    for kind, crowd, tiles in cases:
         q, k, v = randn(1, sms * crowd, block_m, D), *(randn(1, 1, tiles * block_n, D) for _ in range(2))
         aux = first, tiles * block_n
         mask = make_block_mask(in_range, block_m, tiles * block_n, aux=aux, B=1, H=1, device=q.device)

@@ -5,12 +5,9 @@ Every call is replayed from a CUDA graph, as a server does it: it takes the GPU 
 longer to launch it. gb_s counts the bytes of the live keys and values, each once.
 """
 
-from __future__ import annotations
-
-import functools
 import itertools
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -28,7 +25,9 @@ from fa_tutorial.hardware import device
 from fa_tutorial.matmul import triton
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import heads
+from measure.turns import Rows, by_shape, graphs_in_turns, in_turns
 
+Provider = tuple[str, int | None]  # and its splits
 PROVIDERS = ("decode", "paged 16", "fp8", "basic", "sdpa_flash", "sdpa_cudnn")
 
 
@@ -50,48 +49,43 @@ def split_cases() -> Iterator[Measurement]:
     one, longer = (1, 2, 4, 8, 16, 32, 33, 34, 48, 64), (1, 16, 17, 32, 34, 64, 68)
     for B, S, counts in ((1, 32_768, one), (1, 34_816, longer), (8, 32_768, (1, 2, 3, 4, 8))):
         shape = shape_of(B, S)
-        rows = functools.cache(partial(_splits_in_turns, shape, counts))
-        for splits in counts:
-            words = about(11, "splits", "decode", **vars(shape)) | {"splits": splits}
-            yield words, lambda rows=rows, splits=splits: rows()[splits]
+        words = {splits: about(11, "splits", "decode", **vars(shape), splits=splits) for splits in counts}
+        yield from in_turns(words, _splits_in_turns, shape, counts)
 
 
 def _splits_in_turns(shape: Shape, counts: tuple[int, ...]) -> dict[int, dict[str, Any]]:
-    calls = {splits: call_of("decode", shape, splits) for splits in counts}  # a graph doesn't keep its call's tensors
-    graphs = {splits: graph_of(call) for splits, (call, _) in calls.items()}
-    found = timed_in_turns({splits: graph.replay for splits, graph in graphs.items()}, rounds=6)
+    calls = {splits: call_of("decode", shape, splits) for splits in counts}
+    found = graphs_in_turns({splits: call for splits, (call, _) in calls.items()}, rounds=6)
     return {splits: row | {"gb_s": round(calls[splits][1] / row["ms"] / 1e6, 1)} for splits, row in found.items()}
 
 
 def page_cases() -> Iterator[Measurement]:
     """A token of each of 8 sequences, by the size of their caches' pages; without pages by "decode"."""
-    shape = shape_of(8, 32_768)
-    rows = functools.cache(partial(_pages_in_turns, shape))
-    for provider in PAGED:
-        yield about(11, "pages", provider, **vars(shape)), lambda provider=provider: rows()[provider]
+    return by_shape(11, "pages", _pages_in_turns, [shape_of(8, 32_768)], PAGED)
 
 
 PAGED = ("decode", "paged 16", "paged 64", "paged 128", "paged 256")
 
 
 def _pages_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    calls = {provider: call_of(provider, shape)[0] for provider in PAGED}
-    graphs = {provider: graph_of(call) for provider, call in calls.items()}
-    return timed_in_turns({provider: graph.replay for provider, graph in graphs.items()}, rounds=6)
+    return graphs_in_turns({provider: call_of(provider, shape)[0] for provider in PAGED}, rounds=6)
 
 
 def page_kernel_cases() -> Iterator[Measurement]:
     """The page's own kernels, split_kernel of 11.3 or paged_split_kernel of 11.5 and merge_kernel of 11.2, beside
     chapter 5's and the package's, in turns for each number of sequences."""
     for B, providers in PAGE_KERNELS.items():
-        shape = shape_of(B, 32_768)
-        rows = functools.cache(partial(_page_kernels_in_turns, shape, providers))
-        for which in providers:
-            words = about(11, "page_kernels", which[0], **vars(shape)) | {"splits": which[1]}
-            yield words, lambda rows=rows, which=which: rows()[which]
+        yield from _by_splits("page_kernels", _page_kernels_in_turns, shape_of(B, 32_768), providers)
 
 
-PAGE_KERNELS: dict[int, list[tuple[str, int | None]]] = {  # by sequences: the provider and its splits
+def _by_splits(
+    kernel: str, rows: Rows, shape: Shape, providers: Sequence[Provider], *more: Any
+) -> Iterator[Measurement]:
+    words = {(name, n): about(11, kernel, name, **vars(shape), splits=n) for name, n in providers}
+    return in_turns(words, rows, shape, providers, *more)
+
+
+PAGE_KERNELS: dict[int, list[Provider]] = {  # by sequences
     1: [
         *(("11.3", n) for n in (1, 8, 16, 32)),
         *(("11.3, keys in L2", n) for n in (1, 16)),
@@ -103,13 +97,12 @@ PAGE_KERNELS: dict[int, list[tuple[str, int | None]]] = {  # by sequences: the p
 }
 
 
-def _page_kernels_in_turns(shape: Shape, providers: list[tuple[str, int | None]]) -> dict[Any, dict[str, Any]]:
+def _page_kernels_in_turns(shape: Shape, providers: Sequence[Provider]) -> dict[Any, dict[str, Any]]:
     calls = {
         (name, splits): _page_call(shape, name, splits) if name.startswith("11") else call_of(name, shape, splits)[0]
         for name, splits in providers
     }
-    graphs = {which: graph_of(call) for which, call in calls.items()}
-    return timed_in_turns({which: graph.replay for which, graph in graphs.items()}, rounds=6)
+    return graphs_in_turns(calls, rounds=6)
 
 
 def _page_call(shape: Shape, name: str, splits: int, lengths: tuple[int, ...] = ()) -> Callable[[], torch.Tensor]:
@@ -160,13 +153,10 @@ def fixed_cost_cases() -> Iterator[Measurement]:
     providers = [
         (f"11.3{merge}{keys}", n) for merge in ("", ", no merge") for keys in ("", ", keys in L2") for n in (1, 8, 16)
     ]
-    rows = functools.cache(partial(_fixed_in_turns, shape, providers))
-    for which in providers:
-        words = about(11, "fixed_cost", which[0], **vars(shape)) | {"splits": which[1]}
-        yield words, lambda which=which: rows()[which]
+    return _by_splits("fixed_cost", _fixed_in_turns, shape, providers)
 
 
-def _fixed_in_turns(shape: Shape, providers: list[tuple[str, int]]) -> dict[Any, dict[str, Any]]:
+def _fixed_in_turns(shape: Shape, providers: Sequence[Provider]) -> dict[Any, dict[str, Any]]:
     calls = {which: _page_call(shape, *which) for which in providers}
     graphs = {which: graph_of(call) for which, call in calls.items()}
     found = timed_in_turns({which: graph.replay for which, graph in graphs.items()}, rounds=4)
@@ -176,12 +166,8 @@ def _fixed_in_turns(shape: Shape, providers: list[tuple[str, int]]) -> dict[Any,
 def tile_row_cases() -> Iterator[Measurement]:
     """The page's step with tiles of 16 rows and of 64."""
     for B, counts in {1: (1, 16, 32), 8: (4,)}.items():
-        shape = shape_of(B, 32_768)
         providers = [(name, n) for name in ("11.3", "11.3, 64 rows") for n in counts]
-        rows = functools.cache(partial(_page_kernels_in_turns, shape, providers))
-        for which in providers:
-            words = about(11, "tile_rows", which[0], **vars(shape)) | {"splits": which[1]}
-            yield words, lambda rows=rows, which=which: rows()[which]
+        yield from _by_splits("tile_rows", _page_kernels_in_turns, shape_of(B, 32_768), providers)
 
 
 REQUESTS = (130, 3_900, 712, 57, 1_500, 260, 2_048, 33)  # the page's
@@ -195,17 +181,11 @@ def request_cases() -> Iterator[Measurement]:
         tiles = -(-max(lengths) // 64)
         providers = [("11.5, pages of 64", n) for n in counts]
         providers += [(f"11.5, pages of 64, parts of {n}", -(-tiles // n)) for n in parts]
-        shape = shape_of(8, 64 * tiles)
-        rows = functools.cache(partial(_requests_in_turns, shape, providers, lengths))
-        for which in providers:
-            words = about(11, "requests", which[0], **vars(shape)) | {"splits": which[1]}
-            yield words, lambda rows=rows, which=which: rows()[which]
+        yield from _by_splits("requests", _requests_in_turns, shape_of(8, 64 * tiles), providers, lengths)
 
 
-def _requests_in_turns(shape: Shape, providers: list[tuple[str, int]], lengths: tuple[int, ...]) -> dict[Any, Any]:
-    calls = {which: _page_call(shape, *which, lengths) for which in providers}
-    graphs = {which: graph_of(call) for which, call in calls.items()}
-    return timed_in_turns({which: graph.replay for which, graph in graphs.items()}, rounds=4)
+def _requests_in_turns(shape: Shape, providers: Sequence[Provider], lengths: tuple[int, ...]) -> dict[Any, Any]:
+    return graphs_in_turns({which: _page_call(shape, *which, lengths) for which in providers}, rounds=4)
 
 
 KEYS, VALUES = (
@@ -226,10 +206,8 @@ def kernel_that_loads(tiles: str) -> Any:
 def load_cases() -> Iterator[Measurement]:
     """Eight sequences, by what the programs load."""
     shape = shape_of(8, 32_768)
-    rows = functools.cache(partial(_loads_in_turns, shape))
-    for tiles in LOADS:
-        words = about(11, "loads", "decode", **vars(shape)) | {"splits": None, "tiles": tiles}
-        yield words, lambda tiles=tiles: rows()[tiles]
+    words = {tiles: about(11, "loads", "decode", **vars(shape), splits=None, tiles=tiles) for tiles in LOADS}
+    return in_turns(words, _loads_in_turns, shape)
 
 
 def _loads_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
@@ -303,15 +281,6 @@ def _row(call: Callable[[], Any], live_bytes: int) -> dict[str, Any]:
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
     return itertools.chain(
-        decode_cases(),
-        split_cases(),
-        token_cases(),
-        window_cases(),
-        read_cases(),
-        load_cases(),
-        page_cases(),
-        page_kernel_cases(),
-        fixed_cost_cases(),
-        tile_row_cases(),
-        request_cases(),
-    )
+        decode_cases(), split_cases(), token_cases(), window_cases(), read_cases(), load_cases(), page_cases(),
+        page_kernel_cases(), fixed_cost_cases(), tile_row_cases(), request_cases(),
+    )  # fmt: skip

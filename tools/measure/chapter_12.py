@@ -2,9 +2,6 @@
 loop written by hand, with a line taken out.
 """
 
-from __future__ import annotations
-
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -15,7 +12,7 @@ import torch
 
 from fa_tutorial import forward, hardware
 from fa_tutorial.bench import peers
-from fa_tutorial.bench.cases import Shape, about
+from fa_tutorial.bench.cases import Shape
 from fa_tutorial.bench.chapter_8 import in_words, inputs
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import time_call, timed_in_turns
@@ -25,6 +22,7 @@ hardware.require_triton("Measuring (tools/measure)")
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
 from measure.fa2_loop import fa2_kernel  # noqa: E402
+from measure.turns import by_shape  # noqa: E402
 
 # An instruction -> the launch's options: Triton writes Ampere's instructions, and ptxas compiles them for the GPU.
 INSTRUCTIONS = {"wgmma": {}, "mma.sync": {"arch": "sm80"}}
@@ -50,14 +48,12 @@ LOOP_TILES = {"128x128 4 warps": (128, 128, 4), "128x64 4 warps": (128, 64, 4), 
               "64x64 4 warps": (64, 64, 4), "128x64 8 warps": (128, 64, 8)}  # fmt: skip
 
 
+SHAPES = [Shape(1, 2048 // D, 2048 // D, 16_384, 16_384, D, False) for D in (64, 128)]
+
+
 def instruction_cases() -> Iterator[Measurement]:
     """FA2, and chapter 5's kernel by each instruction with the fastest of TILES: 16,384 tokens, full."""
-    for D, provider in itertools.product((64, 128), ("sdpa_flash", *INSTRUCTIONS)):
-        shape = Shape(1, 2048 // D, 2048 // D, 16_384, 16_384, D, False)
-        yield (
-            about(12, "instruction", provider, **vars(shape)),
-            lambda shape=shape, provider=provider: instructions_in_turns(shape)[provider],
-        )
+    return by_shape(12, "instruction", instructions_in_turns, SHAPES, ("sdpa_flash", *INSTRUCTIONS))
 
 
 def launched(tensors: tuple[torch.Tensor, ...], instruction: str, tile: TileConfig) -> Any:
@@ -70,7 +66,6 @@ def launched(tensors: tuple[torch.Tensor, ...], instruction: str, tile: TileConf
     )  # fmt: skip
 
 
-@functools.cache
 def instructions_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     """Each provider's time, with its fastest tile. A tile that doesn't fit is left out, and a kernel that gives
     another o than FA2, or multiplies by another instruction than asked for, is an error.
@@ -102,15 +97,9 @@ def loop_cases() -> Iterator[Measurement]:
     """FA2, and its loop by hand, whole and without a line, with the tile that is the fastest for the whole one, and the
     time with the tile that is the fastest for each: 16,384 tokens, full.
     """
-    for D, provider in itertools.product((64, 128), ("sdpa_flash", *LOOPS)):
-        shape = Shape(1, 2048 // D, 2048 // D, 16_384, 16_384, D, False)
-        yield (
-            about(12, "fa2_loop", provider, **vars(shape)),
-            lambda shape=shape, provider=provider: loops_in_turns(shape)[provider],
-        )
+    return by_shape(12, "fa2_loop", loops_in_turns, SHAPES, ("sdpa_flash", *LOOPS))
 
 
-@functools.cache
 def loops_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     """Each provider's time. A loop that gives another o than FA2 is an error."""
     q, k, v = inputs(shape)

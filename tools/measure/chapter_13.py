@@ -1,7 +1,5 @@
 """Chapter 13 on one GPU: the tiles and joins of a rank of four, each by itself. measure.ring measures the ring."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 from collections.abc import Iterator

@@ -1,9 +1,6 @@
 """Chapter 14: FP8 attention beside chapter 9's fp16, cuDNN's and a plain FP8 matmul; its errors; and sums of the tensor
 cores."""
 
-from __future__ import annotations
-
-import functools
 import itertools
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -38,17 +35,15 @@ from fa_tutorial.source import defined, edited, source_of
 from measure.chapter_8 import settled
 from measure.clocks import cycles_in_turns
 from measure.fp8_sums import sums
+from measure.turns import by_shape
 
 
 def speed_cases() -> Iterator[Measurement]:
     """All of SPEEDS, in turns: fp8 is the kernel alone, the others of it with what quantises; FLOPs as attention's."""
-    for shape, name in itertools.product(literature(SPEED_LENGTHS), SPEEDS):
-        row = about(14, "speed", name, **vars(shape))
-        yield row, lambda shape=shape, name=name: _in_turns(shape)[name]
+    return by_shape(14, "speed", _speeds_in_turns, literature(SPEED_LENGTHS), SPEEDS)
 
 
-@functools.lru_cache(maxsize=1)
-def _in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+def _speeds_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     q, k, v = (randn(shape.B, shape.H_q, shape.S_q, shape.D) for _ in range(3))
     scale = shape.D**-0.5
     flops = ledger.attention_flops(shape.B, shape.H_q, shape.S_q, shape.S_k, shape.D, shape.is_causal)
@@ -98,12 +93,10 @@ PARTS = {
 def part_cases() -> Iterator[Measurement]:
     """Cycles of an SM for the FP8 kernel at D = 128, full, S = 16,384, and without one part or another of its loop."""
     shape = Shape(1, 16, 16, 16_384, 16_384, 128, False)
-    for name in PARTS:
-        yield about(14, "parts", name, **vars(shape)), lambda name=name: {"cycles": _parts(shape)[name]}
+    return by_shape(14, "parts", _parts_in_turns, [shape], PARTS)
 
 
-@functools.lru_cache(maxsize=1)
-def _parts(shape: Shape) -> dict[str, int]:
+def _parts_in_turns(shape: Shape) -> dict[str, dict[str, int]]:
     q, k, v = (randn(shape.B, shape.H_q, shape.S_q, shape.D) for _ in range(3))
     quantised = fp8.quantised(q, k, v, shape.D**-0.5, False)
     calls = {}
@@ -111,7 +104,7 @@ def _parts(shape: Shape) -> dict[str, int]:
         text = edited(source_of(forward), ('key = ("fp8", ', f'key = ("fp8, {name}", ', 1), *edits)
         flash_forward = defined(text, {"__name__": forward.__name__})["flash_forward"]
         calls[name] = partial(flash_forward, *quantised, shape.D, q.dtype, False)
-    return cycles_in_turns(calls)
+    return {name: {"cycles": cycles} for name, cycles in cycles_in_turns(calls).items()}
 
 
 def clock_cases() -> Iterator[Measurement]:

@@ -1,8 +1,5 @@
 """Chapter 8: the ablation, tiles, steps, ideas that don't help, first calls, short sequences, clocks and counters."""
 
-from __future__ import annotations
-
-import functools
 import itertools
 import json
 import os
@@ -23,27 +20,10 @@ import torch
 
 from fa_tutorial import compiling, hardware, sass, tuned
 from fa_tutorial.attention import flash_attention
+from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Case, Shape, about, literature
-from fa_tutorial.bench.chapter_8 import (
-    HEADS_AT_ONCE,
-    LARGER_STEP_OF,
-    MAXNREG,
-    ORDERS,
-    POINT,
-    SHORT,
-    SHORT_GRIDS,
-    STEP_OF,
-    TILES,
-    UNSEEN,
-    WHOLE,
-    at_4096,
-    compiled_tile,
-    flops_of,
-    in_words,
-    inputs,
-    steps_in_turns,
-)
+from fa_tutorial.bench.chapter_8 import POINT, at_4096, flops_of, in_words, inputs, room_of
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import first_call_s, graph_of, randn, timed, timed_in_turns
@@ -54,6 +34,7 @@ from fa_tutorial.tuned import autotuning, ideas, steps
 from measure import tuned_steps
 from measure.clocks import cycles_in_turns, mhz_between, read_clocks
 from measure.profiler import counted, python
+from measure.turns import by_shape, in_turns
 
 ABLATION = ("basic", *tuned_steps.ATTENTIONS)
 # B = 4, H = 8, D = 64, causal, S = 16,384, forward and backward: the setting of the published ablation that the chapter
@@ -71,41 +52,29 @@ def ablation_cases() -> Iterator[Measurement]:
         yield case.about(), partial(measure, case, tuned_steps.ATTENTIONS.get(case.provider))
 
 
-# ---------------------------------------------------------------- tiles
-
-
 def tile_cases(is_causal: bool = False) -> Iterator[Measurement]:
     """forward_kernel with many tiles, in turns, S = 4,096: its time and cycles, and what the compiler made of it."""
-    for D, tiles in TILES.items():
-        shape = at_4096(D, is_causal)
-        for tile in itertools.starmap(TileConfig, tiles):
-            yield (
-                about(8, "tile", in_words(tile), **vars(shape)),
-                lambda tile=tile, shape=shape: _tiles_in_turns(shape)[tile],
-            )
+    for D, tiles in pages.TILES.items():
+        shapes = [at_4096(D, is_causal)]
+        yield from by_shape(8, "tile", _tiles_in_turns, shapes, itertools.starmap(TileConfig, tiles), in_words)
 
 
-@functools.cache
 def _tiles_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
-    made = {tile: compiled_tile(tile, shape) for tile in itertools.starmap(TileConfig, TILES[shape.D])}
+    made = {tile: pages.compiled_tile(tile, shape) for tile in itertools.starmap(TileConfig, pages.TILES[shape.D])}
     rows = counted_in_turns({tile: call for tile, (call, _) in made.items()}, flops=flops_of(shape))
     return {tile: facts | rows[tile] for tile, (_, facts) in made.items()}
 
 
 def unseen_cases() -> Iterator[Measurement]:
-    """D = 128: tile_cases' tiles and UNSEEN in one run, in turns, with what Triton makes of each loop here."""
-    for is_causal, tile in itertools.product((False, True), itertools.starmap(TileConfig, TILES[128] + UNSEEN)):
-        shape = at_4096(128, is_causal)
-        yield (
-            about(8, "unseen tile", in_words(tile), **vars(shape)),
-            lambda tile=tile, shape=shape: _unseen_in_turns(shape)[tile],
-        )
+    """D = 128: tile_cases' tiles and pages.UNSEEN in one run, in turns, with what Triton makes of each loop here."""
+    shapes = [at_4096(128, is_causal) for is_causal in (False, True)]
+    tiles = itertools.starmap(TileConfig, pages.TILES[128] + pages.UNSEEN)
+    return by_shape(8, "unseen tile", _unseen_in_turns, shapes, tiles, in_words)
 
 
-@functools.cache
 def _unseen_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
-    tiles = list(itertools.starmap(TileConfig, TILES[shape.D] + UNSEEN))
-    calls = {tile: compiled_tile(tile, shape)[0] for tile in tiles}
+    tiles = list(itertools.starmap(TileConfig, pages.TILES[shape.D] + pages.UNSEEN))
+    calls = {tile: pages.compiled_tile(tile, shape)[0] for tile in tiles}
     rows = counted_in_turns(calls, flops=flops_of(shape), rounds=5)
     return {tile: rows[tile] | facts for tile, facts in zip(tiles, machine_code(tiles, shape), strict=True)}
 
@@ -122,18 +91,12 @@ def machine_code(tiles: Sequence[TileConfig], shape: Shape) -> list[dict[str, An
         return list(pool.map(of, tiles))
 
 
-# ---------------------------------------------------------------- steps
-
-
 def step_cases() -> Iterator[Measurement]:
     """Chapter 8's forward, all that its account compares, in turns at S = 4,096: its steps with one tile and a larger
-    one, and WHOLE.
+    one, and pages.WHOLE.
     """
-    for shape, name in itertools.product(literature((4096,)), (*STEP_OF, *LARGER_STEP_OF, *WHOLE)):
-        yield (
-            about(8, "step", name, **vars(shape)),
-            lambda shape=shape, name=name: steps_in_turns(shape, counted_in_turns)[name],
-        )
+    rows = partial(pages.steps_in_turns, in_turns=counted_in_turns)
+    return by_shape(8, "step", rows, literature((4096,)), (*pages.STEP_OF, *pages.LARGER_STEP_OF, *pages.WHOLE))
 
 
 def counted_in_turns(calls: dict[str, Callable[[], Any]], flops: int, rounds: int = 10) -> dict[str, dict[str, Any]]:
@@ -144,42 +107,33 @@ def counted_in_turns(calls: dict[str, Callable[[], Any]], flops: int, rounds: in
 
 
 def order_cases() -> Iterator[Measurement]:
-    """Step 2's forward in each of ORDERS, with steps.TILE, where one sequence has few programs: causal, B = 1."""
-    for D, (H, S), order in itertools.product((64, 128), SHORT_GRIDS, ORDERS):
-        shape = Shape(1, H, H, S, S, D, True)
-        yield about(8, "order", order, **vars(shape)), lambda shape=shape, order=order: _orders_in_turns(shape)[order]
+    """Step 2's forward in each of pages.ORDERS, with steps.TILE, where one sequence has few programs: causal, B = 1."""
+    shapes = (Shape(1, H, H, S, S, D, True) for D in (64, 128) for H, S in pages.SHORT_GRIDS)
+    return by_shape(8, "order", _orders_in_turns, shapes, pages.ORDERS)
 
 
 def heads_cases() -> Iterator[Measurement]:
     """The forward in (8.5)'s order, with so many heads at once, its A, with steps.TILE: one sequence of eight heads."""
-    for D, S, heads in itertools.product((64, 128), (4096, 16_384), HEADS_AT_ONCE):
-        shape = Shape(1, 8, 8, S, S, D, True)
-        yield (
-            about(8, "heads at once", f"{heads}", **vars(shape)),
-            lambda shape=shape, heads=heads: _heads_in_turns(shape)[heads],
-        )
+    shapes = (Shape(1, 8, 8, S, S, D, True) for D in (64, 128) for S in (4096, 16_384))
+    return by_shape(8, "heads at once", _heads_in_turns, shapes, pages.HEADS_AT_ONCE)
 
 
-@functools.cache
 def _heads_in_turns(shape: Shape) -> dict[int, dict[str, Any]]:
     """Rows of each number of heads, in turns, from CUDA graphs, as _orders_in_turns."""
     q, k, v = inputs(shape)
+    call = partial(steps.flash_forward, q, k, v, True, shape.D**-0.5, tile=steps.TILE, step="order")
     replays = {}
-    for heads in HEADS_AT_ONCE:
+    for heads in pages.HEADS_AT_ONCE:
         with mock.patch.object(tuned.forward, "heads_at_once", lambda S_k, heads=heads: heads):
-            call = partial(steps.flash_forward, q, k, v, True, shape.D**-0.5, tile=steps.TILE, step="order")
             replays[heads] = graph_of(call).replay
     return timed_in_turns(replays, flops=flops_of(shape), rounds=5)
-
-
-# ---------------------------------------------------------------- registers
 
 
 @dataclass(frozen=True)
 class Capped(TileConfig):
     """A tile whose threads get at most so many registers: ptxas spills the rest."""
 
-    maxnreg: int = MAXNREG
+    maxnreg: int = pages.MAXNREG
 
     def launch(self) -> dict[str, int]:
         return super().launch() | {"maxnreg": self.maxnreg}
@@ -189,34 +143,31 @@ def capped_cases() -> Iterator[Measurement]:
     """Chapter 5's forward and step 1's with steps.TILE and D = 64, as they are and with at most MAXNREG registers a
     thread, of which four programs fit, in turns, S = 4,096.
     """
-    for is_causal, step, capped in itertools.product((False, True), ("", "base 2"), (False, True)):
-        shape = at_4096(64, is_causal)
-        yield (
-            about(8, "registers", step or "chapter 5", **vars(shape)) | {"capped": capped},
-            lambda shape=shape, key=(step, capped): _capped_in_turns(shape)[key],
-        )
+    for shape in (at_4096(64, is_causal) for is_causal in (False, True)):
+        words = {
+            (step, capped): about(8, "registers", step or "chapter 5", **vars(shape)) | {"capped": capped}
+            for step, capped in CAPPED
+        }
+        yield from in_turns(words, _capped_in_turns, shape)
 
 
-@functools.cache
+CAPPED = tuple(itertools.product(("", "base 2"), (False, True)))  # a step, and whether its registers are limited
+
+
 def _capped_in_turns(shape: Shape) -> dict[tuple[str, bool], dict[str, Any]]:
     """Rows with a thread's registers, those that it spills, and a program's bytes of shared memory."""
     q, k, v = inputs(shape)
     calls, made = {}, {}
-    for step, capped in itertools.product(("", "base 2"), (False, True)):
+    for step, capped in CAPPED:
         tile = Capped(*astuple(steps.TILE)) if capped else steps.TILE
         call = partial(steps.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, step=step, tile=tile)
         *_, compiled = steps.launched(*call.args, **call.keywords)
         calls[step, capped] = call
-        made[step, capped] = {
-            "registers": compiled.n_regs,
-            "spilled_registers": compiled.n_spills,
-            "shared_bytes": compiled.metadata.shared,
-        }
+        made[step, capped] = room_of(compiled)
     rows = counted_in_turns(calls, flops=flops_of(shape))
     return {key: rows[key] | facts for key, facts in made.items()}
 
 
-@functools.cache
 def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     """Rows of each order, in turns, from CUDA graphs: a launch from Python may take longer than a short call."""
     q, k, v = inputs(shape)
@@ -224,13 +175,11 @@ def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     steps.STEPS["one by one"] = Path(tempfile.mkdtemp(), "one_by_one.py")
     steps.STEPS["one by one"].write_text(edited(text, ("row_blocks, heads_at_once)\n", "row_blocks, 1)\n", 1)))
     common = partial(steps.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, tile=steps.TILE)
-    step_of = dict(zip(ORDERS, ("descriptors", "one by one", "order"), strict=True))
+    step_of = dict(zip(pages.ORDERS, ("descriptors", "one by one", "order"), strict=True))
     replays = {order: graph_of(partial(common, step=step)).replay for order, step in step_of.items()}
     rows = timed_in_turns(replays, flops=flops_of(shape), rounds=5)
     return {order: row | {"tile": in_words(steps.TILE)} for order, row in rows.items()}
 
-
-# ---------------------------------------------------------------- one change at a time
 
 LOAD_V = "    v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]\n"
 # Exercise 8.5's loop, from what it begins with to step 3's: a row -> the edits that bring its waste into the solution,
@@ -269,12 +218,9 @@ def wasteful(name: str) -> str:
 
 def waste_cases() -> Iterator[Measurement]:
     """Step 3 with each of WASTES, in turns, full, S = 4,096."""
-    for D, name in itertools.product((64, 128), WASTES):
-        shape = at_4096(D, False)
-        yield about(8, "waste", name, **vars(shape)), lambda shape=shape, name=name: _wastes_in_turns(shape)[name]
+    return by_shape(8, "waste", _wastes_in_turns, (at_4096(D, False) for D in (64, 128)), WASTES)
 
 
-@functools.cache
 def _wastes_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     """Rows with what Triton makes of each here, too: sass.counted's numbers."""
     tile, calls, made = steps.LARGER[shape.D], {}, {}
@@ -294,27 +240,18 @@ def _wastes_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return {name: row | {key: made[name][key] for key in kept} for name, row in rows.items()}
 
 
-# ---------------------------------------------------------------- ideas that do not help
-
-
 def experiment_cases() -> Iterator[Measurement]:
-    """Warp specialisation, and softmax beside matmul by hand: full, S = 4,096, each with several tiles; and k
-    transposed beforehand.
-    """
+    """Warp specialisation, and softmax beside matmul by hand: full, S = 4,096, each with several tiles."""
     for D, tiles in (
         (64, ((64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2), (64, 128, 4, 2))),
         (128, ((64, 64, 4, 2), (128, 64, 4, 2))),
     ):
         shape = at_4096(D, False)
         for tile, idea in itertools.product(itertools.starmap(TileConfig, tiles), ideas.IDEAS):
-            yield (
-                about(8, "idea", idea, **vars(shape)) | {"tile": in_words(tile)},
-                partial(_idea_row, idea, tile, shape),
-            )
+            words = about(8, "idea", idea, **vars(shape)) | {"tile": in_words(tile)}
+            yield words, partial(_idea_row, idea, tile, shape)
     shape = at_4096(64, False)
     yield about(8, "idea", "two_loops", **vars(shape)), partial(_two_loops_row, shape)
-    for how in ("as it is", "transposed", "transposed, its copy timed too"):
-        yield about(8, "k transposed", how, **vars(shape)), partial(_transposed_row, how, shape)
 
 
 def _idea_row(idea: str, tile: TileConfig, shape: Shape) -> dict[str, Any]:
@@ -334,33 +271,11 @@ def _two_loops_row(shape: Shape) -> dict[str, Any]:
     return {"reason": "compiles"}
 
 
-def _transposed_row(how: str, shape: Shape) -> dict[str, Any]:
-    """The pointer path, which takes any strides, on k as (B, H, S, D), or on k copied to (B, H, D, S) beforehand."""
-    q, k, v = inputs(shape)
-    copied = k if how == "as it is" else k.mT.contiguous().mT
-
-    def call() -> Any:
-        keys = k.mT.contiguous().mT if how == "transposed, its copy timed too" else copied
-        return tuned.flash_forward(
-            q, keys, v, False, shape.D**-0.5, tile=TileConfig(64, 64, 4, 3), descriptors=False, in_order=False
-        )
-
-    return timed(call, flops=flops_of(shape))
-
-
-# ---------------------------------------------------------------- first calls and the host
-
-
 def _first_call_row() -> dict[str, Any]:
     """first_calls() in a process of its own whose cache is empty."""
     with tempfile.TemporaryDirectory() as cache:
-        run = subprocess.run(
-            python("chapter_8", "first_calls()"),
-            env=os.environ | {"TRITON_CACHE_DIR": cache},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
+        options = {"env": os.environ | {"TRITON_CACHE_DIR": cache}, "stdout": subprocess.PIPE, "text": True}
+        run = subprocess.run(python("chapter_8", "first_calls()"), check=True, **options)
     return json.loads(run.stdout.splitlines()[-1])
 
 
@@ -391,12 +306,9 @@ def first_calls() -> None:
     print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}))
 
 
-# ---------------------------------------------------------------- short sequences
-
-
 def short_cases() -> Iterator[Measurement]:
     """Forwards one after another, each launched by the host, and the same call replayed from a CUDA graph."""
-    for shape, provider in itertools.product(SHORT, ("basic", "tuned")):
+    for shape, provider in itertools.product(pages.SHORT, ("basic", "tuned")):
         yield about(8, "short", provider, **vars(shape)) | {"mode": "fwd"}, partial(_short_row, provider, shape)
 
 
@@ -421,8 +333,6 @@ def repeated_us(call: Callable[[], Any], calls: int = 100, rounds: int = 7) -> f
         found.append((time.perf_counter() - start) / calls * 1e6)
     return round(statistics.median(found), 1)
 
-
-# ---------------------------------------------------------------- clocks and counters
 
 CLOCK_SECONDS = 2.0
 
@@ -474,7 +384,10 @@ def settled(call: Callable[[], Any], flops: int, at_once: int = 20) -> dict[str,
 
 # Nsight Compute's sections, and which of their metrics are kept: time, how busy pipes, memories and schedulers are,
 # warps that are there.
-SECTIONS = ("SpeedOfLight", "ComputeWorkloadAnalysis", "SchedulerStats", "Occupancy", "LaunchStats")
+SECTIONS = [
+    f"--section={name}"
+    for name in ("SpeedOfLight", "ComputeWorkloadAnalysis", "SchedulerStats", "Occupancy", "LaunchStats")
+]
 KEPT = re.compile(
     r"time_duration\.sum|pipe_(tensor|xu|fma|alu).*\.avg\.pct|(sm|lts|dram)__throughput\.avg\.pct"
     r"|gpu__dram_throughput\.avg\.pct|dram__bytes_(read|write)\.sum|issue_active\.avg\.pct|warps_active\.avg\.pct"
@@ -500,10 +413,8 @@ def counter_cases() -> Iterator[Measurement]:
     """
     for (provider, what), kernel in PROFILED.items():
         tile = PROFILED_TILE if (provider, what) == ("tuned", "fwd") else ()
-        yield (
-            about(8, "counters", provider, **vars(POINT)) | {"mode": what},
-            partial(counter_row, provider, what, kernel, tile=tile),
-        )
+        words = about(8, "counters", provider, **vars(POINT)) | {"mode": what}
+        yield words, partial(counter_row, provider, what, kernel, tile=tile)
 
 
 def counter_row(
@@ -513,11 +424,7 @@ def counter_row(
 
     what: "fwd", or any part of the backward.
     """
-    wanted = (
-        ["--print-units", "base", "--metrics", metrics]
-        if metrics
-        else [word for name in SECTIONS for word in ("--section", name)]
-    )
+    wanted = ["--print-units", "base", "--metrics", metrics] if metrics else SECTIONS
     call = f"launch({provider!r}, {what != 'fwd'}, {astuple(shape)}, {tile})"
     try:
         values = counted(kernel, python("chapter_8", call), "--launch-count", "1", *wanted).iloc[0]
@@ -532,10 +439,8 @@ def memory_cases() -> Iterator[Measurement]:
     At POINT. Needs ncu.
     """
     for provider, kernel, tile in (("basic", "flash_forward_kernel", ()), ("tuned", "forward_kernel", PROFILED_TILE)):
-        yield (
-            about(8, "memory", provider, **vars(POINT)),
-            partial(counter_row, provider, "fwd", kernel, metrics=MEMORY, tile=tile),
-        )
+        row = partial(counter_row, provider, "fwd", kernel, metrics=MEMORY, tile=tile)
+        yield about(8, "memory", provider, **vars(POINT)), row
 
 
 def launch(provider: str, backward: bool, shape: tuple, tile: tuple) -> None:

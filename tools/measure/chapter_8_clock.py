@@ -3,8 +3,6 @@
 Takes what `ladder` takes, without a mask. The kernel is steps.LAST's, with a clock.
 """
 
-from __future__ import annotations
-
 import functools
 import tempfile
 from collections.abc import Iterator
@@ -23,7 +21,7 @@ from fa_tutorial.source import defined, edited
 from fa_tutorial.tiles import TileConfig, padded_d
 from fa_tutorial.tuned import steps
 from fa_tutorial.tuned.descriptors import descriptor_template
-from measure.alone import mean_parts, softmax_at_once, together
+from measure.alone import groups_of, mean_parts, mean_shares
 
 triton = hardware.require_triton("Chapter 9's measurements")
 
@@ -111,9 +109,7 @@ def _clocked_row(shape: Shape, tile: TileConfig | None = None) -> dict[str, Any]
     clock, sm = into["stamps"].cpu(), into["sm"].cpu()
     clock[:, :, 0], clock[:, :, 4] = clock[:, :, 1], clock[:, :, 3]
     clock = clock[:, 4:-5]
-    groups = [group for one in range(5, len(sm), 37) if (group := together(clock, sm, one)) is not None]
-    at_once = [softmax_at_once(clock[group]) for group in groups]
-    at_once = [of for of in at_once if len(of) == len(at_once[0])]
+    groups = groups_of(clock, sm)
     group = groups[len(groups) // 2]
     shown = clock[group]
     start = shown[:, 8, 0].max()
@@ -122,7 +118,7 @@ def _clocked_row(shape: Shape, tile: TileConfig | None = None) -> dict[str, Any]
     return {
         "cycles": mean_parts(clock[:, None]),
         "stamps": (shown - shown.min()).tolist(),
-        "softmax_at_once": torch.tensor(at_once, dtype=torch.float64).mean(0).round(decimals=3).tolist(),
+        "softmax_at_once": mean_shares(clock[group] for group in groups if len(group) == len(groups[0])),
     }
 
 

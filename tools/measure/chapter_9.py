@@ -1,11 +1,8 @@
-"""Chapter 9: each remedy, the finished kernel's steps, their errors, clocks, and from which size on
-"auto" takes Hopper's kernels.
+"""Chapter 9: each remedy, the finished kernel's steps, the ladder's errors, and from which size on "auto" takes
+Hopper's kernels.
 """
 
-from __future__ import annotations
-
 import dataclasses
-import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -15,8 +12,7 @@ import torch
 
 from fa_tutorial import hardware, hopper, reference, tuned
 from fa_tutorial.bench.cases import GRIDS, Case, Shape, about
-from fa_tutorial.bench.chapter_8 import POINT, flops_of, inputs
-from fa_tutorial.bench.chapter_9 import finished_errors
+from fa_tutorial.bench.chapter_8 import at_4096, flops_of, inputs
 from fa_tutorial.bench.measure import measure_in_turns
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
@@ -24,8 +20,9 @@ from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
 from measure import alone, backward_orders, chapter_8_clock
-from measure.chapter_8 import counter_row, repeated_us, settled
+from measure.chapter_8 import repeated_us
 from measure.clocks import cycles_in_turns, settled_in_turns
+from measure.turns import by_shape, in_turns
 
 hardware.require_triton("Chapter 9's measurements")
 from fa_tutorial.hopper import ladder, ping_pong  # noqa: E402
@@ -36,30 +33,23 @@ SPEEDS = ("hopper", "tuned", "basic", "sdpa_cudnn", "sdpa_flash", "flash_attn_4"
 def speed_cases() -> Iterator[Measurement]:
     """The course's kernels and the fastest others on the literature's grid, those of a point in turns."""
     for shape, mode in itertools.product(GRIDS["literature"].shapes, ("fwd", "bwd")):
-        cases = tuple(Case(provider, mode, "fp16", shape) for provider in SPEEDS)
-        for position, case in enumerate(cases):
-            yield case.about(), lambda cases=cases, position=position: _speeds(cases)[position]
-
-
-@functools.lru_cache(maxsize=1)
-def _speeds(cases: tuple[Case, ...]) -> list[dict[str, Any]]:
-    return measure_in_turns(cases)
+        cases = [Case(provider, mode, "fp16", shape) for provider in SPEEDS]
+        yield from in_turns({place: case.about() for place, case in enumerate(cases)}, measure_in_turns, cases)
 
 
 def step_cases() -> Iterator[Measurement]:
     """One chain, in turns: chapter 8's forward, the plain forward's loops, and the finished kernel's steps, of which
     the first runs with two consumers, too, where three are the rule."""
     for shape in GRIDS["points"].shapes:
-        for name in steps_of(shape):
-            yield about(9, "step", name, **vars(shape)), lambda shape=shape, name=name: _steps_in_turns(shape)[name]
+        yield from by_shape(9, "step", _steps_in_turns, [shape], steps_of(shape))
 
 
-Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], Any]
+Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], Any]
 
 
-def steps_of(shape: Shape) -> dict[str, Step]:
+def steps_of(shape: Shape) -> dict[str, Call]:
     """Name -> forward, in the order of the chapter."""
-    steps: dict[str, Step] = {"tuned": tuned.flash_forward}
+    steps: dict[str, Call] = {"tuned": tuned.flash_forward}
     steps["one stop"] = partial(ping_pong.flash_forward, loop="one stop")
     config = hopper.forward.choose_config(shape.D, shape.S_q, shape.is_causal)
     if config is hopper.forward.CONFIGS[64]:
@@ -69,14 +59,10 @@ def steps_of(shape: Shape) -> dict[str, Step]:
     return steps | {name: partial(hopper.flash_forward, step=hopper.forward.STEPS[name]) for name in own}
 
 
-@functools.lru_cache(maxsize=1)
 def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     arguments = (*inputs(shape), shape.is_causal, shape.D**-0.5)
     calls = {name: partial(step, *arguments) for name, step in steps_of(shape).items()}
     return timed_in_turns(calls, flops=flops_of(shape), rounds=6)
-
-
-Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], Any]
 
 
 # ladder.attend with ping_pong's clock. A block's stamps begin where p v of the block before is issued.
@@ -110,27 +96,16 @@ def consumer("""
 def clocked_cases() -> Iterator[Measurement]:
     """When a consumer is where in its loop, by the SM's clock: full, S = 4,096, every loop with 3 stages."""
     for D, loop in itertools.product((64, 128), ("two stops", *ping_pong.LOOPS)):
-        shape = dataclasses.replace(POINT, D=D, H_q=2048 // D, H_k=2048 // D)
-        yield (
-            about(9, "clocked", f"{loop}, 3 stages", **vars(shape)),
-            partial(_clocked_row, shape, loop),
-        )
+        shape = at_4096(D, False)
+        yield about(9, "clocked", f"{loop}, 3 stages", **vars(shape)), partial(_clocked_row, shape, loop)
 
 
 def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
     """The mean cycles from each of ping_pong.STAMPS to the next, of all blocks in the middle of the loop; the stamps of
     both consumers of one program in four blocks, from the first of them on; and of several programs the mean share of
     the time in which 0, 1, 2 of their consumers are at a softmax."""
-    q, k, v = inputs(shape)
-    flash_forward, stamps = _stamped(loop), stamps_of(shape)
-    for _ in range(3):
-        flash_forward(q, k, v, False, shape.D**-0.5, stages=3, stamps=stamps)
-    clock = stamps.cpu()[:, :, 4:-4]
-    return {
-        "cycles": alone.mean_parts(clock),
-        "stamps": _of_the_usual(clock),
-        "softmax_at_once": _at_once(clock),
-    }
+    clock = _clock_of(partial(_stamped(loop), *inputs(shape), False, shape.D**-0.5, stages=3), shape)
+    return {"cycles": alone.mean_parts(clock), "stamps": _of_the_usual(clock), "softmax_at_once": _at_once(clock)}
 
 
 def _of_the_usual(clock: torch.Tensor) -> list:
@@ -152,17 +127,19 @@ def _stamped(loop: str, late: int = 0) -> Call:
     return partial(defined(edited(source_of(ping_pong), *edits), names)["flash_forward"], loop=loop)
 
 
-def stamps_of(shape: Shape) -> torch.Tensor:
-    """Room for the stamps of both consumers of each program."""
+def _clock_of(call: Callable[..., Any], shape: Shape) -> torch.Tensor:
+    """The stamps of call(stamps=…), of both consumers of each program, in the middle of the loop."""
     blocks = shape.S_q // ladder.ROWS.value
     sizes = shape.B * shape.H_q * blocks, 2, blocks, len(ping_pong.STAMPS)
-    return torch.zeros(sizes, dtype=torch.int64, device="cuda")
+    stamps = torch.zeros(sizes, dtype=torch.int64, device="cuda")
+    for _ in range(3):
+        call(stamps=stamps)
+    return stamps.cpu()[:, :, 4:-4]
 
 
 def _at_once(clock: torch.Tensor) -> list[float]:
     """Of several programs the mean share of the time in which 0, 1, 2 of their consumers are at a softmax."""
-    at_once = [alone.softmax_at_once(of) for of in clock[5::37]]
-    return torch.tensor(at_once, dtype=torch.float64).mean(0).round(decimals=3).tolist()
+    return alone.mean_shares(clock[5::37])
 
 
 WAITS = """
@@ -177,15 +154,12 @@ LATE = (0, 400, 800, 1200, 1600, 2000)
 
 def late_cases(D: int = 128, loops: Sequence[str] = ("two stops", "one stop")) -> Iterator[Measurement]:
     """What becomes of two consumers of which one begins later: full, S = 4,096, 3 stages."""
-    shape = dataclasses.replace(POINT, D=D, H_q=2048 // D, H_k=2048 // D)
-    for loop, late in itertools.product(loops, LATE):
-        yield (
-            about(9, "late", f"{loop}, 3 stages", late=late, **vars(shape)),
-            lambda loop=loop, late=late: _late_in_turns(shape, loop)[late],
-        )
+    shape = at_4096(D, False)
+    for loop in loops:
+        words = {late: about(9, "late", f"{loop}, 3 stages", late=late, **vars(shape)) for late in LATE}
+        yield from in_turns(words, _late_in_turns, shape, loop)
 
 
-@functools.cache
 def _late_in_turns(shape: Shape, loop: str) -> dict[int, dict[str, Any]]:
     """For each of LATE the SM cycles of a call without stamps, in turns; with stamps the mean cycles between two stops
     of a consumer, stamps and softmax_at_once as _clocked_row gives them, and how far consumer 1's softmax begins after
@@ -194,10 +168,7 @@ def _late_in_turns(shape: Shape, loop: str) -> dict[int, dict[str, Any]]:
     calls = {late: partial(_stamped(loop, late), q, k, v, False, shape.D**-0.5, stages=3) for late in LATE}
     cycles, rows = cycles_in_turns(calls), {}
     for late, call in calls.items():
-        stamps = stamps_of(shape)
-        for _ in range(3):
-            call(stamps=stamps)
-        clock = stamps.cpu()[:, :, 4:-4]
+        clock = _clock_of(call, shape)
         begun = clock[..., ping_pong.STAMPS.index("stop")]
         rows[late] = {
             "cycles": cycles[late],
@@ -234,29 +205,22 @@ def remedies_of(D: int) -> dict[str, Call]:
     found["two stops, consumer 1 late"] = _stamped("two stops", LATER)
     found |= {loop: _stamped(loop) for loop in ping_pong.LOOPS}
     config = hopper.forward.CONFIGS[D]
+    own = {name: partial(hopper.flash_forward, step=step) for name, step in LAST_LOOPS.items()}
     if D == 64:
         two = dataclasses.replace(config, consumers=2, registers=240)
-        found["k's own ring"] = partial(hopper.flash_forward, step=LAST_LOOPS["k's own ring"], config=two)
-        found["third consumer"] = partial(hopper.flash_forward, step=LAST_LOOPS["k's own ring"], config=config)
-        return found | {name: partial(hopper.flash_forward, step=LAST_LOOPS[name]) for name in ("persistent", "hopper")}
-    return found | {
-        name: partial(hopper.flash_forward, step=LAST_LOOPS[name]) for name in ("k's own ring", "persistent")
-    }
+        third = {"third consumer": partial(own["k's own ring"], config=config)}
+        return found | {"k's own ring": partial(own.pop("k's own ring"), config=two)} | third | own
+    own.pop("hopper")
+    return found | own
 
 
 def remedy_cases() -> Iterator[Measurement]:
     """Each of remedies_of in turns, full, S = 4,096: cycles, MHz and TFLOP/s of the same calls without stamps; and of
     most of them by stamps, in further calls, the share of the time in which 0, 1, … consumers are at a softmax."""
     for D in (128, 64):
-        shape = dataclasses.replace(POINT, D=D, H_q=2048 // D, H_k=2048 // D)
-        for name in remedies_of(D):
-            yield (
-                about(9, "remedy", name, **vars(shape)),
-                lambda shape=shape, name=name: _remedies_in_turns(shape)[name],
-            )
+        yield from by_shape(9, "remedy", _remedies_in_turns, [at_4096(D, False)], remedies_of(D))
 
 
-@functools.cache
 def _remedies_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     q, k, v = inputs(shape)
     calls = {name: partial(call, q, k, v, False, shape.D**-0.5) for name, call in remedies_of(shape.D).items()}
@@ -267,10 +231,7 @@ def _remedies_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
         elif name in SHARE_OF[shape.D]:
             row["softmax_at_once"] = alone.shares(shape, SHARE_OF[shape.D][name])
         elif name.startswith("two stops") or name in ping_pong.LOOPS:
-            stamps = stamps_of(shape)
-            for _ in range(3):
-                calls[name](stamps=stamps)
-            row["softmax_at_once"] = _at_once(stamps.cpu()[:, :, 4:-4])
+            row["softmax_at_once"] = _at_once(_clock_of(calls[name], shape))
     return rows
 
 
@@ -280,22 +241,20 @@ SMALLER = TileConfig(64, 64, 4, 3)  # a consumer's rows, and the keys and stages
 def path_of(D: int) -> dict[str, Call]:
     """Name -> a forward, from chapter 8's to the one stop of ping_pong, that changes one thing at a time: the tile, a
     producer, a shared program, 128 keys a block. All have one stop."""
-    one_stop = partial(ping_pong.flash_forward, loop="one stop")
-    found: dict[str, Call] = {"chapter 8's": partial(tuned.flash_forward, tile=steps.LARGER[D])}
-    found["chapter 8's, 64 x 64"] = partial(tuned.flash_forward, tile=SMALLER)
+    found: dict[str, Call] = {
+        "chapter 8's": partial(tuned.flash_forward, tile=steps.LARGER[D]),
+        "chapter 8's, 64 x 64": partial(tuned.flash_forward, tile=SMALLER),
+    }
     for name in ("two programs", "one program"):
         found[name] = lambda q, k, v, _, __, how=SHARE_OF[D][name]: alone.attend(q, k, v, how)
-    return found | {"one stop": one_stop}
+    return found | {"one stop": partial(ping_pong.flash_forward, loop="one stop")}
 
 
 def path_cases() -> Iterator[Measurement]:
     """Each of path_of in turns, D = 128, full, S = 4,096: as remedy_cases."""
-    shape = dataclasses.replace(POINT, D=128, H_q=16, H_k=16)
-    for name in path_of(128):
-        yield about(9, "path", name, **vars(shape)), lambda name=name: _path_in_turns(shape)[name]
+    return by_shape(9, "path", _path_in_turns, [at_4096(128, False)], path_of(128))
 
 
-@functools.cache
 def _path_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     q, k, v = inputs(shape)
     calls = {name: partial(call, q, k, v, False, shape.D**-0.5) for name, call in path_of(shape.D).items()}
@@ -308,10 +267,8 @@ def _path_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 
 def error_cases() -> Iterator[Measurement]:
-    """The largest errors of the ladder's kernels and of the finished ones, and of plain attention."""
+    """The largest errors of the ladder's kernels, and of plain attention."""
     yield about(9, "ladder_errors", "hopper"), _error_row
-    for D in (64, 128):
-        yield about(9, "finished_errors", "hopper", D=D), partial(finished_errors, D)
 
 
 def _error_row() -> dict[str, Any]:
@@ -323,16 +280,6 @@ def _error_row() -> dict[str, Any]:
     found = {"forward": ladder.flash_forward(q, k, v, 64**-0.5), "plain": reference.naive_attention(q, k, v)}
     errors = {name: (o - truth).abs().max().item() for name, o in found.items()}
     return {"copied": torch.equal(ladder.copy(x), x), "scores": scores} | errors
-
-
-def clock_cases() -> Iterator[Measurement]:
-    """The clock, power and rate at which a plain matmul settles, as chapter 8's clock_cases."""
-    yield about(9, "settled", "matmul"), _clock_row
-
-
-def _clock_row() -> dict[str, Any]:
-    a, b = randn(8192, 8192), randn(8192, 8192)
-    return settled(lambda: a @ b, 2 * 8192**3)
 
 
 def auto_rule_cases() -> Iterator[Measurement]:
@@ -360,19 +307,9 @@ def _auto_rule_row(provider: str, S: int, D: int, heads: int, is_causal: bool, m
     return {"graph_us": repeated_us(graph_of(call).replay)}
 
 
-def busy_cases() -> Iterator[Measurement]:
-    """The counters of cuDNN's backward, beside chapter 8's of the other kernels. Needs Nsight Compute (ncu)."""
-    yield (
-        about(9, "busy", "sdpa_cudnn", **vars(POINT)) | {"mode": "bwd"},
-        partial(counter_row, "sdpa_cudnn", "bwd", "bprop"),
-    )
-
-
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
         step_cases(), remedy_cases(), alone.alone_cases(), clocked_cases(), late_cases(), late_cases(64, ["two stops"]),
-        path_cases(),
-        chapter_8_clock.clocked_cases(), backward_orders.order_cases(),
-        error_cases(), clock_cases(), auto_rule_cases(), busy_cases(),
+        path_cases(), chapter_8_clock.clocked_cases(), backward_orders.order_cases(), error_cases(), auto_rule_cases(),
     )  # fmt: skip

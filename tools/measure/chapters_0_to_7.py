@@ -1,10 +1,7 @@
 """Chapters 0 to 7: attention as S grows, and the kernels of each chapter beside PyTorch's."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
-import functools
 import itertools
 import math
 import re
@@ -19,15 +16,16 @@ import torch
 from fa_tutorial import backward, forward, hardware, layout, matmul, reference
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import DTYPES, Case, Shape, about
-from fa_tutorial.bench.chapter_8 import at_4096, flops_of, in_words, inputs
+from fa_tutorial.bench.chapter_8 import at_4096, flops_of, in_words, inputs, room_of
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import graph_of, randn, time_call, timed, timed_in_turns
+from fa_tutorial.bench.timing import randn, time_call, timed, timed_in_turns
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig, heads, padded_d
 from measure import changed_kernels, profiler
 from measure.clocks import cycles_in_turns
+from measure.turns import by_shape, graphs_in_turns, in_turns
 
 hardware.require_triton("Measuring (tools/measure)")
 from triton.runtime.errors import OutOfResources  # noqa: E402
@@ -52,8 +50,9 @@ def naive_step_cases() -> Iterator[Measurement]:
     """
     for S, steps in NAIVE_STEPS.items():
         size = {"B": 1, "H": 16, "S": S, "D": 64}
-        for step in steps:
-            yield about(0, "naive_step", step, **size), lambda size=size, step=step: _naive_steps_in_turns(**size)[step]
+        yield from in_turns(
+            {step: about(0, "naive_step", step, **size) for step in steps}, _naive_steps_in_turns, **size
+        )
 
 
 def _naive(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -85,7 +84,6 @@ COMPILED = {f"{name}, compiled": call for name, call in NAIVE.items()}
 NAIVE_STEPS = {4096: (*FULL, *CAUSAL, *FLASH, *NAIVE, *COMPILED)} | dict.fromkeys((1024, 2048, 8192, 16_384), FULL)
 
 
-@functools.lru_cache(maxsize=1)
 def _naive_steps_in_turns(B: int, H: int, S: int, D: int) -> dict[str, dict[str, Any]]:
     """The rows of one length; softmax's with the names of its kernels, those of FLASH with SM cycles."""
     q, k, v, s = randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, S)
@@ -145,9 +143,8 @@ def first_kernel_cases() -> Iterator[Measurement]:
     for r, c in ((1, 1024), (1024, 1), (16, 16), (32, 32), (64, 64), (128, 32), (None, None)):
         words = about(2, "transpose", "course" if r else "torch", "fp32", rows=side, cols=side, block_r=r, block_c=c)
         yield words, partial(_transpose_row, side, r, c)
-    for warps in (1, 2, 4, 8):
-        words = about(2, "transpose_warps", "course", "fp32", rows=side, cols=side, block_r=16, block_c=16, warps=warps)
-        yield words, lambda warps=warps: _transposes_in_turns(side)[warps]
+    words = about(2, "transpose_warps", "course", "fp32", rows=side, cols=side, block_r=16, block_c=16)
+    yield from in_turns({warps: words | {"warps": warps} for warps in (1, 2, 4, 8)}, _transposes_in_turns, side)
     softmaxes = {
         "course": layout.softmax,
         "torch": partial(torch.softmax, dim=-1),
@@ -155,18 +152,16 @@ def first_kernel_cases() -> Iterator[Measurement]:
         "torch, five calls, compiled": torch.compile(_five_call_softmax, dynamic=False),
     }
     for cols, (provider, softmax) in itertools.product((256, 1024, 4096, 16_384, 65_536), softmaxes.items()):
-        yield (
-            about(2, "softmax", provider, "fp32", rows=n // cols, cols=cols),
-            partial(_softmax_row, softmax, n // cols, cols),
-        )
+        words = about(2, "softmax", provider, "fp32", rows=n // cols, cols=cols)
+        yield words, partial(_softmax_row, softmax, n // cols, cols)
     for provider in ("course", "torch"):  # chapter 0's: 16 heads of 4,096 queries and keys
         words = about(2, "chapter_0_softmax", provider, "fp16", rows=2**16, cols=4096)
         yield words, partial(_softmax_row, softmaxes[provider], 2**16, 4096, torch.float16)
     for warps in (1, 2, 4, 8):
         yield about(2, "start", "nothing", programs=2**18, warps=warps), partial(_start_row, 2**18, warps)
-    for each, warps in SHORT_ROWS:
-        words = about(2, "softmax_rows", "course", "fp32", rows=n // 256, cols=256, rows_each=each, warps=warps)
-        yield words, lambda case=(each, warps): _short_rows_in_turns(n // 256)[case]
+    words = about(2, "softmax_rows", "course", "fp32", rows=n // 256, cols=256)
+    cases = {(each, warps): words | {"rows_each": each, "warps": warps} for each, warps in SHORT_ROWS}
+    yield from in_turns(cases, _short_rows_in_turns, n // 256)
 
 
 SHORT_ROWS = ((1, 1), (2, 1), (2, 4), (4, 1), (4, 4))  # rows and warps a program
@@ -183,7 +178,6 @@ def _transpose_row(side: int, block_r: int | None, block_c: int | None) -> dict[
     return timed(call, bytes_moved=2 * x.nbytes)
 
 
-@functools.cache
 def _transposes_in_turns(side: int) -> dict[int, dict[str, Any]]:
     """A tile of 16 × 16 with several numbers of warps."""
     x = randn(side, side, dtype=torch.float32)
@@ -215,7 +209,6 @@ def _softmax_row(softmax: Callable, rows: int, cols: int, dtype: torch.dtype = t
     return timed(lambda: softmax(x), bytes_moved=2 * x.nbytes)
 
 
-@functools.cache
 def _short_rows_in_turns(rows: int) -> dict[tuple[int, int], dict[str, Any]]:
     x = randn(rows, 256, dtype=torch.float32)
     out, kernel = torch.empty_like(x), catalogue.find("2.8").solution
@@ -250,28 +243,28 @@ TRAFFIC = (
 
 
 def matmul_cases() -> Iterator[Measurement]:
-    """Chapter 3: square matmul beside PyTorch, in each order of programs; what TF32 loses; each tile with and without
-    its loads; and the bytes that the kernel reads.
+    """Chapter 3: square matmul beside PyTorch, in each order of programs; each tile with and without its loads; and the
+    bytes that the kernel reads.
     """
-    for n, provider in itertools.product((512, 1024, 2048, 4096, 8192, 16_384), (*ORDERS, "torch")):
-        yield about(3, "matmul", provider, M=n, N=n, K=n), lambda n=n, provider=provider: _matmul_in_turns(n)[provider]
-    for provider, group in (("course", 8), ("torch", None)):
-        yield about(3, "matmul", provider, "fp32", **SQUARE), partial(_matmul_row, SIDE, torch.float32, group)
-    for config, provider in itertools.product(TILES, TILED):
-        words = about(3, "matmul_tile", provider, **SQUARE, **_sides(config))
-        yield words, lambda config=config, provider=provider: _tiles_in_turns()[provider, config]
-    for n, provider, config in _counted_launches():
-        words = about(3, "matmul_traffic", provider, M=n, N=n, K=n, **_sides(config))
-        yield words, lambda launch=(n, provider, config): _matmul_traffic()[launch]
-    for provider in ("ieee", "tf32"):
-        yield about(3, "fp32_precision", provider, "fp32", **SQUARE), partial(_precision_row, provider)
+    for n in (512, 1024, 2048, 4096, 8192, 16_384):
+        words = {provider: about(3, "matmul", provider, M=n, N=n, K=n) for provider in (*ORDERS, "torch")}
+        yield from in_turns(words, _matmul_in_turns, n)
+    tiles = itertools.product(TILES, TILED)
+    yield from in_turns(
+        {(who, config): about(3, "matmul_tile", who, **SQUARE, **_sides(config)) for config, who in tiles},
+        _tiles_in_turns,
+    )
+    launches = {
+        (n, who, config): about(3, "matmul_traffic", who, M=n, N=n, K=n, **_sides(config))
+        for n, who, config in _counted_launches()
+    }
+    yield from in_turns(launches, _traffic, "matmul_", "launch_matmuls()", launches)
 
 
 def _sides(config: matmul.MatmulConfig) -> dict[str, int]:
     return {"block_m": config.block_m, "block_n": config.block_n, "block_k": config.block_k}
 
 
-@functools.cache
 def _matmul_in_turns(n: int) -> dict[str, dict[str, Any]]:
     """Both orders of programs and PyTorch, in fp16, by provider."""
     a, b = randn(n, n), randn(n, n)
@@ -283,15 +276,6 @@ def _matmul_in_turns(n: int) -> dict[str, dict[str, Any]]:
     return timed_in_turns(calls | {"torch": partial(torch.matmul, a, b)}, flops=2 * n**3)
 
 
-def _matmul_row(n: int, dtype: torch.dtype, group: int | None) -> dict[str, Any]:
-    a, b = randn(n, n, dtype=dtype), randn(n, n, dtype=dtype)
-    if group is None:
-        return timed(lambda: a @ b, flops=2 * n**3)
-    config = dataclasses.replace(matmul.choose_config(dtype, hardware.shared_memory_limit()), group=group)
-    return timed(lambda: matmul.matmul(a, b, config=config), flops=2 * n**3)
-
-
-@functools.cache
 def _tiles_in_turns() -> dict[tuple[str, matmul.MatmulConfig], dict[str, Any]]:
     """Each of TILES with each kernel of TILED, in fp16."""
     a, b = randn(SIDE, SIDE), randn(SIDE, SIDE)
@@ -316,13 +300,12 @@ def _counted_launches() -> list[tuple[int, str, matmul.MatmulConfig]]:
     return tiles + [launch for n, order in others if (launch := (n, order, TILES[-1])) not in tiles]
 
 
-@functools.cache
-def _matmul_traffic() -> dict[tuple[int, str, matmul.MatmulConfig], dict[str, Any]]:
-    """TRAFFIC of each of _counted_launches. Needs ncu."""
+def _traffic(kernels: str, call: str, launches: Iterable[Any]) -> dict[Any, dict[str, Any]]:
+    """TRAFFIC of each of `launches`: what `call` launches of the kernels whose names match, in its order. Needs ncu."""
     options = ("--clock-control", "none", "--print-units", "base", "--metrics", ",".join(TRAFFIC))
-    found = profiler.counted("matmul_", profiler.python("chapters_0_to_7", "launch_matmuls()"), *options)
+    found = profiler.counted(kernels, profiler.python("chapters_0_to_7", call), *options)
     rows = [{name: float(row[name]) for name in TRAFFIC} for _, row in found.iterrows()]
-    return dict(zip(_counted_launches(), rows, strict=True))
+    return dict(zip(launches, rows, strict=True))
 
 
 def launch_matmuls() -> None:
@@ -336,21 +319,6 @@ def launch_matmuls() -> None:
             torch.cuda.synchronize()
 
 
-def _precision_row(precision: str) -> dict[str, Any]:
-    """PyTorch's fp32 matmul with and without TF32: time, and the largest error relative to the largest result, against
-    float64.
-    """
-    a, b = randn(SIDE, SIDE, dtype=torch.float32), randn(SIDE, SIDE, dtype=torch.float32)
-    truth = a.double() @ b.double()
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = precision == "tf32"
-    try:
-        error = ((a @ b).double() - truth).abs().max() / truth.abs().max()
-        return timed(lambda: a @ b, flops=2 * SIDE**3) | {"relative_error": float(f"{error.item():.3g}")}
-    finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
-
-
 SCORES = ("scores_values", "two products")
 
 
@@ -359,31 +327,25 @@ FUSED = [(4096, 4096), (16_384, 1024), (4096, 16_384), (16_384, 4096), (16_384, 
 
 def fusion_cases() -> Iterator[Measurement]:
     """Chapter 3: (q kᵀ) v of one head in both ways, with few programs or many, and with s that fits into L2 or not."""
-    for (S_q, S_k), provider in itertools.product(FUSED, SCORES):
-        yield (
-            about(3, "fusion", provider, S_q=S_q, S_k=S_k, D=64),
-            lambda sizes=(S_q, S_k), provider=provider: _fusion_in_turns(*sizes)[provider],
-        )
+    for S_q, S_k in FUSED:
+        words = {provider: about(3, "fusion", provider, S_q=S_q, S_k=S_k, D=64) for provider in SCORES}
+        yield from in_turns(words, _fusion_in_turns, S_q, S_k)
 
 
-@functools.cache
 def _fusion_in_turns(S_q: int, S_k: int) -> dict[str, dict[str, Any]]:
-    """From graphs: in Python, a launch may take longer than the kernel does."""
     q, k, v = (randn(S, 64) / S_k**0.25 for S in (S_q, S_k, S_k))
     calls = (lambda: matmul.scores_times_values(q, k, v, block_m=128, block_n=64), lambda: (q @ k.t()) @ v)
     require_alike([calls[0]()], [calls[1]()])
-    graphs = {name: graph_of(call) for name, call in zip(SCORES, calls, strict=True)}
-    return timed_in_turns({name: graph.replay for name, graph in graphs.items()}, flops=4 * S_q * S_k * 64)
+    return graphs_in_turns(dict(zip(SCORES, calls, strict=True)), flops=4 * S_q * S_k * 64)
 
 
 def loop_cases() -> Iterator[Measurement]:
     """Chapter 5: its two loops, and one loop that masks every tile."""
-    for D, S, is_causal, loops in itertools.product((64, 128), (1024, 4096, 16_384), (False, True), ("two", "one")):
-        shape = Shape(16_384 // S, 2048 // D, 2048 // D, S, S, D, is_causal)
-        yield about(5, "loops", loops, **vars(shape)), lambda shape=shape, loops=loops: _loops_in_turns(shape)[loops]
+    points = itertools.product((64, 128), (1024, 4096, 16_384), (False, True))
+    shapes = (Shape(16_384 // S, 2048 // D, 2048 // D, S, S, D, is_causal) for D, S, is_causal in points)
+    return by_shape(5, "loops", _loops_in_turns, shapes, ("two", "one"))
 
 
-@functools.cache
 def _loops_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     q, k, v = inputs(shape)
 
@@ -412,15 +374,10 @@ FORWARD_TILES = {
 def forward_tile_cases() -> Iterator[Measurement]:
     """Chapter 5: its forward with several tiles, full, S = 4,096: its time, and what the compiler made of it."""
     for D, tiles in FORWARD_TILES.items():
-        shape = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False)
-        for tile in itertools.starmap(TileConfig, tiles):
-            yield (
-                about(5, "forward_tile", in_words(tile), **vars(shape)),
-                lambda shape=shape, tile=tile: _forward_tiles_in_turns(shape)[tile],
-            )
+        shape, tiles = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False), itertools.starmap(TileConfig, tiles)
+        yield from by_shape(5, "forward_tile", _forward_tiles_in_turns, [shape], tiles, in_words)
 
 
-@functools.cache
 def _forward_tiles_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
     q, k, v = inputs(shape)
     scale = shape.D**-0.5
@@ -433,34 +390,33 @@ def _forward_tiles_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
             *map(heads, (q, k, v, o)), lse, shape.H_q, shape.H_k, shape.S_q, shape.S_k, shape.D, scale,
             IS_CAUSAL=shape.is_causal, BLOCK_D=padded_d(shape.D), **tile.launch(),
         )  # fmt: skip
-        rows[tile] |= {
-            "registers": compiled.n_regs,
-            "spilled_registers": compiled.n_spills,
-            "shared_bytes": compiled.metadata.shared,
-        }
+        rows[tile] |= room_of(compiled)
     return rows
+
+
+def _backward_arguments(shape: Shape) -> tuple[Any, ...]:
+    """q, k, v, o, do, lse, dlse, is_causal and scale."""
+    q, k, v = inputs(shape)
+    o, lse = forward.flash_forward(q, k, v, shape.is_causal, shape.D**-0.5)
+    return q, k, v, o, torch.randn_like(q), lse, None, shape.is_causal, shape.D**-0.5
 
 
 def transposed_cases() -> Iterator[Measurement]:
     """Chapter 7: dk and dv from transposed tiles of scores, and from the forward's tiles, transposed later."""
-    for D, how in itertools.product((64, 128), ("as computed", "transposed later")):
-        shape = at_4096(D, False)
-        yield about(7, "transposed", how, **vars(shape)), lambda shape=shape, how=how: _transposed_in_turns(shape)[how]
+    shapes = (at_4096(D, False) for D in (64, 128))
+    return by_shape(7, "transposed", _transposed_in_turns, shapes, ("as computed", "transposed later"))
 
 
-@functools.cache
 def _transposed_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     """The times are those of the whole backward, of which dq and delta are the same in both."""
-    q, k, v = inputs(shape)
-    do = torch.randn_like(q)
-    o, lse = forward.flash_forward(q, k, v, shape.is_causal, shape.D**-0.5)
+    arguments = _backward_arguments(shape)
     names = backward.dkdv_kernel.fn.__globals__ | {"add_to_dkdv": changed_kernels.add_to_dkdv_transposed_later}
     later = defined(source_of(backward.dkdv_kernel), names)["dkdv_kernel"]
     kernels = {"as computed": backward.dkdv_kernel, "transposed later": later}
 
     def run(kernel) -> tuple[torch.Tensor, ...]:
         with mock.patch.object(backward, "dkdv_kernel", kernel):
-            return backward.flash_backward(q, k, v, o, do, lse, None, shape.is_causal, shape.D**-0.5)
+            return backward.flash_backward(*arguments)
 
     require_alike(*map(run, kernels.values()))
     return timed_in_turns(
@@ -470,12 +426,8 @@ def _transposed_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 def loop_order_cases() -> Iterator[Measurement]:
     """Chapter 7: dkdv_kernel, causal, with the loop of the masked blocks last, as it is, and first."""
-    for D, order in itertools.product((64, 128), ("masked last", "masked first")):
-        shape = at_4096(D, True)
-        yield (
-            about(7, "loop_order", order, **vars(shape)),
-            lambda shape=shape, order=order: _orders_in_turns(shape)[order],
-        )
+    shapes = (at_4096(D, True) for D in (64, 128))
+    return by_shape(7, "loop_order", _orders_in_turns, shapes, ("masked last", "masked first"))
 
 
 def masked_first() -> Any:
@@ -489,25 +441,19 @@ def masked_first() -> Any:
 LOOPS_OF_DKDV = ("        for start_m in tl.range(full_m", "        if IS_CAUSAL:  # last", "\n    store_tile(dk,")
 
 
-@functools.cache
 def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     """The times are those of dkdv_kernel alone."""
-    q, k, v = inputs(shape)
-    do, scale = torch.randn_like(q), shape.D**-0.5
-    o, lse = forward.flash_forward(q, k, v, shape.is_causal, scale)
-    delta = backward.row_delta(o, do)
+    arguments = _backward_arguments(shape)
+    delta = backward.row_delta(*arguments[3:5])
     alone = {"row_delta": lambda *_: delta, "dq_kernel": mock.MagicMock()}
 
     def run(kernel: Any) -> tuple[torch.Tensor, ...]:
-        with contextlib.ExitStack() as stack:
-            for name, other in (alone | {"dkdv_kernel": kernel}).items():
-                stack.enter_context(mock.patch.object(backward, name, other))
-            return backward.flash_backward(q, k, v, o, do, lse, None, shape.is_causal, scale)[1:]
+        with mock.patch.multiple(backward, dkdv_kernel=kernel, **alone):
+            return backward.flash_backward(*arguments)[1:]
 
     kernels = {"masked last": backward.dkdv_kernel, "masked first": masked_first()}
     require_alike(*map(run, kernels.values()))
-    graphs = {order: graph_of(partial(run, kernel)) for order, kernel in kernels.items()}
-    return timed_in_turns({order: graph.replay for order, graph in graphs.items()})
+    return graphs_in_turns({order: partial(run, kernel) for order, kernel in kernels.items()})
 
 
 SIXTEEN_HEADS = {D: [Shape(1, 16, 16, 4096, 4096, D, is_causal) for is_causal in (False, True)] for D in (64, 128)}
@@ -523,14 +469,13 @@ ATOMIC_TILES = [
 def naive_backward_cases() -> Iterator[Measurement]:
     """Chapter 6: the kernels of naive attention's backward in their order, each the median of five calls."""
     size = {"B": 1, "H": 16, "S": 16_384, "D": 64}
-    for step in NAIVE_BACKWARD:
-        yield about(6, "naive_backward", step, **size), lambda step=step: _naive_backward_kernels(**size)[step]
+    words = {step: about(6, "naive_backward", step, **size) for step in NAIVE_BACKWARD}
+    return in_turns(words, _naive_backward_kernels, **size)
 
 
 NAIVE_BACKWARD = ("dv", "dp", "p ∘ dp", "ds", "scale · ds", "dq", "dk")
 
 
-@functools.cache
 def _naive_backward_kernels(B: int, H: int, S: int, D: int) -> dict[str, dict[str, Any]]:
     q, k, v, do = (randn(B, H, S, D).requires_grad_() for _ in range(4))
     o = _naive(q, k, v)
@@ -555,33 +500,25 @@ def _naive_backward_kernels(B: int, H: int, S: int, D: int) -> dict[str, dict[st
 
 def one_loop_cases() -> Iterator[Measurement]:
     """Chapter 7: the backward in two loops, and in one whose programs add up dq by atomic additions."""
-    for shape, loops in itertools.product(itertools.chain(*SIXTEEN_HEADS.values()), LOOPS):
-        yield (
-            about(7, "one_loop", loops, **vars(shape)),
-            lambda shape=shape, loops=loops: _one_loop_in_turns(shape)[loops],
-        )
+    return by_shape(7, "one_loop", _one_loop_in_turns, itertools.chain(*SIXTEEN_HEADS.values()), LOOPS)
 
 
-@functools.cache
 def _one_loop_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     """The times are those of the whole backward, delta, the zeros of dq and its conversion to fp16 included.
 
     dq_differ: the largest number of elements of dq, in fp16, that differ from the first of ten runs; dkdv_differ
     likewise.
     """
-    q, k, v = inputs(shape)
-    do = torch.randn_like(q)
-    scale = shape.D**-0.5
-    o, lse = forward.flash_forward(q, k, v, shape.is_causal, scale)
-    two = partial(backward.flash_backward, q, k, v, o, do, lse, None, shape.is_causal, scale)
+    arguments = _backward_arguments(shape)
+    two = partial(backward.flash_backward, *arguments)
     right, tiles = two(), {}
     for tile in ATOMIC_TILES:
-        one = partial(_backward_in_one_loop, q, k, v, o, do, lse, shape.is_causal, scale, tile)
+        one = partial(_backward_in_one_loop, *arguments, tile)
         with contextlib.suppress(OutOfResources):
             require_alike(one(), right)
             tiles[tile] = time_call(one, 20, 20).ms
     best = min(tiles, key=tiles.get)
-    one = partial(_backward_in_one_loop, q, k, v, o, do, lse, shape.is_causal, scale, best)
+    one = partial(_backward_in_one_loop, *arguments, best)
     calls = dict(zip(LOOPS, (two, one), strict=True))
     rows = timed_in_turns(calls, flops=5 * flops_of(shape) // 2)
     rows[LOOPS[1]] |= {"tile": [best.block_m, best.block_n, best.num_warps, best.num_stages]}
@@ -596,7 +533,7 @@ def _one_loop_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 
 def _backward_in_one_loop(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor,
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor, _: None,
     is_causal: bool, scale: float, tile: TileConfig, kernel: Any = changed_kernels.atomic_kernel,
 ) -> tuple[torch.Tensor, ...]:  # fmt: skip
     (B, H, S_q, D), S_k = q.shape, k.shape[2]
@@ -624,11 +561,8 @@ PARTS_TILES = {64: TileConfig(64, 64, 4, 3), 128: TileConfig(64, 128, 8, 2)}  # 
 
 def one_loop_parts_cases() -> Iterator[Measurement]:
     """Chapter 7: what dq costs in one loop: the product with the transposed ds, and the atomic additions."""
-    for shape, loops in itertools.product(itertools.chain(*SIXTEEN_HEADS.values()), (LOOPS[0], *PARTS)):
-        yield (
-            about(7, "one_loop_parts", loops, **vars(shape)),
-            lambda shape=shape, loops=loops: _parts_in_turns(shape)[loops],
-        )
+    shapes = itertools.chain(*SIXTEEN_HEADS.values())
+    return by_shape(7, "one_loop_parts", _parts_in_turns, shapes, (LOOPS[0], *PARTS))
 
 
 def one_loop_with(part: str) -> Any:
@@ -638,17 +572,12 @@ def one_loop_with(part: str) -> Any:
     return defined(f"{text}\n\n\n{source_of(changed_kernels.atomic_kernel)}", names)["atomic_kernel"]
 
 
-@functools.cache
 def _parts_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     """The times are those of the whole backward, delta, the zeros of dq and its conversion to fp16 included."""
-    q, k, v = inputs(shape)
-    do, scale = torch.randn_like(q), shape.D**-0.5
-    o, lse = forward.flash_forward(q, k, v, shape.is_causal, scale)
-    calls = {LOOPS[0]: partial(backward.flash_backward, q, k, v, o, do, lse, None, shape.is_causal, scale)}
-    tensors, tile = (q, k, v, o, do, lse), PARTS_TILES[shape.D]
+    arguments = _backward_arguments(shape)
+    calls = {LOOPS[0]: partial(backward.flash_backward, *arguments)}
     for part in PARTS:
-        kernel = one_loop_with(part)
-        calls[part] = partial(_backward_in_one_loop, *tensors, shape.is_causal, scale, tile, kernel)
+        calls[part] = partial(_backward_in_one_loop, *arguments, PARTS_TILES[shape.D], one_loop_with(part))
     return timed_in_turns(calls, rounds=6)
 
 
@@ -657,63 +586,34 @@ LAUNCHES = ("delta_kernel", "dkdv_kernel", "dq_kernel")
 
 def backward_launch_cases() -> Iterator[Measurement]:
     """Chapter 7: its three launches, each alone and all together."""
-    names = (*LAUNCHES, "all three")
-    for is_causal, D, name in itertools.product((False, True), SIXTEEN_HEADS, names):
-        shape = SIXTEEN_HEADS[D][is_causal]
-        yield (
-            about(7, "backward_launch", name, **vars(shape)),
-            lambda shape=shape, name=name: _launches_in_turns(shape)[name],
-        )
+    shapes = (of_D[is_causal] for is_causal in (False, True) for of_D in SIXTEEN_HEADS.values())
+    return by_shape(7, "backward_launch", _launches_in_turns, shapes, (*LAUNCHES, "all three"))
 
 
-@functools.cache
 def _launches_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    """From graphs: in Python, a launch may take longer than delta_kernel does."""
-    q, k, v = inputs(shape)
-    do, scale = torch.randn_like(q), shape.D**-0.5
-    o, lse = forward.flash_forward(q, k, v, shape.is_causal, scale)
+    q, _, _, o, do, *_ = arguments = _backward_arguments(shape)
     delta = backward.row_delta(o, do)
     config = backward.choose_config(shape.D, q.dtype, hardware.shared_memory_limit())
 
-    def run(config: backward.BackwardConfig, **replaced: Any) -> tuple[torch.Tensor, ...]:
-        with contextlib.ExitStack() as stack:
-            for name, other in replaced.items():
-                stack.enter_context(mock.patch.object(backward, name, other))
-            return backward.flash_backward(q, k, v, o, do, lse, None, shape.is_causal, scale, config=config)
+    def run(**replaced: Any) -> tuple[torch.Tensor, ...]:
+        with mock.patch.multiple(backward, **replaced) if replaced else contextlib.nullcontext():
+            return backward.flash_backward(*arguments, config=config)
 
-    no_delta, no_launch = {"row_delta": lambda *_: delta}, mock.MagicMock()
+    alone = {"row_delta": lambda *_: delta}
     calls = {
         "delta_kernel": partial(backward.row_delta, o, do),
-        "dkdv_kernel": partial(run, config, dq_kernel=no_launch, **no_delta),
-        "dq_kernel": partial(run, config, dkdv_kernel=no_launch, **no_delta),
-        "all three": partial(run, config),
+        "dkdv_kernel": partial(run, dq_kernel=mock.MagicMock(), **alone),
+        "dq_kernel": partial(run, dkdv_kernel=mock.MagicMock(), **alone),
+        "all three": run,
     }
-    graphs = {name: graph_of(call) for name, call in calls.items()}
-    return timed_in_turns({name: graph.replay for name, graph in graphs.items()}, rounds=4)
+    return graphs_in_turns(calls, rounds=4)
 
 
 def backward_traffic_cases() -> Iterator[Measurement]:
     """Chapter 7: the bytes that the kernels of the backward read, from L2 and from HBM."""
-    for D, kernel in itertools.product(SIXTEEN_HEADS, LAUNCHES):
-        shape = SIXTEEN_HEADS[D][0]
-        yield (
-            about(7, "backward_traffic", kernel, **vars(shape)),
-            lambda D=D, kernel=kernel: _backward_traffic()[D, kernel],
-        )
-
-
-@functools.cache
-def _backward_traffic() -> dict[tuple[int, str], dict[str, Any]]:
-    """TRAFFIC of each launch of the backward. Needs ncu."""
-    options = ("--clock-control", "none", "--print-units", "base", "--metrics", ",".join(TRAFFIC))
-    found = profiler.counted(
-        "(delta|dkdv|dq)_kernel", profiler.python("chapters_0_to_7", "launch_backwards()"), *options
-    )
     launches = itertools.product(SIXTEEN_HEADS, LAUNCHES)
-    return {
-        launch: {name: float(row[name]) for name in TRAFFIC}
-        for launch, (_, row) in zip(launches, found.iterrows(), strict=True)
-    }
+    words = {(D, kernel): about(7, "backward_traffic", kernel, **vars(SIXTEEN_HEADS[D][0])) for D, kernel in launches}
+    return in_turns(words, _traffic, "(delta|dkdv|dq)_kernel", "launch_backwards()", words)
 
 
 def launch_backwards() -> None:
@@ -722,9 +622,7 @@ def launch_backwards() -> None:
         if is_counted:
             torch.cuda.profiler.start()
         for shape, _ in SIXTEEN_HEADS.values():
-            q, k, v = inputs(shape)
-            o, lse = forward.flash_forward(q, k, v, False, shape.D**-0.5)
-            backward.flash_backward(q, k, v, o, torch.randn_like(q), lse, None, False, shape.D**-0.5)
+            backward.flash_backward(*_backward_arguments(shape))
             torch.cuda.synchronize()
 
 

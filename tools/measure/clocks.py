@@ -3,8 +3,6 @@
 Unlike a call's time, their number hardly depends on the clock, which power and heat move all the time.
 """
 
-from __future__ import annotations
-
 import contextlib
 import subprocess
 import threading
@@ -65,23 +63,14 @@ FLUSHES = 8
 def power_samples() -> Iterator[list[tuple[float, float]]]:
     """A list that grows: when nvidia-smi said, by time.perf_counter, that the GPU draws how many watts."""
     samples: list[tuple[float, float]] = []
-    index = torch.cuda.current_device()
-    query = [
-        "nvidia-smi",
-        "-i",
-        str(index),
-        "--query-gpu=power.draw.instant",
-        "--format=csv,noheader,nounits",
-        "-lms",
-        "20",
-    ]
+    query = f"nvidia-smi -i {torch.cuda.current_device()} --query-gpu=power.draw.instant --format=csv,noheader,nounits"
 
     def read(lines) -> None:
         for line in lines:
             with contextlib.suppress(ValueError):
                 samples.append((time.perf_counter(), float(line)))
 
-    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as sampler:
+    with subprocess.Popen([*query.split(), "-lms", "20"], stdout=subprocess.PIPE, text=True) as sampler:
         reader = threading.Thread(target=read, args=(sampler.stdout,), daemon=True)
         reader.start()
         try:

@@ -1,7 +1,5 @@
 """FA2's loop in Gluon, with Ampere's `mma.sync`: for chapter 12, which takes a line out and times it."""
 
-from __future__ import annotations
-
 from fa_tutorial.hardware import require_triton
 
 require_triton("Measuring (tools/measure)")

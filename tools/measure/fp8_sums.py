@@ -1,7 +1,5 @@
 """Chapter 14: sums of FP8 products on Hopper's tensor cores: one chain of wgmmas, or blocks of it added in float32."""
 
-from __future__ import annotations
-
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl

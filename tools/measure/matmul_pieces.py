@@ -4,9 +4,6 @@ without the kernel's loads.
 The launch option `arch="sm80"` makes Triton multiply by mma.sync, where it would take wgmma.
 """
 
-from __future__ import annotations
-
-import functools
 import itertools
 import time
 from collections.abc import Callable, Iterator
@@ -21,6 +18,7 @@ from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, require_gpu, rounds_of
 from measure import changed_kernels
 from measure.clocks import read_clocks
+from measure.turns import in_turns
 
 triton = hardware.require_triton("Chapter 3's measurements")
 
@@ -61,11 +59,11 @@ OTHERS = [
 
 def piece_cases() -> Iterator[Measurement]:
     """Each piece with and without the kernel's loads: SM cycles, milliseconds and the clock, where it has settled."""
+    words = {}
     for piece, how in itertools.product(SIX + OTHERS, KERNELS):
         size = dict.fromkeys("MNK", SIDE) | piece._asdict()
-        instruction = size.pop("instruction")
-        words = about(3, "matmul_piece", instruction + how, **size)
-        yield words, lambda call=(piece, how): _in_turns()[call]
+        words[piece, how] = about(3, "matmul_piece", size.pop("instruction") + how, **size)
+    return in_turns(words, _pieces_in_turns)
 
 
 def _calls() -> dict[tuple[Piece, str], Callable[[], Any]]:
@@ -100,8 +98,7 @@ def _readings(calls: list[Callable[[], Any]], flushes: int, seconds: float) -> t
     return torch.stack(found[len(found) // 2 :]).double().median(1).values
 
 
-@functools.cache
-def _in_turns() -> dict[tuple[Piece, str], dict[str, float]]:
+def _pieces_in_turns() -> dict[tuple[Piece, str], dict[str, float]]:
     """{"cycles", "ms", "mhz"} of each of _calls, four launches at a time, less what two readings take by themselves."""
     require_gpu()
     found: dict[tuple[Piece, str], list[torch.Tensor]] = {}

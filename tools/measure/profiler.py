@@ -1,7 +1,5 @@
 """Counters of kernels by Nsight Compute (ncu), which needs the right to read them."""
 
-from __future__ import annotations
-
 import io
 import shutil
 import subprocess

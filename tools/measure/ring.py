@@ -7,8 +7,6 @@ the other ways to share a sequence. A time is the slowest rank's, the median of 
 messages go through the host's memory. Rows that stand in FILE for other cases stay.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools
@@ -136,10 +134,8 @@ def both_ways(q, k, v, do, forward: Callable, repeats: int) -> dict:
 
 def one_gpu(S: int, H_k: int, repeats: int) -> dict:
     """Rank 0 computes the whole sequence, and the others wait."""
-    row = {}
     q, k, v, do = tensors(S if dist.get_rank() == 0 else 256, H_k)
-    row = both_ways(q, k, v, do, lambda *x: flash_attention(*x, is_causal=True), repeats)
-    return row
+    return both_ways(q, k, v, do, lambda *x: flash_attention(*x, is_causal=True), repeats)
 
 
 def ring_cases(S: int, H_k: int, repeats: int) -> Iterator[dict]:
@@ -185,11 +181,9 @@ def orders(q, k, v, do, repeats: int) -> Iterator[dict]:
             torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
 
     calls = {
-        f"own tile {'first' if is_first else 'last'}, {'one message' if is_one else 'two messages'}": functools.partial(
-            backward, is_first, is_one
-        )
-        for is_first in (True, False)
-        for is_one in (False, True)
+        f"own tile {place}, {messages}": functools.partial(backward, place == "first", messages == "one message")
+        for place in ("first", "last")
+        for messages in ("two messages", "one message")
     }
     for name, ms in timed_in_turns(calls, repeats).items():
         yield {"provider": name + ", first of all" * FIRST_OF_ALL, "backward_ms": ms}

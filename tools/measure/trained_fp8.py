@@ -4,8 +4,6 @@ and without its remedies, and what one chain costs.
 Run it on a CPU, where it takes a minute or two a seed.
 """
 
-from __future__ import annotations
-
 import argparse
 import itertools
 import json

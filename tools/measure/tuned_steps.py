@@ -1,7 +1,5 @@
 """Chapter 8: attention up to each step of its tuning, forward and backward, as the ablation compares them."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import math
@@ -67,9 +65,7 @@ def fastest(
 def milliseconds(run: Callable[[TileConfig], Any], tile: TileConfig) -> float:
     try:
         return triton.testing.do_bench(lambda: run(tile))
-    except (
-        OutOfResources
-    ):  # a kernel with pointers may ask for more shared memory than the one that the tile was made for
+    except OutOfResources:  # by pointers a kernel may need more shared memory than the one that the tile was made for
         return math.inf
 
 
