@@ -49,7 +49,7 @@ def marked(guess: str, states: dict[str, torch.Tensor]) -> str:
         said = ["right"]
     if sorted(said) == sorted(in_words(states).lower().split()):
         return f"✓ {guess}"
-    if len(states) == 1 and said in (["wrong"], ["nan"]):
+    if len(states) == 1 and len(said) == 1 and said[0] == in_words(states).lower().split()[-1]:
         return f"? {guess}: in all rows, or in some"
     return f"✗ {guess} → {in_words(states)}"
 

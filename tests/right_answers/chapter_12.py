@@ -1,12 +1,21 @@
-"""Right answers to chapter 12 in other words: rotated rows, a state that is set before the first block, a block's own maximum, other lengths, a list of calls, a range of rows."""
+"""Right answers to chapter 12 in other words: rotated rows, a tensor for a number, a state that is set before the first block, a block's own maximum, other lengths, a list of calls, a range of rows."""
 
 import math
 
+import numpy as np
 import torch
 
 
 def place_by_a_rotation(row, piece):
     return (piece + 3 * row) % 8
+
+
+def place_as_a_tensor(row, piece):
+    return torch.tensor(piece) ^ (row % 8)
+
+
+def place_in_numpy(row, piece):
+    return np.arange(8)[(piece + row) % 8]
 
 
 def fa2_softmax_with_a_state_that_is_set_first(s, row_max, row_sum, acc, scale_log2, is_first):
@@ -33,7 +42,7 @@ def fa2_softmax_in_base_e(s, row_max, row_sum, acc, scale_log2, is_first):
 
 
 def fa2_backward_step_in_base_e(q, k, v, do, lse, delta, seen, scale_log2):
-    p = torch.exp(scale_log2 * math.log(2) * torch.einsum("id,jd->ij", q, k) - lse.unsqueeze(1)) * seen
+    p = torch.exp(scale_log2 * math.log(2) * torch.einsum("id,jd->ij", q, k) - lse.unsqueeze(1)).masked_fill(~seen, 0.0)
     ds = torch.addcmul(p * (do @ v.mT), p, delta.unsqueeze(1), value=-1.0)
     return torch.einsum("ij,jd->id", ds, k), torch.einsum("ij,id->jd", ds, q), torch.einsum("ij,id->jd", p, do)
 
@@ -67,6 +76,8 @@ def ruined_as_a_range(S_q, S_k):
 
 RIGHT_ANSWERS = (
     ("12.1", place_by_a_rotation),
+    ("12.1", place_as_a_tensor),
+    ("12.1", place_in_numpy),
     ("12.2", fa2_softmax_with_a_state_that_is_set_first),
     ("12.2", fa2_softmax_in_base_e),
     ("12.3", fa2_backward_step_in_base_e),
