@@ -28,6 +28,7 @@ KERNEL, LAUNCH, SOFTMAX, MASK, BACKWARD = (
     f"csrc/flash_attn/src/{name}.h"
     for name in ("flash_fwd_kernel", "flash_fwd_launch_template", "softmax", "mask", "flash_bwd_kernel")
 )
+FA4_SOFTMAX = "flash_attn/cute/softmax.py"
 
 
 class Place(NamedTuple):

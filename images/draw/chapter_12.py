@@ -33,11 +33,15 @@ KINDS = (("as in yours", 62, "black", 0.85), ("tiles, copies, waits", 136, "blue
          ("comments, blank lines, declarations", 165, "black", 0.12))  # fmt: skip
 
 
+# What some strokes of the barcode are: the line in whose middle the name stands.
+STROKES = ((87, "bounds"), (260, "q, first k"), (340, "loops"), (434, "÷ l"), (482, "lse, o"))
+
+
 @image("12_kernel_lines.png")
 def draw_kernel_lines() -> Figure:
     """The file of FA2's forward kernels to scale, its first kernel enlarged with the lines that the reader wrote, and what the others
     are."""
-    figure, ax = canvas(4.45)
+    figure, ax = canvas(4.75)
     left, wide = 0.15, WIDTH - 0.3
     write(ax, left + wide, 0.22, "white: includes, and the functions that call these three", ha="right")
     draw_parts(ax, FILE, 1, LINES + 1, left, 0.45, wide)
@@ -52,15 +56,17 @@ def draw_kernel_lines() -> Figure:
     for start, end in YOURS:
         ax.fill_between((left + (start - first) * per_line, left + (end + 1 - first) * per_line), 2.37, 2.67, color="black", linewidth=0)
     outline(ax, left, 2.37, wide, 0.3, line=1)
-    write(ax, left, 3.12, f"the same {last - first} lines, sorted by what they do", HEAD, ha="left", weight="bold")
+    for line, name in STROKES:
+        write(ax, left + (line + 0.5 - first) * per_line, 2.83, name)
+    write(ax, left, 3.42, f"the same {last - first} lines, sorted by what they do", HEAD, ha="left", weight="bold")
     assert sum(count for _, count, _, _ in KINDS) == last - first
     for ranges, (_, count, _, _) in ((YOURS, KINDS[0]), (FEATURES, KINDS[2])):
         assert sum(end + 1 - start for start, end in ranges) == count
     x = left
     for name, count, colour, share in KINDS:
-        box(ax, x, 3.37, count * per_line, 0.6, colour=colour, share=share)
-        write(ax, x + count * per_line / 2, 3.67, f"{count}", HEAD, color="white" if share > 0.8 else "black")
-        write(ax, x + count * per_line / 2, 4.2, name)
+        box(ax, x, 3.67, count * per_line, 0.6, colour=colour, share=share)
+        write(ax, x + count * per_line / 2, 3.97, f"{count}", HEAD, color="white" if share > 0.8 else "black")
+        write(ax, x + count * per_line / 2, 4.5, name)
         x += count * per_line
     return figure
 
@@ -79,13 +85,14 @@ def draw_parts(ax: Axes, parts: tuple, first: int, last: int, left: float, top: 
 SLOTS = ("one thread's share?", "for which copy or product", "where", "of which tensor", "transposed?")
 SLOT_NAMES = (("gK", "", "", "g: global memory", "K: k", ""), ("tKgK", "t: yes", "K: the copy of k", "g: global memory", "K: k", ""),
               ("tKsK", "t: yes", "K: the copy of k", "s: shared memory", "K: k", ""), ("tSrK", "t: yes", "S: s = q kᵀ", "r: registers", "K: k", ""),
+              ("tPaP", "t: yes", "P: the copy of p", "a: registers, too", "P: p", ""),
               ("tdVsPt", "t: yes", "dV: dv = pᵀ do", "s: shared memory", "P: p", "t: yes"))  # fmt: skip
 
 
 @image("12_names.png")
 def draw_names() -> Figure:
-    """Five names of FA2's, each cut into its slots."""
-    figure, ax = canvas(2.75)
+    """Six names of FA2's, each cut into its slots."""
+    figure, ax = canvas(3.2)
     left, wide, high = (0.95, 2.75, 4.65, 6.3, 7.75), (1.75, 1.85, 1.6, 1.4, 1.1), 0.36
     for x, width, text in zip(left, wide, SLOTS, strict=True):
         write(ax, x + width / 2, 0.25, text)
