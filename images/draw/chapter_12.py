@@ -110,14 +110,14 @@ def draw_names() -> Figure:
 # A step: its text, and its colour, that of the tensor. Theirs have a line, and the number of the step of yours that they do.
 ATTEND = (("load k", "orange"), ("q kᵀ", "yellow"), ("times scale", "yellow"), ("mask", "black"), ("softmax_step: m, alpha, l", "sky"), ("softmax_step: p", "sky"),
           ("acc · alpha", "purple"), ("load v", "green"), ("acc + p v", "purple"))  # fmt: skip
-THEIRS = (("305", "wait: k is there", None, None), ("310", "begin to copy v", "green", 7), ("319", "q kᵀ", "yellow", 1),
-          ("328", "mask", "black", 3), ("332", "wait: v is there", None, None), ("335", "begin to copy the next k", "orange", 0))  # fmt: skip
+THEIRS = (("305, 306", "wait: k is there", None, None), ("310, 317", "begin to copy v", "green", 7), ("319", "q kᵀ", "yellow", 1),
+          ("328", "mask", "black", 3), ("332, 333", "wait: v is there", None, None), ("335, 338", "begin to copy the next k", "orange", 0))  # fmt: skip
 INSIDE = (("148", "m", "sky", 4), ("157", "alpha", "sky", None), ("158", "l · alpha", "sky", None), ("160", "acc · alpha", "purple", 6),
           ("162", "times scale, and p", "sky", 5), ("165", "l plus the thread's own sum", "sky", None))  # fmt: skip
-LAST = (("367", "acc + p v", "purple", 8),)
+LAST = (("347", "p in 16 bits", "sky", None), ("367", "acc + p v", "purple", 8))
 ROW, BOX, YOURS_AT, MINE, THEIRS_AT = 0.42, 0.34, 0.2, 2.5, 4.9
 # Where each step of yours stands, in rows of theirs: beside its like, where that hasn't moved.
-MINE_AT = (0, 2, 2.95, 3.9, 8.1, 10.1, 11.1, 12.6, 14.4)
+MINE_AT = (0, 2, 2.95, 3.9, 8.1, 10.1, 11.1, 12.6, 15.4)
 SHARES = {"black": 0.12, "sky": 0.45, "orange": 0.6}
 
 
@@ -128,7 +128,7 @@ def share_of(colour: str | None) -> float:
 @image("12_two_loops.png")
 def draw_two_loops() -> Figure:
     """The steps of attend beside those of FA2's loop, in the order of each, and which does which."""
-    figure, ax = canvas(7.5)
+    figure, ax = canvas(7.9)
     write(ax, YOURS_AT, 0.25, "yours: attend", HEAD, ha="left", weight="bold")
     write(ax, THEIRS_AT, 0.25, "theirs: lines 302 to 375", HEAD, ha="left", weight="bold")
     top, wide = 0.55, 3.9
@@ -142,19 +142,19 @@ def draw_two_loops() -> Figure:
     for rows, start in ((THEIRS, top), (INSIDE, inside_top + 0.85 * ROW), (LAST, last_top)):
         for n, (line, text, colour, step) in enumerate(rows):
             y = start + (n + 0.9 * (rows is THEIRS and n > 2)) * ROW  # a gap beside “times scale”
-            box(ax, THEIRS_AT + 0.55, y, wide - 0.8, BOX, text, colour or "black", share=share_of(colour) if colour else 0.03)
-            write(ax, THEIRS_AT + 0.45, y + BOX / 2, line, ha="right")
+            box(ax, THEIRS_AT + 0.8, y, wide - 1.05, BOX, text, colour or "black", share=share_of(colour) if colour else 0.03)
+            write(ax, THEIRS_AT + 0.7, y + BOX / 2, line, ha="right")
             if step is not None:
                 moved = step in (0, 2, 7)
-                ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - (0.16 if rows is INSIDE else 0.02)), (mine[step] + BOX / 2, y + BOX / 2),
+                ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - (0.16 if rows is INSIDE else 0.08)), (mine[step] + BOX / 2, y + BOX / 2),
                         color="black" if moved else DARK, linewidth=2.2 if moved else 1, linestyle="-" if moved else ":")  # fmt: skip
     scale_to = inside_top + (0.85 + 4) * ROW + BOX / 2  # the scale goes with p
     ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - 0.16), (mine[2] + BOX / 2, scale_to), color="black", linewidth=2.2)
     write(
         ax,
         YOURS_AT,
-        7.25,
-        "thick lines: what has moved; one dotted line for m, alpha and l; not drawn: 304, 306, 317, 333, 338 and 347",
+        7.65,
+        "thick lines: what has moved; one dotted line for m, alpha and l; not drawn: 304, and 371 to 374",
         ha="left",
     )
     return figure
