@@ -1,4 +1,4 @@
-"""Right answers to chapter 12 in other words: rotated rows, a tensor for a number, a state that is set before the first block, a block's own maximum, other lengths, a list of calls, a range of rows."""
+"""Right answers to chapter 12 in other words: rotated rows, a tensor for a number, a state that is set before the first block, a block's own maximum, FA4's lines, other lengths, a list of calls, a range of rows."""
 
 import math
 
@@ -55,6 +55,18 @@ def lagging_step_with_the_blocks_own_maximum(s, shift, l, threshold):
     return p, new_shift, torch.addcmul(p.sum(dim=1), alpha, l), alpha
 
 
+def lagging_step_line_by_line(s, shift, l, threshold):
+    new = torch.maximum(shift, s.amax(dim=1))
+    safe = torch.where(new == -math.inf, 0.0, new)
+    power = (shift - safe) * math.log2(math.e)
+    alpha = torch.exp2(power)
+    if threshold > 0:
+        stays = power >= -threshold
+        new, safe, alpha = torch.where(stays, shift, new), torch.where(stays, shift, safe), torch.where(stays, 1.0, alpha)
+    p = torch.exp(s - safe[:, None])
+    return p, new, l * alpha + p.sum(dim=1), alpha
+
+
 def two_tests_in_lists():
     return [17, 35, 0], [28, 37, 200]
 
@@ -84,6 +96,7 @@ RIGHT_ANSWERS = (
     ("12.4", two_tests_in_lists),
     ("12.4", two_tests_with_as_many_rows_as_may_be),
     ("12.5", fa3_step_in_a_list),
+    ("12.6", lagging_step_line_by_line),
     ("12.6", lagging_step_with_the_blocks_own_maximum),
     ("12.7", ruined_as_a_range),
 )

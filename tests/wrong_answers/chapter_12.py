@@ -118,6 +118,8 @@ WRONG_ANSWERS = (
          told="0 where a row moves from −∞"),
     edit("12.6", "NaN for a row that has seen nothing", ("p.sum(dim=-1), alpha", "p.sum(dim=-1), torch.where(new_shift == -math.inf, math.nan, alpha)"),
          told="gives alpha = [nan, 1, 0], want [0, 1, 0]"),
+    edit("12.6", "a p of FA4's base", ("torch.exp(s - safe[:, None])", "torch.exp2(s - safe[:, None])"), ("torch.exp(shift - safe)", "torch.exp2(shift - safe)"),
+         ("(m - shift) * math.log2(math.e) > threshold", "m - shift > threshold"), told="p is exp(s − new shift)"),
     edit("12.6", "8 in place of the threshold", ("(m - shift) * math.log2(math.e) > threshold", "m > shift + 8 * math.log(2)"), told="the threshold is fixed at 8"),
     edit("12.7", "a number", ("    diagonal =", "    return 16\n    diagonal ="), told="returns 16, want a list of whole numbers"),
     edit("12.7", "rounded down", ("32 + diagonal > 0", "32 + diagonal > 15"), told="a row is wrong if the loop reads a key before 0"),
