@@ -28,6 +28,7 @@ KERNEL, LAUNCH, SOFTMAX, MASK, BACKWARD = (
     f"csrc/flash_attn/src/{name}.h"
     for name in ("flash_fwd_kernel", "flash_fwd_launch_template", "softmax", "mask", "flash_bwd_kernel")
 )
+FA4_SOFTMAX = "flash_attn/cute/softmax.py"
 
 
 class Place(NamedTuple):
@@ -114,8 +115,8 @@ DIFFERS = {
 
 
 # A step of `attend` -> the lines of the forward's loop that do it: any of them will do.
-STEPS: dict[str, set[int]] = {"load k": {335}, "q kᵀ": {319}, "times scale": {343, 344}, "mask": {328},
-                              "softmax_step": {343, 344}, "acc · alpha": {344}, "load v": {310, 313},
+STEPS: dict[str, set[int]] = {"load k": {335}, "q kᵀ": {319}, "times scale": {342, 343, 344}, "mask": {328},
+                              "softmax_step": {342, 343, 344}, "acc · alpha": {344}, "load v": {310, 313},
                               "acc + p v": {367}}  # fmt: skip
 WAITS = {305, 306, 317, 332, 333, 338}  # of the forward's loop
 
@@ -130,6 +131,8 @@ def mark(lines: dict[str, int | list[int]], struck: Iterable[int]) -> str:
         text += f"\n{', '.join(inside)}: that is a line of softmax.h. Which line of this loop calls its function?"
     if 343 in given.get("acc · alpha", ()):
         text += "\nacc · alpha: 343 is the first block's call, and before the first block acc has nothing to rescale."
+    if 342 in given.get("acc · alpha", ()):
+        text += "\nacc · alpha: 342 begins a statement of two calls. Which of them has anything to rescale?"
     others = sorted(set(struck) - WAITS - {0})
     text += f"\n{len(set(struck) & WAITS)} of {len(WAITS)} waits struck out"
     return text + f"; no wait: {', '.join(map(str, others))}" * bool(others)

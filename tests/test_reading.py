@@ -124,6 +124,12 @@ def test_a_line_of_softmax_h_is_told_from_one_of_the_loop():
     assert marked.startswith("7 of 8 right; not yet: acc · alpha") and "Which line of this loop calls" in marked
 
 
+def test_the_statement_of_both_calls_is_one_line_of_the_softmax():
+    """Line 342 begins the statement that scales and softmaxes. Which of its calls rescales acc is asked."""
+    marked = reading.mark(reading.STEPS | {"times scale": 342, "softmax_step": 342, "acc · alpha": 342}, [0])
+    assert marked.startswith("7 of 8 right; not yet: acc · alpha\n") and "342 begins a statement of two calls" in marked
+
+
 def test_the_first_blocks_call_rescales_nothing():
     told = "343 is the first block's call"
     assert told in reading.mark(reading.STEPS | {"acc · alpha": 343}, [0])
@@ -168,8 +174,8 @@ def quotes():
     """The lines of theirs that the page quotes: (file, number, text)."""
     page = json.loads((Path(__file__).parents[1] / "notebooks" / "12_reading_flash_attention.ipynb").read_text(encoding="utf-8"))
     text = "\n".join("".join(cell["source"]) for cell in page["cells"] if cell["cell_type"] == "markdown")
-    files = reading.KERNEL, reading.SOFTMAX, reading.SOFTMAX, reading.KERNEL, reading.BACKWARD
-    for file, block in zip(files, re.findall(r"```cpp\n(.*?)```", text, re.DOTALL), strict=True):
+    files = reading.KERNEL, reading.SOFTMAX, reading.SOFTMAX, reading.KERNEL, reading.BACKWARD, reading.FA4_SOFTMAX
+    for file, block in zip(files, re.findall(r"```(?:cpp|python)\n(.*?)```", text, re.DOTALL), strict=True):
         for line in block.splitlines():
             number, _, code = line.strip().partition(" ")
             yield file, int(number), code

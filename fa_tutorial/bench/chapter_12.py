@@ -47,7 +47,7 @@ def marked(guess: str, states: dict[str, torch.Tensor]) -> str:
         said = ["right"]
     if sorted(said) == sorted(in_words(states).lower().split()):
         return f"✓ {guess}"
-    if len(states) == 1 and said in (["wrong"], ["nan"]):
+    if len(states) == 1 and len(said) == 1 and said[0] == in_words(states).lower().split()[-1]:
         return f"? {guess}: in all rows, or in some"
     return f"✗ {guess} → {in_words(states)}"
 
@@ -83,18 +83,32 @@ def ruined_rows(changes: dict[str, dict[str, torch.Tensor]], guesses: Sequence[s
     return figure
 
 
-def milliseconds(panels: dict[str, dict[str, float]], changed: Container[str] = ()) -> Figure:
-    """Times as bars, with their milliseconds: a panel each, a bar for each name, in orange for those changed."""
-    height = 0.7 + 0.32 * max(map(len, panels.values()))
-    figure, axes = plt.subplots(1, len(panels), figsize=(10, height), layout="constrained", squeeze=False, sharex=True)
-    for ax, (title, times) in zip(axes[0], panels.items(), strict=True):
-        colours = [COLOURS["orange" if name in changed else "sky"] for name in times]
-        ax.barh(list(times), list(times.values()), color=colours, edgecolor="black", linewidth=0.5)
-        for line, ms in enumerate(times.values()):
-            ax.text(ms + 0.4, line, f"{ms:.2f} ms", va="center")
-        ax.set(title=title, xlim=(0, 1.35 * max(max(times.values()) for times in panels.values())), xlabel="ms")
+Timed = tuple[float, str]  # milliseconds, and the tile
+
+
+def milliseconds(panels: Sequence[dict[str, Timed]], changed: Container[str], best: dict[str, Timed]) -> Figure:
+    """Times as bars, with their milliseconds and tiles: a panel each, one below the other, with an axis of its own, a
+    bar for each name, in orange for those changed.
+
+    best: name -> the time with its own fastest tile, drawn as a diamond where that is another tile.
+    """
+    bars = [len(times) for times in panels]
+    options = {"height_ratios": [count + 1 for count in bars], "layout": "constrained", "squeeze": False}
+    figure, axes = plt.subplots(len(panels), 1, figsize=(10, 0.9 + 0.36 * sum(bars)), **options)
+    for ax, times in zip(axes[:, 0], panels, strict=True):
+        longest = max(ms for ms, _ in times.values())
+        for line, (name, (ms, tile)) in enumerate(times.items()):
+            colour = COLOURS["orange" if name in changed else "sky"]
+            ax.barh(name, ms, color=colour, edgecolor="black", linewidth=0.5)
+            text = f"{ms:.2f} ms, {tile}"
+            if name in best and best[name][1] != tile:
+                ax.plot(best[name][0], line, marker="D", color="black", markersize=7)
+                text += "  ◆ {:.2f} ms, {}".format(*best[name])
+            ax.text(ms + 0.015 * longest, line, text, va="center")
+        ax.set_xlim(0, 2.1 * longest)
+        ax.set_xticks([tick for tick in ax.get_xticks() if tick <= longest])
+        ax.spines["bottom"].set_bounds(0, longest)
         ax.invert_yaxis()
         ax.grid(False)
-    for ax in axes[0][1:]:
-        ax.set_yticklabels([])
+    axes[-1, 0].set_xlabel("ms (◆ with its own fastest tile)", loc="left")
     return figure

@@ -28,7 +28,11 @@ KINDS = (("as in yours", 62, "black", 0.85), ("tiles, copies, waits", 136, "blue
          ("comments, blank lines, declarations", 165, "black", 0.12))  # fmt: skip
 
 
-@image("12_kernel_lines.png", 4.45)
+# What some strokes of the barcode are: the line in whose middle the name stands.
+STROKES = ((87, "bounds"), (260, "q, first k"), (340, "loops"), (434, "÷ l"), (482, "lse, o"))
+
+
+@image("12_kernel_lines.png", 4.75)
 def draw_kernel_lines(ax: Axes) -> None:
     """The file of FA2's forward kernels to scale, its first kernel enlarged with the lines that the reader wrote, and what the others
     are."""
@@ -46,15 +50,17 @@ def draw_kernel_lines(ax: Axes) -> None:
     for start, end in YOURS:
         ax.fill_between((left + (start - first) * per_line, left + (end + 1 - first) * per_line), 2.37, 2.67, color="black", linewidth=0)
     outline(ax, left, 2.37, wide, 0.3, line=1)
-    heading(ax, left, 3.12, f"the same {last - first} lines, sorted by what they do")
+    for line, name in STROKES:
+        write(ax, left + (line + 0.5 - first) * per_line, 2.83, name)
+    heading(ax, left, 3.42, f"the same {last - first} lines, sorted by what they do")
     assert sum(count for _, count, _, _ in KINDS) == last - first
     for ranges, (_, count, _, _) in ((YOURS, KINDS[0]), (FEATURES, KINDS[2])):
         assert sum(end + 1 - start for start, end in ranges) == count
     x = left
     for name, count, colour, share in KINDS:
-        box(ax, x, 3.37, count * per_line, 0.6, colour=colour, share=share)
-        write(ax, x + count * per_line / 2, 3.67, f"{count}", HEAD, color="white" if share > 0.8 else "black")
-        write(ax, x + count * per_line / 2, 4.2, name)
+        box(ax, x, 3.67, count * per_line, 0.6, colour=colour, share=share)
+        write(ax, x + count * per_line / 2, 3.97, f"{count}", HEAD, color="white" if share > 0.8 else "black")
+        write(ax, x + count * per_line / 2, 4.5, name)
         x += count * per_line
 
 
@@ -70,12 +76,13 @@ def draw_parts(ax: Axes, parts: tuple, first: int, last: int, left: float, top: 
 SLOTS = ("one thread's share?", "for which copy or product", "where", "of which tensor", "transposed?")
 SLOT_NAMES = (("gK", "", "", "g: global memory", "K: k", ""), ("tKgK", "t: yes", "K: the copy of k", "g: global memory", "K: k", ""),
               ("tKsK", "t: yes", "K: the copy of k", "s: shared memory", "K: k", ""), ("tSrK", "t: yes", "S: s = q kᵀ", "r: registers", "K: k", ""),
+              ("tPaP", "t: yes", "P: the copy of p", "a: registers, too", "P: p", ""),
               ("tdVsPt", "t: yes", "dV: dv = pᵀ do", "s: shared memory", "P: p", "t: yes"))  # fmt: skip
 
 
-@image("12_names.png", 2.75)
+@image("12_names.png", 3.2)
 def draw_names(ax: Axes) -> None:
-    """Five names of FA2's, each cut into its slots."""
+    """Six names of FA2's, each cut into its slots."""
     left, wide, high = (0.95, 2.75, 4.65, 6.3, 7.75), (1.75, 1.85, 1.6, 1.4, 1.1), 0.36
     for x, width, text in zip(left, wide, SLOTS, strict=True):
         write(ax, x + width / 2, 0.25, text)
@@ -90,14 +97,14 @@ def draw_names(ax: Axes) -> None:
 # A step: its text, and its colour, that of the tensor. Theirs have a line, and the number of the step of yours that they do.
 ATTEND = (("load k", "orange"), ("q kᵀ", "yellow"), ("times scale", "yellow"), ("mask", "black"), ("softmax_step: m, alpha, l", "sky"), ("softmax_step: p", "sky"),
           ("acc · alpha", "purple"), ("load v", "green"), ("acc + p v", "purple"))  # fmt: skip
-THEIRS = (("305", "wait: k is there", None, None), ("310", "begin to copy v", "green", 7), ("319", "q kᵀ", "yellow", 1),
-          ("328", "mask", "black", 3), ("332", "wait: v is there", None, None), ("335", "begin to copy the next k", "orange", 0))  # fmt: skip
+THEIRS = (("305, 306", "wait: k is there", None, None), ("310, 317", "begin to copy v", "green", 7), ("319", "q kᵀ", "yellow", 1),
+          ("328", "mask", "black", 3), ("332, 333", "wait: v is there", None, None), ("335, 338", "begin to copy the next k", "orange", 0))  # fmt: skip
 INSIDE = (("148", "m", "sky", 4), ("157", "alpha", "sky", None), ("158", "l · alpha", "sky", None), ("160", "acc · alpha", "purple", 6),
           ("162", "times scale, and p", "sky", 5), ("165", "l plus the thread's own sum", "sky", None))  # fmt: skip
-LAST = (("367", "acc + p v", "purple", 8),)
+LAST = (("347", "p in 16 bits", "sky", None), ("367", "acc + p v", "purple", 8))
 ROW, BOX, YOURS_AT, MINE, THEIRS_AT = 0.42, 0.34, 0.2, 2.5, 4.9
 # Where each step of yours stands, in rows of theirs: beside its like, where that hasn't moved.
-MINE_AT = (0, 2, 2.95, 3.9, 8.1, 10.1, 11.1, 12.6, 14.4)
+MINE_AT = (0, 2, 2.95, 3.9, 8.1, 10.1, 11.1, 12.6, 15.4)
 SHARES = {"black": 0.12, "sky": 0.45, "orange": 0.6}
 
 
@@ -105,7 +112,7 @@ def share_of(colour: str | None) -> float:
     return SHARES.get(colour, 0.4)
 
 
-@image("12_two_loops.png", 7.5)
+@image("12_two_loops.png", 7.9)
 def draw_two_loops(ax: Axes) -> None:
     """The steps of attend beside those of FA2's loop, in the order of each, and which does which."""
     heading(ax, YOURS_AT, 0.25, "yours: attend")
@@ -121,15 +128,15 @@ def draw_two_loops(ax: Axes) -> None:
     for rows, start in ((THEIRS, top), (INSIDE, inside_top + 0.85 * ROW), (LAST, last_top)):
         for n, (line, text, colour, step) in enumerate(rows):
             y = start + (n + 0.9 * (rows is THEIRS and n > 2)) * ROW  # a gap beside “times scale”
-            box(ax, THEIRS_AT + 0.55, y, wide - 0.8, BOX, text, colour or "black", share=share_of(colour) if colour else 0.03)
-            write(ax, THEIRS_AT + 0.45, y + BOX / 2, line, ha="right")
+            box(ax, THEIRS_AT + 0.8, y, wide - 1.05, BOX, text, colour or "black", share=share_of(colour) if colour else 0.03)
+            write(ax, THEIRS_AT + 0.7, y + BOX / 2, line, ha="right")
             if step is not None:
                 moved = step in (0, 2, 7)
-                ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - (0.16 if rows is INSIDE else 0.02)), (mine[step] + BOX / 2, y + BOX / 2),
+                ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - (0.16 if rows is INSIDE else 0.08)), (mine[step] + BOX / 2, y + BOX / 2),
                         color="black" if moved else DARK, linewidth=2.2 if moved else 1, linestyle="-" if moved else ":")  # fmt: skip
     scale_to = inside_top + (0.85 + 4) * ROW + BOX / 2  # the scale goes with p
     ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - 0.16), (mine[2] + BOX / 2, scale_to), color="black", linewidth=2.2)
-    note(ax, YOURS_AT, 7.25, "thick lines: what has moved; one dotted line for m, alpha and l; not drawn: 304, 306, 317, 333, 338 and 347")
+    note(ax, YOURS_AT, 7.65, "thick lines: what has moved; one dotted line for m, alpha and l; not drawn: 304, and 371 to 374")
 
 
 # A lane's bars of the forward loop, as (start, end, text, whether it is a copy), in inches. Copies are drawn shorter than the work that

@@ -1,12 +1,21 @@
-"""Right answers to chapter 12 in other words: rotated rows, a state that is set before the first block, a block's own maximum, other lengths, a list of calls, a range of rows."""
+"""Right answers to chapter 12 in other words: rotated rows, a tensor for a number, a state that is set before the first block, a block's own maximum, FA4's lines, other lengths, a list of calls, a range of rows."""
 
 import math
 
+import numpy as np
 import torch
 
 
 def place_by_a_rotation(row, piece):
     return (piece + 3 * row) % 8
+
+
+def place_as_a_tensor(row, piece):
+    return torch.tensor(piece) ^ (row % 8)
+
+
+def place_in_numpy(row, piece):
+    return np.arange(8)[(piece + row) % 8]
 
 
 def fa2_softmax_with_a_state_that_is_set_first(s, row_max, row_sum, acc, scale_log2, is_first):
@@ -33,7 +42,7 @@ def fa2_softmax_in_base_e(s, row_max, row_sum, acc, scale_log2, is_first):
 
 
 def fa2_backward_step_in_base_e(q, k, v, do, lse, delta, seen, scale_log2):
-    p = torch.exp(scale_log2 * math.log(2) * torch.einsum("id,jd->ij", q, k) - lse.unsqueeze(1)) * seen
+    p = torch.exp(scale_log2 * math.log(2) * torch.einsum("id,jd->ij", q, k) - lse.unsqueeze(1)).masked_fill(~seen, 0.0)
     ds = torch.addcmul(p * (do @ v.mT), p, delta.unsqueeze(1), value=-1.0)
     return torch.einsum("ij,jd->id", ds, k), torch.einsum("ij,id->jd", ds, q), torch.einsum("ij,id->jd", p, do)
 
@@ -44,6 +53,18 @@ def lagging_step_with_the_blocks_own_maximum(s, shift, l, threshold):
     alpha = torch.where(new_shift == shift, 1.0, torch.exp(shift - new_shift))
     p = torch.where(s == -math.inf, 0.0, torch.exp(s - new_shift.unsqueeze(1)))
     return p, new_shift, torch.addcmul(p.sum(dim=1), alpha, l), alpha
+
+
+def lagging_step_line_by_line(s, shift, l, threshold):
+    new = torch.maximum(shift, s.amax(dim=1))
+    safe = torch.where(new == -math.inf, 0.0, new)
+    power = (shift - safe) * math.log2(math.e)
+    alpha = torch.exp2(power)
+    if threshold > 0:
+        stays = power >= -threshold
+        new, safe, alpha = torch.where(stays, shift, new), torch.where(stays, shift, safe), torch.where(stays, 1.0, alpha)
+    p = torch.exp(s - safe[:, None])
+    return p, new, l * alpha + p.sum(dim=1), alpha
 
 
 def two_tests_in_lists():
@@ -67,12 +88,15 @@ def ruined_as_a_range(S_q, S_k):
 
 RIGHT_ANSWERS = (
     ("12.1", place_by_a_rotation),
+    ("12.1", place_as_a_tensor),
+    ("12.1", place_in_numpy),
     ("12.2", fa2_softmax_with_a_state_that_is_set_first),
     ("12.2", fa2_softmax_in_base_e),
     ("12.3", fa2_backward_step_in_base_e),
     ("12.4", two_tests_in_lists),
     ("12.4", two_tests_with_as_many_rows_as_may_be),
     ("12.5", fa3_step_in_a_list),
+    ("12.6", lagging_step_line_by_line),
     ("12.6", lagging_step_with_the_blocks_own_maximum),
     ("12.7", ruined_as_a_range),
 )

@@ -1,5 +1,7 @@
 """Exercise 12.1, place."""
 
+import operator
+
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.running import Wrong, adapting
 
@@ -24,7 +26,11 @@ def adapt(answer):
     places = [[answer(row, piece) for piece in range(PIECES)] for row in range(ROWS)]
     for row, of_row in enumerate(places):
         for piece, found in enumerate(of_row):
-            if not isinstance(found, int) or not 0 <= found < PIECES:
+            try:
+                of_row[piece] = operator.index(found)  # of an int, NumPy's or a tensor's
+            except (TypeError, ValueError):
+                of_row[piece] = -1
+            if not 0 <= of_row[piece] < PIECES:
                 raise Wrong(f"place({row}, {piece}) is {found!r}, want a whole number from 0 to 7")
         if len(set(of_row)) == 1:
             raise Wrong(f"all pieces of row {row} stand at place {of_row[0]}: the place must depend on the piece in every row")

@@ -87,7 +87,7 @@ def inputs():
         return case(*(torch.as_tensor(x) for x in (s, row_max, row_sum, acc)), scale_log2, is_first, on=on, **options)
 
     later = {
-        "p": "a later block: p is 2^((s − row_max) · scale_log2), where row_max is the row's largest score so far, unscaled",
+        "p": "a later block: p is 2^((s − row_max) · scale_log2), where row_max is the row's largest score so far, unscaled, all in float32",
         "row_max": "a later block: row_max is the largest score so far, unscaled",
         "row_sum": "a later block: each thread's row_sum is rescaled by 2^((old − new row_max) · scale_log2), and then the sum of its own columns of p is added",
         "acc": "a later block: acc is rescaled by 2^((old − new row_max) · scale_log2), and nothing else",
@@ -101,7 +101,7 @@ def inputs():
     yield step(s, maxima, sums, old, 0.5, False, otherwise=later)
     unset, no_sums = [math.nan, math.nan], [[math.nan] * 4] * 2
     first = {
-        "p": "the first block: p is 2^((s − row_max) · scale_log2), where row_max is the row's largest score in s, unscaled",
+        "p": "the first block: p is 2^((s − row_max) · scale_log2), where row_max is the row's largest score in s, unscaled, all in float32",
         "row_max": "the first block: row_max becomes the block's largest score, unscaled, whatever it held",
         "row_sum": "the first block: each thread's row_sum becomes the sum of its own columns of p, whatever it held",
         "acc": "the first block: acc stays as it was, and no row_max or row_sum of before is read",

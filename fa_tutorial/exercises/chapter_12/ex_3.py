@@ -44,6 +44,8 @@ MISTAKES = {
     "a hidden key's score is a large negative number: its score is −∞, as the row's own scores may be lower": (S, S.replace("-math.inf", "-1e4")),
     "the mask reaches p, but not ds: ds is p · (dp − delta) with the masked p, so a hidden key's ds is 0": (
         DS, P.replace("s *", "q @ k.T *") + " * (do @ v.T - delta[:, None])"),
+    "p is multiplied by the mask: a hidden score may lie so far above the row's own that its exp2 is ∞, and ∞ · 0 is NaN; replace the score by −∞": [
+        (S, "q @ k.T"), (P, P + " * seen")],
     "seen is used upside down: it is True where the row sees the key": (S, "torch.where(seen, -math.inf, q @ k.T)"),
     "delta isn't subtracted: pointwise_mult is p · (dp − delta)": (DS, "p * (do @ v.T)"),
     "p is a softmax of this block alone: lse is the whole row's, so p is 2^(s · scale_log2 − lse · log₂ e)": (
@@ -89,6 +91,10 @@ def inputs():
     (q, _, v, do), k, seen = two, [[-25_000.0], [-25_001.0]], [[True, False], [True, True]]
     lse, on = [-12_500 * math.log(2), -25_000 * math.log(2) + math.log(1.5)], "row 0 doesn't see key 1, and all scores are below −10,000"
     yield step(q, k, v, do, lse, [0.5, -1.0], seen, on=on, edge="hidden", otherwise=low)
+    high = "a hidden key's p is 0, however far its score lies above the row's own: exp2 of that is ∞, and ∞ · 0 is NaN, so −∞ replaces the score"
+    (q, _, v, do), k, seen = two, [[1.0], [400.0]], [[True, False], [True, False]]
+    lse, on = [0.5 * math.log(2), math.log(2)], "no row sees key 1, whose scores are hundreds above those of key 0"
+    yield step(q, k, v, do, lse, [0.5, -1.0], seen, on=on, edge="hidden", otherwise=high)
 
 
 EXERCISE = Exercise(

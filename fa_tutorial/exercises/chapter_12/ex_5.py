@@ -38,6 +38,7 @@ ISSUED_LATE = "the tensor cores idle between q kᵀ and p v: issue both, and the
 SOME_HIDDEN = "p v could run longer: the first call that changes what it reads or writes is convert_type_out"
 K_TOO_LATE = "k's buffer is held too long: nothing reads it once q kᵀ has ended, and the producer waits for it"
 V_TOO_LATE = "v's buffer is held too long: nothing reads it once p v has ended, and the producer waits for it"
+NO_WAIT = "{} waits for nothing there: it waits until at most {} are under way, and no more are"
 WAIT_1, WAIT_0, K, V = (
     '        "warpgroup_wait<1>",  # p v, issued last, may be under way\n',
     '        "warpgroup_wait<0>",\n',
@@ -76,12 +77,22 @@ def valid(step):
     return list(step)
 
 
+def told_early(step, call, clash):
+    """A call with the matmul that it meets, and why: a wait between them that allows as many matmuls as are under way there, or none."""
+    (met,) = (matmul for matmul in MATMULS if matmul in clash)
+    for place in range(step.index(met) + 1, step.index(call)):
+        wait, before = step[place], under_way([*step[:place], "mask_fn"])[-1][1]
+        if wait.startswith("warpgroup_wait") and len(before) <= int(wait[-2]):
+            return verdict(f"{call}: {clash}, in spite of {wait}", NO_WAIT.format(wait, wait[-2]))
+    return verdict(f"{call}: {clash}", TOO_EARLY[call])
+
+
 @adapting
 def adapt(answer):
     """The answer with what its worst case shows: the first call that comes too early, what runs beside p v, which buffer is held too long."""
     step = valid(answer())
     rows = under_way(step)
-    early = next((verdict(f"{call}: {clash}", TOO_EARLY[call]) for call, _, clash in rows if clash), "none")
+    early = next((told_early(step, call, clash) for call, _, clash in rows if clash), "none")
     beside = [call for call, running, _ in rows if "gemm p v" in running and call in GIVEN]
     hidden = ", ".join(beside) or "none"
     if MATMULS[0] not in rows[step.index(MATMULS[1])][1]:

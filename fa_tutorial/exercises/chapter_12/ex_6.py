@@ -10,7 +10,7 @@ from fa_tutorial.exercises.running import INF
 
 
 def lagging_step(s, shift, l, threshold):
-    """softmax_step, but a row's shift moves only if exp(m − shift) > 2^threshold."""
+    """softmax_step with the row_max of FA4's lines 135 to 146. Returns p, the new shift, l and alpha."""
     m = torch.maximum(shift, s.amax(dim=-1))
     moves = (m - shift) * math.log2(math.e) > threshold  # [block_m]
     new_shift = torch.where(moves, m, shift)
@@ -95,11 +95,13 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Write softmax_step with FA4's threshold: the shift moves only where the maximum outgrows it.",
+    task="Write softmax_step with FA4's update_row_max, from its source: the shift moves only where the maximum outgrows it.",
     conditions=CONDITIONS,
     hints=(
-        "Start from chapter 4's softmax_step. Only one thing is new: which rows take m as their shift, and which keep the old one?",
-        "exp(m − shift) is 2 to the power of (m − shift) · log₂ e. Compare that power with the threshold, row by row.",
+        "Start from chapter 4's softmax_step. Only one thing is new: which rows take m as their shift, and which keep the old one? "
+        "Lines 135 to 139 are the step that you know, and 142 to 144 undo it.",
+        "acc_scale_ is the power of two that alpha is: −(m − shift) · log₂ e in your units, where exp(m − shift) is 2^((m − shift) · log₂ e). "
+        "Line 141 compares it with the threshold, row by row.",
         "new_shift = torch.where((m - shift) * math.log2(math.e) > threshold, m, shift). Then use it wherever softmax_step uses m_new, "
         "which guards rows that saw nothing.",
     ),
