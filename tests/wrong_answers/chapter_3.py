@@ -121,7 +121,7 @@ WRONG_ANSWERS = (
     edit("3.4", "group shortened first", (BAND, SHORT.join(BAND.splitlines(keepends=True))),
          told="the last band's rows are cut before its first row and the place within it are found"),
     edit("3.4", "group shortened before its first row", (BAND, f"{BAND}\n{SHORT}"),
-         told="the last band's first row is counted with the rows that are left"),
+         told="the last band has only the rows that are left"),
     edit("3.4", "min of a list", ("min(tiles_m - first_row, group)", "min([tiles_m - first_row, group])"), told="min takes two numbers"),
     edit("3.4", "the row from pid", ("first_row + within % rows", "first_row + pid % rows"), told="tile_m is counted from pid"),
     ("3.4", tile_by_sorting, "this works in Python only"),
