@@ -102,7 +102,7 @@ WRONG_ANSWERS = (
          told="because 0 · ∞ is NaN: choose the score by tl.where"),
     edit("5.3", "the last tile left out", ("range(0, S_k, BLOCK_N)", "range(0, S_k - BLOCK_N, BLOCK_N)"), told="the last tile is left out"),
     edit("5.3", "the first tile of v", ("load_tile(v, b, h, start_n", "load_tile(v, b, h, 0"), told="v's tile never moves"),
-    edit("5.9", "products doubled", ("2 * 2 * D / 4096", "8 * D / 4096"), told="4 D in all, and here they have 8 D"),
+    edit("5.9", "products doubled", ("2 * 2 * D / 4096", "8 * D / 4096"), told="joins the products' 1/16"),
     edit("5.9", "one rate for all", ("1 / 16", "1 / 4096"), ("/ 128", "/ 4096", 2), told="only FLOPs of products go 4096 to a cycle"),
     edit("5.8", "A by any layout of q and k", ("k.mT.contiguous().mT", "k"), told="A reads k with q's strides"),
     edit("5.8", "A on heads of a fused kv alone", ("(q, k.mT.contiguous().mT, v, False)", "(*randn(2, 32, 2, 25), False)"),

@@ -75,15 +75,10 @@ MISTAKES = {
         ACC, "dot(p.to(v_tile.dtype), v_tile, acc) * alpha[:, None]"),
     "acc is divided by l in every iteration, so earlier tiles lose weight with each that follows: divide once, after the loop": [
         (LAST, LAST + "        acc = acc / l[:, None]\n"), ("acc / l[:, None], b", "acc, b")],
-    "acc is divided by l in every iteration, and again after the loop: divide once, after the loop": (
-        LAST, LAST + "        acc = acc / l[:, None]\n"),
     "p is divided by l in the loop, where l still grows with each later tile: divide once, after the loop": [
         (ACC, ACC.replace("p.to(", "(p / l[:, None]).to(")), ("acc / l[:, None], b", "acc, b")],
-    "the third argument of range is the step, and an iteration takes BLOCK_N keys: range(0, S_k, BLOCK_N)": (
-        "range(0, S_k, BLOCK_N)", "range(0, S_k, S_k // BLOCK_N)"),
     "the last tile is left out: range ends before its second argument, so that is S_k": ("range(0, S_k, BLOCK_N)", "range(0, S_k - BLOCK_N, BLOCK_N)"),
     "v's tile never moves: it starts at start_n, as k's does": ("load_tile(v, b, h, start_n", "load_tile(v, b, h, 0"),
-    "k's tile never moves: it starts at start_n, as v's does": ("load_tile(k, b, h, start_n", "load_tile(k, b, h, 0"),
     "only the last tile counts: m must carry over to the next iteration, and l and acc with it": (LAST, ""),
 }  # fmt: skip
 STATE = (
