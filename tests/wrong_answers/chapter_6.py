@@ -103,10 +103,10 @@ WRONG_ANSWERS = (
     edit("6.1", "in float32", ("    delta = ", "    dtype, p, dp = p.dtype, p.float(), dp.float()\n    delta = "),
          ("p * (dp - delta)", "(p * (dp - delta)).to(dtype)"), told="one edge is left: float64 goes in"),
     edit("6.1", "in float64", *converted("    delta = ", "p, dp"), told="ds comes in float64, and s in float32"),
-    *(edit("6.2", f"returns {names}", ("return dq, dk, dv", f"return {names}"), told=f"come in the order ({names})")
-      for names in ("dk, dq, dv", "dv, dq, dk", "dk, dv, dq")),
+    *(edit("6.2", f"returns {names}", ("return dq, dk, dv", f"return {names}"), told="o = p v and s = scale · q kᵀ take (6.3), and p = softmax(s) takes (6.5)")
+      for names in ("dk, dq, dv", "dk, dv, dq")),
     edit("6.2", "p again", ("    dv = p", "    p = torch.softmax(scale * q @ k.mT, dim=-1)\n    dv = p"), told="p is computed again"),
-    edit("6.2", "columns' sum", ("dim=-1", "dim=-2"), told="summed down the columns"),
+    edit("6.2", "columns' sum", ("dim=-1", "dim=-2"), told="o = p v and s = scale · q kᵀ take (6.3), and p = softmax(s) takes (6.5)"),
     edit("6.2", "unweighted sum", ("(p * dp).sum", "dp.sum"), told="pᵀ dp is a weighted sum"),
     edit("6.2", "scaled twice", ("dq = scale", "dq = scale**2"), told="dq and dk have the factor scale once"),
     edit("6.4", "no scale", ("scale * (q", "(q"), told="s = scale · q kᵀ, lse is log Σ exp(s) of the whole row"),
