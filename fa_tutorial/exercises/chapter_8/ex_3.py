@@ -55,15 +55,9 @@ HIDDEN = '        s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))  # a key
 MISTAKES = {
     "keys past S_k are zeros, and a score of 0 still weighs exp(0 − m): the mask on the scores stays, with −inf": (HIDDEN, ""),
     "k's and v's row counts tiles: a tile's coordinate counts rows": (KV, "_desc.load([b, h, start_n // BLOCK_N, 0])"),
-    "k's row counts tiles: a tile's coordinate counts rows": (f"k{KV}", "k_desc.load([b, h, start_n // BLOCK_N, 0])"),
-    "v's row counts tiles: a tile's coordinate counts rows": (f"v{KV}", "v_desc.load([b, h, start_n // BLOCK_N, 0])"),
-    "every step loads the first tile of k: its row is start_n": (f"k{KV}", "k_desc.load([b, h, 0, 0])"),
-    "every step loads the first tile of v: its row is start_n": (f"v{KV}", "v_desc.load([b, h, 0, 0])"),
     "head and row are exchanged for k and v: a tile's coordinates are [b, h, row, 0]": (KV, "_desc.load([b, start_n, h, 0])"),
-    "every step loads the first tile of k and v: their row is start_n": (KV, "_desc.load([b, h, 0, 0])"),
     "o's row is counted over all heads: it starts anew in each, at row_block · BLOCK_M, as q's": (
         "o_desc.store([b, h, start_m,", "o_desc.store([b, h, tl.program_id(0) * BLOCK_M,"),
-    "batch and head are exchanged: pid // row_blocks is b · H + h, so // H gives b and % H gives h": ("b, h = batch", "h, b = batch"),
     "k is not transposed: a descriptor gives [BLOCK_N, D], and tl.trans turns it": ("tl.trans(k)", "k"),
     "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": (ACC, "acc + dot"),
     "alpha multiplies p v, too: it rescales the old acc alone, before p v is added": (
@@ -72,7 +66,6 @@ MISTAKES = {
     "acc isn't divided by l: after the loop, o = acc / l": ("(acc / l[:, None])", "acc"),
     "keys are counted to S_q: a head has S_k of them, in the loop and in the mask": [
         ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"), ("offs_n[None, :] < S_k", "offs_n[None, :] < S_q")],
-    "the loop ends at S_q: its tiles are of keys, and a head has S_k of them": ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"),
     "the scale is missing: s = scale · q kᵀ": ("scale * dot(q", "dot(q"),
     "softmax is in base 2: scores in units of scale · q kᵀ take tl.exp, and tl.exp2 takes them times log₂ e": ("tl.exp(", "tl.exp2("),
 }  # fmt: skip
