@@ -166,7 +166,6 @@ WRONG_ANSWERS = (
     edit("1.5", "normalised in each block", *NORMALISED, told="one edge is left: a −inf score gets the weight 0, and a block of only −inf"),
     edit("1.5", "last block alone", ("alpha * acc + ", ""), ("alpha * l + ", ""), told="rescale the old acc and l"),
     edit("1.5", "lse in base 2 by log2", ("m + torch.log(l)", "m + torch.log2(l)"), told="one block: lse = m + log l, one number"),
-    edit("1.5", "p from the old maximum", ("torch.exp(s - m_new)", "torch.exp(s - (m_new if m == -math.inf else m))"), told="p is measured from the old"),
     ("1.5", whole_row, "a block is used after the next one was asked for"),
     ("1.5", whole_row_of_copies, "take a block at a time"),
     ("1.5", copies_for_a_second_pass, "the result is right, but what you keep grows with every block"),
