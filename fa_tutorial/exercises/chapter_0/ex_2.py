@@ -1,5 +1,3 @@
-"""Exercise 0.2, most_memory."""
-
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case

@@ -1,5 +1,3 @@
-"""Exercise 10.2, window_kinds."""
-
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case

@@ -1,5 +1,3 @@
-"""Exercise 10.3, listed_kernel."""
-
 import math
 
 import torch

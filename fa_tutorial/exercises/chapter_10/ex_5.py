@@ -1,5 +1,3 @@
-"""Exercise 10.5, score_gradients."""
-
 import math
 
 import torch

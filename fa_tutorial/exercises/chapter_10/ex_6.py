@@ -1,5 +1,3 @@
-"""Exercise 10.6, listed_dkdv_kernel."""
-
 import math
 
 import torch

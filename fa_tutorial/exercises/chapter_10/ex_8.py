@@ -1,5 +1,3 @@
-"""Exercise 10.8, packed_tiles."""
-
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case

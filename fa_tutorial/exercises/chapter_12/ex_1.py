@@ -1,5 +1,3 @@
-"""Exercise 12.1, place."""
-
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.running import Wrong, adapting
 

@@ -1,5 +1,3 @@
-"""Exercise 12.2, fa2_softmax."""
-
 import math
 
 import torch

@@ -1,5 +1,3 @@
-"""Exercise 12.3, fa2_backward_step."""
-
 import math
 
 import torch

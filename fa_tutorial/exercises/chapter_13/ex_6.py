@@ -1,5 +1,3 @@
-"""Exercise 13.6, backward_rank."""
-
 import itertools
 
 import torch

@@ -1,5 +1,3 @@
-"""Exercise 3.4, grouped_tile."""
-
 import ast
 import operator
 import random

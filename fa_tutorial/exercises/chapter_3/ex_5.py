@@ -1,5 +1,3 @@
-"""Exercise 3.5, scores_values_kernel."""
-
 import torch
 
 from fa_tutorial import hardware

@@ -1,5 +1,3 @@
-"""Exercise 5.3, key_loop_kernel."""
-
 import torch
 
 from fa_tutorial.exercises.chapter_5.inner_step import (

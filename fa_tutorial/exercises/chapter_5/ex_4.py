@@ -1,5 +1,3 @@
-"""Exercise 5.4, any_length_kernel."""
-
 import ast
 
 import torch

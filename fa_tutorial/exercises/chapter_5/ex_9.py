@@ -1,5 +1,3 @@
-"""Exercise 5.9, speed_limits."""
-
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case

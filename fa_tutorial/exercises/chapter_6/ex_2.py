@@ -1,5 +1,3 @@
-"""Exercise 6.2, backward_with_p."""
-
 import functools
 import math
 

@@ -1,5 +1,3 @@
-"""Exercise 6.5, dkdv_loop."""
-
 import functools
 import math
 

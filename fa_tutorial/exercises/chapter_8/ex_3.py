@@ -1,5 +1,3 @@
-"""Exercise 8.3, flash_forward_descriptor_kernel."""
-
 from dataclasses import replace
 from unittest import mock
 

@@ -1,5 +1,3 @@
-"""Exercise 8.4, cycles_in_turns."""
-
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case

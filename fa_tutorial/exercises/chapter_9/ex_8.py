@@ -1,5 +1,3 @@
-"""Exercise 9.8, meeting_consumer."""
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
