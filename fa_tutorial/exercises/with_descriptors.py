@@ -1,7 +1,5 @@
 """Launches a kernel with tensor descriptors in place of tensors, for exercise 8.3, and says in its terms why a tile has the wrong shape."""
 
-from __future__ import annotations
-
 import traceback
 from typing import Any
 
