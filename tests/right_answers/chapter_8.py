@@ -10,18 +10,6 @@ from fa_tutorial.matmul import grouped_tile, tl, triton
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-def one_more_by_trying(warps, registers, shared):
-    def fit(r, b):
-        return min(math.floor(65_536 / (8 * math.ceil(r / 8) * 32 * warps)), 228 * 1024 // (b + 1024))
-
-    now, fewer, less = fit(registers, shared), 0, 0
-    while fit(registers - fewer, 0) <= now:
-        fewer += 1
-    while fit(1, shared - less) <= now:
-        less += 1
-    return now, fewer, less
-
-
 def one_more_by_scheduler(warps, registers, shared):
     each = 16_384 // (32 * 8 * math.ceil(registers / 8))  # warps that one of four schedulers holds
     now = min(4 * each // warps, 233_472 // (shared + 1024))
@@ -121,7 +109,6 @@ def cycles_by_the_whole_tile(D, block_m, block_n, num_warps, instructions, expon
 
 
 RIGHT_ANSWERS = (
-    ("8.1", one_more_by_trying),
     ("8.1", one_more_by_scheduler),
     ("8.2", softmax_step_scaled_first, "correct (you scale every score before the maximum"),
     ("8.2", softmax_step_masked_twice, "correct (you set p to 0 where s is −∞"),

@@ -40,8 +40,6 @@ WRONG_ANSWERS = (
          ("start, end, BLOCK_N)", "start, end, BLOCK_N * tl.num_programs(1))"), told="the tiles of a part lie side by side"),
     edit("11.3", "every row sees all", ("S - S_q + offs_m % S_q", "S - 1 + 0 * offs_m"),
          told="row r is token r % S_q of a query head"),
-    edit("11.3", "the query head's number", ("offs_m % S_q", "offs_m // S_q"),
-         told="row r is token r % S_q of a query head"),
     edit("11.3", "a part in tiles", (PART, PART.removesuffix(" * BLOCK_N")), told="one split is the whole attention"),
     edit("11.3", "whole tiles alone", (PART, PART.replace("tl.cdiv(S, BLOCK_N)", "S // BLOCK_N")), told="three tiles for two splits, so ceil(3 / 2) = 2"),
     edit("11.3", "key head 0", ("batch_head // H_k, batch_head % H_k", "batch_head // H_k, batch_head * 0"),

@@ -71,8 +71,6 @@ WRONG_ANSWERS = (
          ("tensor_core_sum(p, torch.ones_like(p[:1]), torch.zeros_like(l[:, None]))[:, 0]",
           "sum(tensor_core_sum(p[:, i : i + 32], torch.ones_like(p[:1, i : i + 32]), torch.zeros_like(l[:, None]))[:, 0] for i in range(0, len(v), 32))"),
          told="and each takes all 8,192 keys"),
-    edit("14.6", "acc by two chains", (NEW, "tensor_core_sum(p[:, :64], v[:64].T, torch.zeros_like(acc)) + tensor_core_sum(p[:, 64:], v[64:].T, torch.zeros_like(acc))"),
-         told="and each takes all 8,192 keys"),
     edit("14.6", "acc alone", ("return l, acc", "return acc"), told="l"),
     edit("14.7", "floats", ("position // 16, position % 16", "position // 16, float(position % 16)"), told="gives 0.0: a key is one whole number"),
     edit("14.7", "in a list", ("16 * group + 8", "[16 * group + 8"), ("thread + slot % 2", "thread + slot % 2]"), told="gives [0]: a key is one whole number"),

@@ -99,7 +99,6 @@ WRONG_ANSWERS = (
       for number, old in (("6.1", "p * (dp - delta)"), ("6.2", "p * (dp - (p * dp).sum(dim=-1, keepdim=True))"), ("6.3", f"({PRODUCT}).sum(dim=-1)"))),
     *(edit(number, f"NaN in {name} made 0", (first, f"    {name} = {name}.nan_to_num()\n{first}"), told="a NaN in an input comes out as NaN")
       for number, name, first in (("6.1", "p", "    delta = "), ("6.2", "p", "    dv = p"), ("6.3", "o", "    return (do"))),
-    edit("6.1", "in place", ("return p * (dp - delta)", "dp -= delta\n    return p * dp"), told="changes its input dp in place"),
     edit("6.1", "in float32", ("    delta = ", "    dtype, p, dp = p.dtype, p.float(), dp.float()\n    delta = "),
          ("p * (dp - delta)", "(p * (dp - delta)).to(dtype)"), told="one edge is left: float64 goes in"),
     edit("6.1", "in float64", *converted("    delta = ", "p, dp"), told="ds comes in float64, and s in float32"),
@@ -110,7 +109,6 @@ WRONG_ANSWERS = (
     edit("6.4", "no scale", ("scale * (q", "(q"), told="s = scale · q kᵀ, lse is log Σ exp(s) of the whole row"),
     edit("6.2", "in float64", *converted("    dv = ", "q, k, v, p, do"), told="dq comes in float64, and q in float32"),
     edit("6.2", "in float32", *converted("    dv = ", "q, k, v, p, do", "dq, dk, dv"), told="one edge is left: float64 goes in"),
-    edit("6.2", "weighs in place", ("ds = p * (", "ds = p.mul_("), told="changes its input p in place"),
     ("6.3", delta_from_p, "a tensor of 63 elements is built, from inputs of 18: one sum for each row is enough"),
     edit("6.3", "all rows by all rows", (f"({PRODUCT}).sum(dim=-1)", "(do.to(lse.dtype) @ o.to(lse.dtype).mT).diagonal(dim1=-2, dim2=-1)"),
          told="a tensor of 49 elements is built, from inputs of 18: one sum for each row is enough"),
@@ -138,7 +136,6 @@ WRONG_ANSWERS = (
     edit("6.5", "NaN made 0", ("            dv[", "            p = p.nan_to_num()\n            dv["), told="a NaN in an input comes out as NaN"),
     *(edit(number, f"NaN in {name} made 0", (SIZES, f"{SIZES}    {name} = {name}.nan_to_num()\n"), told="a NaN in an input comes out as NaN")
       for number, name in (("6.5", "delta"), ("6.5", "do"), ("6.6", "delta"))),
-    edit("6.6", "NaN made 0", ("            dq[", "            ds = ds.nan_to_num()\n            dq["), told="a NaN in an input comes out as NaN"),
     edit("6.5", "a product in float16", ("p.transpose(-1, -2) @ do[:, :, rows].to(p.dtype)", ("p.to(do.dtype).transpose(-1, -2) @ do[:, "
                                                                                              ":, rows]")),
          told="one edge is left: dv: 2,049 − 2,048 is 1, and float16 has no 2,049"),
@@ -163,7 +160,6 @@ WRONG_ANSWERS = (
          told="mask only blocks before full, which the last key that exists decides"),
     edit("6.6", "bounds aligned top left", ("range(end)", "range(min(end, math.ceil(rows.stop / block_n)) if is_causal else end)"),
          told="query i sees keys 0 … i + S_k − S_q, so query 0 sees two"),
-    edit("6.5", "scales q in place", (SIZES, f"{SIZES}    q *= scale\n    scale = 1.0\n"), told="changes its input q in place"),
     edit("6.5", "in float64", *converted(SIZES, "q, k, v, do, lse, delta"), told="dk comes in float64, and k in float32"),
     edit("6.5", "returns the sums", ("dk.to(k.dtype), dv.to(v.dtype)", "dk, dv"),
          told="one edge is left: dk comes in float32, and k in float16"),

@@ -76,7 +76,6 @@ def meeting_moved(step):
 
 
 WRONG_ANSWERS = (
-    edit("9.1", "no stage", ("return stage, ", "return "), told="want a tuple (stage, full_parity, empty_parity)"),
     ("9.2", roles_in_one, "define two, producer and consumer, inside"),
     edit("9.2", "no yield", ("yield wait(empty", "wait(empty"), ("yield load", "load"), (RELEASE, "arrive(full[stage])"),
          told="each action must be yielded"),
@@ -191,7 +190,6 @@ WRONG_ANSWERS = (
     edit("9.4", "another tensor waited for", ("acc, p = warpgroup_mma_wait(0, [acc, p])", "acc, l = warpgroup_mma_wait(0, [acc, l])"),
          told="p v reads p's registers until you have waited for it"),
     edit("9.4", "block 0 twice", ("range(1, blocks)", "range(blocks)"), told="each block of k is read once"),
-    edit("9.4", "not jitted", ("@gluon.jit\n", ""), told="put @gluon.jit above it"),
     edit("9.4", "acc not waited for", ("acc, p = warpgroup_mma_wait(0, [acc, p])", "pass"), told="acc is a matmul that is under way"),
     edit("9.7", "told after the loads", (TELL, ""), ("                n += 1\n\n", f"                n += 1\n{TELL}\n"),
          told="where “arrive at told” is due"),
