@@ -1,5 +1,3 @@
-"""Right answers to chapter 0 in other words: loops, masks, floats that are whole, running totals, rooflines, bandwidths."""
-
 import itertools
 
 import torch

@@ -1,6 +1,3 @@
-"""Right answers to chapter 11 in other words: a step's time by its slowest part, a merge kernel by loop over parts, and by (11.2), a split by tiles, pages
-by tl.where."""
-
 from edits import edit
 
 from fa_tutorial.matmul import tl, triton

@@ -1,5 +1,3 @@
-"""Right answers to chapter 12 in other words: rotated rows, a state that is set before the first block, a block's own maximum, other lengths, a list of calls, a range of rows."""
-
 import math
 
 import torch

@@ -1,5 +1,3 @@
-"""Right answers to chapter 13 in other words: keys in a list, gradients that leave first, own parts that stay at home, chunks in another order."""
-
 import torch
 from edits import edit
 

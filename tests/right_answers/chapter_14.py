@@ -1,5 +1,3 @@
-"""Right answers to chapter 14 in other words: by PyTorch's frexp, by loops, by bits, by a fast transform, by a table."""
-
 import math
 
 import torch

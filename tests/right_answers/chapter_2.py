@@ -1,6 +1,3 @@
-"""Right answers to chapter 2 in other words: flat index arithmetic, sub-blocks, grid strides, tl.where, clamped offsets, the logarithm of
-the sum."""
-
 import itertools
 import math
 

@@ -1,6 +1,3 @@
-"""Right answers to chapter 8 in other words: counts by division of floats, a step with a finite guard, transposed tiles, chapter 3's
-order, cycles of the whole tile first."""
-
 import math
 
 from edits import edit

@@ -1,5 +1,3 @@
-"""Chapter 0: a count that is not returned, floats that round, a set of names, padded blocks, words."""
-
 from edits import edit
 
 ROWS, KEYS, FLOATS = (

@@ -1,5 +1,3 @@
-"""Chapter 1: overflows in float32, exceptions, inputs that are changed, blocks that are gone, accuracy that is lost."""
-
 import math
 
 import torch

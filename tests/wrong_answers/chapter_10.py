@@ -1,7 +1,3 @@
-"""Chapter 10: mods that are plain functions, stop, or ask for a tile's truth value; missing brackets; kinds as floats, or by all pairs; a
-list found by the program's number; exponentials that overflow; one result in place of two; packed tiles by all pairs.
-"""
-
 import itertools
 
 import torch

@@ -1,7 +1,3 @@
-"""Chapter 11: merge kernels without masks, or without a guard; split kernels that take the row for the token, or store every row of their tile; tables
-that are read in another order.
-"""
-
 from edits import edit
 
 from fa_tutorial.matmul import tl, triton

@@ -1,5 +1,3 @@
-"""Chapter 12: pieces in the same banks, an alpha upside down, scaled gradients, a shift that never lags or falls, tests that hide a bug or show none, rows that see nothing."""
-
 from edits import edit
 
 FIRST_MAX = "    if is_first:\n        new_max = s.amax(dim=1)\n    else:\n        new_max = torch.maximum(row_max, s.amax(dim=1))\n"

@@ -1,5 +1,3 @@
-"""Chapter 13: programs that never yield, that end too early or too late; chunks that are dealt out twice; one number where two are wanted."""
-
 import functools
 
 import torch

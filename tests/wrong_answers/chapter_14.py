@@ -1,5 +1,3 @@
-"""Chapter 14: one of two parts, a matrix of another size, sums in one chain, rows for keys."""
-
 import torch
 from edits import edit
 

@@ -1,5 +1,3 @@
-"""Chapter 2: strides that are floats or lose digits, accesses outside the tensors, lanes that hold anything, programs with others' work."""
-
 import math
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Chapter 3: products larger than a tile or by hand, a result of another dtype or other strides, accesses past ragged ends, roundings."""
-
 import numpy as np
 from edits import edit
 

@@ -1,5 +1,3 @@
-"""Chapter 4: whole matrices of scores, exceptions, inputs that are changed, float32's overflow, results of another dtype."""
-
 from edits import edit
 
 SIZES = "S_q, S_k = q.shape[2], k.shape[2]\n"

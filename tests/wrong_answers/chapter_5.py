@@ -1,6 +1,3 @@
-"""Chapter 5: accesses past the ends of heads and tensors, lanes that hold anything, NaN from −inf − (−inf), loops that begin before key
-0, tests that miss a bug."""
-
 from edits import edit
 
 from fa_tutorial.forward import attend, softmax_step

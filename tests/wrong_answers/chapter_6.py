@@ -1,5 +1,3 @@
-"""Chapter 6: Jacobians and whole matrices that are built, tiles that are kept, inputs that are changed, results of less accuracy."""
-
 import torch
 from edits import edit
 

@@ -1,5 +1,3 @@
-"""Chapter 7: accesses outside the tensors, lanes that hold anything, programs that write to others' rows; nodes that keep too much."""
-
 import torch
 from edits import edit
 

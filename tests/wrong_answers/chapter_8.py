@@ -1,5 +1,3 @@
-"""Chapter 8: a step that is a plain function, a step that stops, tiles of the wrong shape."""
-
 from edits import edit
 
 # of 8.5: what its starter does for each score, and its solution doesn't

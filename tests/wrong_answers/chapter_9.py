@@ -1,5 +1,3 @@
-"""Chapter 9: results of the wrong kind, roles that do what no role of a ring does, a Gluon loop that does not compile."""
-
 from edits import edit
 
 from fa_tutorial.barriers import load, use
