@@ -1,3 +1,4 @@
+import traceback
 from dataclasses import replace
 from unittest import mock
 
@@ -7,8 +8,8 @@ from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_5.inner_step import FALLS, FIRST, HALF, LOW, half_inputs, logits, one_tile_inputs, two_tiles_input
 from fa_tutorial.exercises.forward_cases import TILE, WIDENED, attention_case, by_infinity, draw_qkv, o_truth, tolerance, widens, with_fresh
 from fa_tutorial.exercises.harness import Exercise
-from fa_tutorial.exercises.harness_kernel import In, Launch, Out, results
-from fa_tutorial.exercises.with_descriptors import with_descriptors
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out, launched_by, results
+from fa_tutorial.exercises.running import Wrong, chain, where_in
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot
 
@@ -113,6 +114,33 @@ def inputs():
     low = "scores may be as low as −2³⁰: −inf stands where a key is missing, and where m starts"
     yield attention_case(*logits(-(2.0**30), -(2.0**30), S_k=20), "S_k = 20, BLOCK_N = 16, all logits −2³⁰", low)
     yield from half_inputs()
+
+
+@launched_by
+def with_descriptors(kernel, grid, *args, **meta):
+    """The kernel gets a descriptor in place of each of its first four arguments, the tensors q, k, v and o."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    rows = (meta["BLOCK_M"], meta["BLOCK_N"], meta["BLOCK_N"], meta["BLOCK_M"])
+    descriptors = [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, n, x.shape[3]]) for x, n in zip(args[:4], rows, strict=True)]
+    try:
+        kernel[grid](*descriptors, *args[4:], **meta)
+        return
+    except Exception as error:
+        if not (why := shape_fault(error)):
+            raise
+        why += where_in(error, kernel)
+    raise Wrong(why)
+
+
+def shape_fault(error):
+    """Words for a tile that is still of four dimensions, or no longer; "" for another error."""
+    root = chain(error)[-1]
+    if isinstance(root, AssertionError) and "equal ranks" in str(root):
+        return "a descriptor loads a tile of shape [1, 1, rows, D], and tl.dot takes two dimensions: drop the ones by .reshape([rows, D])"
+    if isinstance(root, AssertionError) and any("store" in frame.name for frame in traceback.extract_tb(root.__traceback__)):
+        return "o_desc.store takes a tile of shape [1, 1, BLOCK_M, D]: give o its ones back by .reshape([1, 1, BLOCK_M, D])"
+    return ""
 
 
 def refused(kernel):
