@@ -20,8 +20,6 @@ WRONG_ANSWERS = (
     edit("0.2", "the newest first", ("list(now)", "list(now)[::-1]"), told="in the order they were made"),
     edit("0.2", "most tensors", ("sum(now.values()) > most", "len(now) > len(held)"), told="c +2, b +9"),
     edit("0.3", "q per block", ("2 * S * D + blocks * 2", "S * D + blocks * 3"), told="q and o travel once"),
-    edit("0.3", "o twice", ("2 * S * D + blocks", "3 * S * D + blocks"), told="each block of queries reads all of k and v"),
-    edit("0.3", "scores", ("2 * S * D + blocks", "2 * S * D + 6 * S * S + blocks"), told="nothing else goes through HBM"),
     edit("0.3", "rounded blocks", ("-(-S // block_m)", "round(S / block_m + 0.49)"), told=RAGGED),
     edit("0.4", "no limit", ("return before / after, limit", "return before / after"), told="want a tuple (gain, limit)"),
     edit("0.4", "another word", ('else "memory"', 'else "bandwidth"'), told='limit is the text "bandwidth", want "memory" or "arithmetic"'),
@@ -40,6 +38,5 @@ WRONG_ANSWERS = (
     edit("0.5", "a kernel", ("return best, ", "return ways[best][1], "), told="the tensor is 'p v', want the name of one between two kernels"),
     edit("0.5", "always p", ("max(saved, key=saved.get)", '"p"'), told="compute what each of the three saves by these times"),
     edit("0.5", "other kernels", ('("softmax", "p v"', '("divide", "p v"'), ('("divide", "softmax"', '("q kᵀ", "softmax"'), told="a tensor joins the kernel that"),
-    edit("0.5", "one kernel's time", ("ms[a] + ms[b]", "ms[a]"), told="the times of two kernels less the floor of one"),
     edit("0.5", "a vector too many", ("2 * vectors + scores)", "3 * vectors + scores)"), ("scores + 2 * vectors", "scores + 3 * vectors"), told="48 bytes"),
 )  # fmt: skip

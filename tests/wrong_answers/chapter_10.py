@@ -17,12 +17,6 @@ def idle_times_by_waves(tiles, slots, start, tile):
     return [sum(start + max(wave) * tile for wave in waves)] * slots
 
 
-def prices_in_waves(runs, times, slots):
-    waves = torch.tensor([[-(-len(run) // slots), sum(max(run[n : n + slots]) for n in range(0, len(run), slots))] for run in runs])
-    start, tile = torch.linalg.solve(waves.double() + torch.eye(2), torch.tensor(times).double())
-    return start, tile
-
-
 def window_kinds_by_pairs(left, S, block_m, block_n):
     distance = torch.arange(S) - torch.arange(S)[:, None]
     seen = ((distance <= 0) & (distance >= -left)).view(S // block_m, block_m, S // block_n, block_n)
@@ -114,8 +108,6 @@ WRONG_ANSWERS = (
     edit("10.3", "one loop, and every tile asks the mask", ("range(mixed)", "range(mixed + whole)"), ("range(whole)", "range(0)"),
          ("+ t) * BLOCK_N", "+ tl.where(t < mixed, t, across - 1 - (t - mixed))) * BLOCK_N"), ("seen = (j", "seen = (t >= mixed) | (j"),
          told="the result is right, but the whole tiles ask MASK_MOD as well"),
-    edit("10.3", "m begins anew", ("    for t in range(whole)", "    m = tl.full((BLOCK_M,), -float('inf'), dtype=tl.float32)\n    for t in range(whole)"),
-         told="both add to one m, l and acc"),
     *(edit("10.3", words, change, told="each whole tile adds to the first loop's m, l and acc") for words, change in (
         ("whole tiles without alpha", ("acc * alpha[:, None])\n    l =", "acc)\n    l =")), ("the last whole tile is lost", ("range(whole)", "range(whole - 1)")))),
     edit("10.3", "one entry too many", ("range(mixed)", "range(mixed + 1)"), told="t runs from 0 to the count − 1", gpu=None),
@@ -127,7 +119,6 @@ WRONG_ANSWERS = (
     edit("10.3", "BLOCK_M for BLOCK_N", ("+ t) * BLOCK_N", "+ t) * BLOCK_M"), told="BLOCK_M and BLOCK_N may differ"),
     edit("10.3", "no end of the keys", ("(j < S_k) & ", ""),
          told="where the mask mod shows a key past S_k, j < S_k must hide it"),
-    edit("10.3", "one key too many", ("(j < S_k)", "(j <= S_k)"), told="where the mask mod shows a key past S_k, j < S_k"),
     *(edit("10.3", f"MASK_MOD({wrong},", ("MASK_MOD(b, h,", f"MASK_MOD({wrong},"),
            told="MASK_MOD gets the numbers of batch entry, head, query and key") for wrong in ("h, b", "b, H")),
     edit("10.3", "by program", ("count_ptr + row)", "count_ptr + tl.program_id(0))"), ("row * across + t", "tl.program_id(0) * across + t"),
@@ -152,9 +143,6 @@ WRONG_ANSWERS = (
       for name in ("SCORE_MOD", "SCORE_GRAD")),
     edit("10.5", "b and h exchanged for the score", ("SCORE_MOD(s, b, h,", "SCORE_MOD(s, h, b,"), told="SCORE_MOD and SCORE_GRAD get b and h as they are"),
     edit("10.5", "the mask's i and j exchanged", ("MASK_MOD(b, h, i, j", "MASK_MOD(b, h, j, i"), told="where MASK_MOD(b, h, i, j, aux) is True"),
-    edit("10.5", "s is overwritten", ("    p = tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", """    s = SCORE_MOD(s, b, h, i, j, aux)
-    s = tl.where(MASK_MOD(b, h, i, j, aux), s, -1e9)
-    p = tl.exp(s - lse)"""), ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""), told="SCORE_GRAD, which takes s as it came in"),
     edit("10.5", "two exponentials", ("tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", "tl.exp(SCORE_MOD(s, b, h, i, j, aux)) * tl.exp(-lse)"),
          told="is computed in one step, so nothing overflows"),
     *(edit("10.5", f"{words}, and only blind rows are 0", *changes,
@@ -169,8 +157,6 @@ WRONG_ANSWERS = (
     edit("10.6", "one entry too many", ("tl.load(count_ptr + column))", "tl.load(count_ptr + column) + 1)"), told="count says how many of them are meant", gpu=None),
     edit("10.6", "rows of lse by h", ("batch_head * S + i", "h * S + i", 2), told="a head's rows of lse and delta start at batch_head · S"),
     edit("10.6", "the step gets S", ("STEP(s, dp", "STEP(s * scale, dp"), told="with i, lse and delta along the tile's queries"),
-    edit("10.6", "scale on dv in place of dk", ("store_tile(dv, dv_acc", "store_tile(dv, scale * dv_acc"), ("scale * dk_acc", "dk_acc"),
-         told="dk = scale · dsᵀ q, with ds from STEP"),
     *(edit("10.6", f"dp from {wrong[0]}", ("dot(v_tile, tl.trans(do_tile))", f"dot({wrong})"), told="It gets s = scale · k qᵀ and dp = v doᵀ")
       for wrong in ("q_tile, tl.trans(do_tile)", "v_tile, tl.trans(q_tile)")),
     edit("10.6", "p and ds exchanged in the sums", ("dot(p.to(do_tile.dtype)", "dot(ds.to(do_tile.dtype)"),
@@ -183,8 +169,6 @@ WRONG_ANSWERS = (
     edit("10.7", "divided by p", ("p * (dp - delta[:, None])", "((p * p) * (dp - delta[:, None])) / p"), told="nothing is divided"),
     edit("10.7", "delta of the first row", ("delta[:, None]", "delta[0]"), told="a row of ds depends on no other row"),
     edit("10.7", "dsink of shape (1,)", (".sum()", ".sum(dim=0, keepdim=True)"), told="dsink is one number"),
-    edit("10.7", "dsink of 1 − p, added", ("-(p_sink * delta).sum()", "(p_sink * (1 - p_sink)).sum()"),
-         told="the softmax as a key does whose value is 0"),
     edit("10.7", "a mask of the kept pairs for the sum", ("z * (do @ v.T)", "(z > 0) * (do @ v.T)"),
          told="dp holds all of z"),
     edit("10.8", "the last block's query past the end", (".clamp(max=total - 1)", ""), told="where the last query is token 9: raises IndexError"),
@@ -203,7 +187,6 @@ WRONG_ANSWERS = (
     ("10.8", packed_tiles_by_the_pairs_of_a_block, "a tensor holds the 256 pairs of a tile, or more: two queries decide a block"),
     edit("10.9", "one slot's share of the programs and all tiles", ("map(len, runs)", "(len(run) / slots for run in runs)"),
          told="slots · time = programs · start + tiles · tile holds in both runs"),
-    ("10.9", prices_in_waves, "slots · time = programs · start + tiles · tile holds in both runs"),
     *(edit("10.10", f"not sorted: {words}", ("sorted(idle)", order), told="the times are right, but not in order")
       for words, order in (("by slot", "idle"), ("late to early", "sorted(idle)[::-1]"))),
     edit("10.10", "the list is emptied", ("for n in tiles:", "while tiles:\n        n = tiles.pop(0)"), told="changes its input tiles in place"),

@@ -50,15 +50,6 @@ def backward_that_stores_all_parts(q, k, v, o, do, lse, ranks):
     return dq, dk, dv
 
 
-def backward_where_keys_come_home(q, k, v, o, do, lse, ranks):
-    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for _ in range(ranks):
-        parts = attention_backward(q, k, v, o, do, lse)
-        dq, dk, dv = (x + part for x, part in zip((dq, dk, dv), parts, strict=True))
-        k, v, dk, dv = yield k, v, dk, dv
-    return dq, dk, dv
-
-
 def backward_where_queries_travel(q, k, v, o, do, lse, ranks):
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for _ in range(ranks):
@@ -142,7 +133,6 @@ WRONG_ANSWERS = (
     edit("13.2", "o alone", ("return o, lse", "return o"), told="each rank returns a tuple (o, lse)"),
     edit("13.2", "k wider", (f"        {YIELD}", "        k, v = yield k.float(), v.float()"), told="k and v travel as they are"),
     edit("13.2", "k and v in float64", (f"        {YIELD}", "        k, v = yield k.double(), v.double()"), told="k and v travel as they are"),
-    edit("13.2", "k alone", (f"        {YIELD}", "        k = yield k"), told="a shard's k and v"),
     edit("13.2", "four ranks", (LOOP, "for _ in range(1, 4):"), told="where `ranks` is 1, one rank has all keys"),
     edit("13.2", "nothing comes back", ("    return o, lse", "    yield o, lse"), told="each rank returns a tuple (o, lse)"),
     ("13.2", ring_that_stores_all_shards, "a rank holds as much as a whole sequence"),
@@ -154,8 +144,6 @@ WRONG_ANSWERS = (
          told="one edge is left: o and lse aren't rounded between two steps"),
     edit("13.2", "its own keys masked", ("    o, lse = attend(q, k, v)", "    o, lse = attend(q, k, v, True)"), told="attention without a mask"),
     edit("13.2", "visitors masked", (JOIN, JOIN.replace("k, v)", "k, v, is_causal=True)")), told="a shard's k and v, unmasked"),
-    edit("13.2", "the old lse is lost", (JOIN, "part, more = attend(q, k, v)\n        lse = torch.logaddexp(lse, more)\n        o = torch.exp(lse - lse)[..., None] * o + torch.exp(more - lse)[..., None] * part"),
-         told="which joins the running o by (13.2)"),
     edit("13.2", "the largest lse", (JOIN, "part, more = attend(q, k, v)\n        o, _ = join(o, lse, part, more)\n        lse = torch.maximum(lse, more)"), told="lse is that of all keys so far"),
     edit("13.3", "from 1", ("rank, 2 * ranks - 1 - rank", "rank + 1, 2 * ranks - rank"), told="each of 0 to 3 must go to one rank"),
     edit("13.3", "four ranks", ("2 * ranks - 1", "7"), told="with 2 ranks chunks 0, 1, 6, 7 are dealt out"),
@@ -173,19 +161,15 @@ WRONG_ANSWERS = (
     edit("13.4", "never causal", ("return 0, rows, True", "return 0, rows, 0"), told="is_causal = 0, want True"),
     ("13.6", backward_that_stores_all_parts, "a rank holds as much as a whole sequence"),
     edit("13.6", "ends early", (LOOP, "for _ in range(2, ranks):"), told="dq stays, and adds up the parts of all keys"),
-    edit("13.6", "a mean", (f"        {PART}", "        dq_part, dk_part, dv_part = (x / ranks for x in attention_backward(q, k, v, o, do, lse))"), ("x.to(lse.dtype)", "x.to(lse.dtype) / ranks"), told="adds up the parts of all keys"),
     edit("13.6", "dq alone", ("return dq, dk, dv", "return dq"), told="each rank returns a tuple (dq, dk, dv)"),
-    ("13.6", backward_where_keys_come_home, "k and v travel ranks − 1 times"),
     edit("13.6", "twice around", (HOME, "for _ in range((ranks + 1) * (ranks > 1)):\n        dk, dv = yield dk, dv\n"), told="dk and dv ranks times at most"),
     ("13.6", backward_where_queries_travel, "a rank sends its q: q, o, do, lse and dq stay"),
     ("13.6", backward_where_only_dq_comes_home, "a rank sends its q: q, o, do, lse and dq stay"),
     edit("13.6", "home, with one rank too", (HOME, "dk, dv = yield dk, dv\n"), told="one edge is left: one rank: the gradients of chapter 6, and nothing is sent"),
-    edit("13.6", "dq leaves", (YIELD_ALL, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"), told="dq stays"),
     edit("13.6", "do leaves", (YIELD_ALL, "k, v, dk, dv, do = yield k, v, dk, dv, do"), told="a rank sends its do: q, o, do, lse and dq stay"),
     edit("13.6", "lse and o leave", (YIELD_ALL, "k, v, dk, dv, o, lse = yield k, v, dk, dv, o, lse"), told="a rank sends its o"),
     edit("13.6", "q, do and dq leave", (YIELD_ALL, "q, do, dq, k, v, dk, dv = yield q, do, dq, k, v, dk, dv"), told="a rank sends its q"),
     edit("13.6", "too far", (HOME, "for _ in range(1, ranks):\n        dk, dv = yield dk, dv\n"), told="comes home as dk after `ranks` steps"),
-    edit("13.6", "home in the wrong order", (HOME, "if ranks > 1:\n        dv, dk = yield dk, dv\n"), told="comes home as dk"),
     edit("13.6", "own o and lse", (PAIR, PAIR.replace("o, do, lse", f"{OWN_O}, do, {OWN_LSE}"), 2), told="each part has its own o and lse"),
     edit("13.6", "own lse", (PAIR, PAIR.replace(" lse", f" {OWN_LSE}"), 2), told="each part has its own lse, so its weights add up to 1 over this shard alone"),
     edit("13.6", "own o", (PAIR, PAIR.replace(" o,", f" {OWN_O},"), 2), told="each part has its own o, so its delta is not the row's"),
@@ -197,18 +181,14 @@ WRONG_ANSWERS = (
     edit("13.6", "dq in q's dtype", (ADD, f"{ADD}\n        dq = dq.to(q.dtype)"), told="rounded in each step"),
     edit("13.6", "dk in q's dtype", (ADD, f"{ADD}\n        dk = dk.to(q.dtype)"), told="rounded in each step"),
     edit("13.6", "never wider", ("    dq, dk, dv = (x.to(lse.dtype) for x in (dq, dk, dv))  # float32, where q is bf16\n", ""), told="rounded in each step"),
-    edit("13.6", "home by ranks - 1 steps", ("if ranks > 1:\n        dk", "for _ in range(ranks - 1):\n        dk"), told="and comes home as dk"),
     edit("13.7", "no keys", ("kv = passing.wait()", "passing.wait()"), told="the parts of all ranks"),
     ("13.7", overlapped_where_all_keys_come_before_any_tile_and_the_own_is_last, "wait only where what comes is needed"),
     ("13.7", overlapped_where_the_last_gradients_wait_before_the_own_tile, "the last dk and dv are waited for before your own tile, which could hide them"),
     ("13.7", overlapped_by_one_tile, "it takes 4 s, but `ranks` tiles and one message of k and v take 9 s in any order"),
     ("13.7", overlapped_without_waits, "use what comes only after its wait()"),
-    edit("13.7", "a visitor's tile twice", ("        dkv = tile(kv) + home", "        tile(kv)\n        dkv = tile(kv) + home"), told="a rank computes `ranks` tiles"),
     edit("13.7", "a message", ("        kv = passing.wait()\n", "        kv = passing\n"), told="tile takes k and v, got their Message: wait() returns them"),
     edit("13.7", "a tuple", ("home = start(dkv)", "home = start((kv, dkv))"), told="start takes one tensor, got a tuple"),
-    edit("13.7", "twice home", ("return start(dkv).wait()", "return start(start(dkv).wait()).wait()"), told="come home to the keys that began here"),
     edit("13.8", "o stays", ("(1 + group)", "(1 + group / 2)"), told="and q and o group · T_s; a rank keeps 1 / ranks of each"),
     edit("13.8", "ring and all-gather exchanged", ("return ring, all_gather", "return all_gather, ring"), told="each tile but the last has a message beside it"),
-    edit("13.8", "all is sent", ("(ranks - 1) / ranks * (1 + group)", "(1 + group)"), told="a rank keeps 1 / ranks of each"),
 )  # fmt: skip
 assert torch  # the edits' names

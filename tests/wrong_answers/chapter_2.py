@@ -160,8 +160,6 @@ WRONG_ANSWERS = (
     edit("2.6", "start by columns", ("start + r * strides[0] + c *", "r * strides[0] + (start + c) *"), told="here it is 26 bytes"),
     edit("2.6", "a tensor", (".numel()", ""), told="eight floats side by side fill one sector"),
     edit("2.8", "no column", ("tl.max(x, axis=1)[:, None]", "tl.max(x, axis=1)"), told="[:, None] makes it a column"),
-    edit("2.8", "down the columns", ("tl.max(x, axis=1)[:, None]", "tl.max(x, axis=0)[None, :]"),
-         ("tl.sum(p, axis=1)[:, None]", "tl.sum(p, axis=0)[None, :]"), told="a row's numbers lie along axis 1"),
     edit("2.8", "the tile's sum over its rows", ("tl.sum(p, axis=1)[:, None]", "tl.sum(p) * ROWS"), told="its own maximum and its own sum"),
     edit("2.8", "no mask", ("offs < cols", "offs < BLOCK"), told="past the end of a row there is another"),
     ("2.8", softmax_row_after_row, "take the rows of a program as one tile, [ROWS, BLOCK]", None),

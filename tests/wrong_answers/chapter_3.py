@@ -92,8 +92,6 @@ WRONG_ANSWERS = (
     ("3.3", tile_by_max_of_pairs, "of two equally good tiles, return the first"),
     ("3.3", tile_by_loop_of_half, "by your count no tile fits, and one does"),
     edit("3.3", "a and b in registers", ("acc <= registers / 2", "acc + buffers <= registers / 2"), told="a's and b's tiles aren't in them"),
-    edit("3.3", "b is not buffered", ("block_k * (block_m + block_n)", "block_k * block_m"),
-         told="shared memory holds num_stages tiles of a, block_m × block_k, and as many of b"),
     edit("3.3", "bytes per FLOP, the smallest", (RATE, f"-{RATE}"), ("None, 0.0", "None, -1e9"),
          told="both fit: the larger does more FLOPs per byte"),
     edit("3.3", "rounded down, the last of equals", (RATE, RATE.replace(" / ", " // ")), ("> most", ">= most"), told="compare FLOPs per byte"),
@@ -126,8 +124,6 @@ WRONG_ANSWERS = (
          told="stored more than once: store acc once, after the loop over keys", gpu=None),
     edit("3.5", "no dot", (PV.replace("acc = ", "") + 'input_precision="ieee")', f"acc + {by_hand('s.to(v.dtype)', 'v')}"),
          told="off the tensor cores: use tl.dot", gpu=None),
-    edit("3.5", "first rows alone", ("tl.program_id(0).to(tl.int64) * BLOCK_M + ", ""), told=("a program has BLOCK_M rows of q and o, from "
-                                                                                "tl.program_id(0) · BLOCK_M on")),
     edit("3.5", "steps of BLOCK_M keys", ("S_k, BLOCK_N)", "S_k, BLOCK_M)"), told="each step takes BLOCK_N keys"),
     edit("3.5", "k not transposed", ("dot(q, k_t,", "dot(q, tl.reshape(tl.trans(k_t), (BLOCK_D, BLOCK_N)),"),
          told="o is scale · (q kᵀ) v, with nothing else in it"),

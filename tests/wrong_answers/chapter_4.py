@@ -50,8 +50,6 @@ WRONG_ANSWERS = (
     edit("4.4", "blocks exchanged", (SIZES, f"{SIZES}    block_m, block_n = block_n, block_m\n"), told="block_m and block_n are exchanged"),
     edit("4.4", "shift never negative", ("i + S_k - S_q", "i + max(0, S_k - S_q)"), told="S_q > S_k: query i sees keys 0 … i + S_k − S_q"),
     edit("4.4", "mask upside down", ("j > i", "j < i"), told="one tile: query i sees keys 0 … i"),
-    edit("4.4", "keys counted in the tile", ("arange(keys.start, keys.stop)", "arange(keys.stop - keys.start)"),
-         told="four tiles: query i sees keys 0 … i, counted in all of q and k"),
     edit("4.4", "tiles of the first row", OF_A_ROW, told="four tiles: query i sees keys 0 … i"),
     edit("4.4", "offset twice, by hand", ("torch.arange(rows.start, rows.stop)[:, None]", ("torch.arange(rows.start, rows.stop)[:, None] "
                                                                                           "+ S_k - S_q")),
