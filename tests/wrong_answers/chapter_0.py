@@ -1,12 +1,5 @@
 from edits import edit
 
-ROWS, KEYS, FLOATS = (
-    ("= 2 * S", "= 2 * blocks * block_m"),
-    ("blocks * 2 * S", "blocks * 2 * blocks * block_m"),
-    ("4 * S", "4 * blocks * block_m"),
-)
-
-
 RAGGED = "one edge is left: a smaller last block reads all of k and v too, but only its own rows of q, and it writes only its own rows"
 
 WRONG_ANSWERS = (

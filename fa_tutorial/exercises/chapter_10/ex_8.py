@@ -17,10 +17,6 @@ def packed_tiles(cu, block):
 
 
 TOP, LAST = "cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, last, right=True)]"
-CLAMPED, EQUAL = (
-    "cu[(torch.searchsorted(cu, top) - 1).clamp(min=0)]",
-    "an entry of cu that equals the token counts too, because its sequence begins there",
-)
 RETURN = "start // block, (stop + block - 1) // block"
 MISTAKES = {
     "end is rounded down: the last tile counts even if the sequence ends inside it": ("(stop + block - 1) // block", "stop // block"),
@@ -38,7 +34,7 @@ MISTAKES = {
         RETURN, "start // block, torch.minimum((stop + block - 1) // block, top // block + 1)"),
     "token 0, and every token that begins a sequence, is taken for one of the sequence before: search with right=True": [
         (TOP, "cu[torch.searchsorted(cu, top) - 1]"), (LAST, LAST.replace(", right=True", ""))],
-    f"end's search lacks right=True: {EQUAL}": (LAST, LAST.replace(", right=True", "")),
+    "end's search lacks right=True: an entry of cu that equals the token counts too, because its sequence begins there": (LAST, LAST.replace(", right=True", "")),
 }  # fmt: skip
 CONDITIONS = {"ragged": "the last block may have fewer queries, and a sequence may be empty"}
 

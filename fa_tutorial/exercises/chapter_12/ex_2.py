@@ -29,7 +29,6 @@ P, ALPHA = "torch.exp2(s * scale_log2 - (safe * scale_log2)[:, None])", "torch.e
 SCALED = [("    if is_first:\n        new_max", "    s = s * scale_log2\n    if is_first:\n        new_max"),
           (P, "torch.exp2(s - safe[:, None])"), (ALPHA, "torch.exp2(row_max - safe)")]  # fmt: skip
 SUM = "reading.by_thread(p).sum(dim=2)"
-HIDES = "exp2f(NaN) is NaN, and that is how a bad tile shows"
 UNSET = [(FIRST_MAX, "    new_max = torch.maximum(row_max, s.amax(dim=1))\n"), ("if not is_first:", "if True:")]
 MISTAKES = {
     "row_max is scaled: theirs is the maximum of the scores as gemm left them, and the scale comes only inside exp2": SCALED,

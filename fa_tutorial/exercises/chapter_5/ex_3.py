@@ -36,7 +36,7 @@ def key_loop_kernel(q, k, v, o, H, S_q, S_k, D, scale,
     store_tile(o, acc / l[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
-ALPHA, P, L = "tl.exp(m - m_new)", "tl.exp(s - m_new[:, None])", "alpha * l + tl.sum(p, axis=1)"
+ALPHA, L = "tl.exp(m - m_new)", "alpha * l + tl.sum(p, axis=1)"
 ACC, LAST = "dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])", "        m = m_new\n"
 MISTAKES = {
     "acc is not divided: o = acc / l, after the loop": ("acc / l[:, None], b", "acc, b"),

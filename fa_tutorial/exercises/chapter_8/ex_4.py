@@ -15,7 +15,7 @@ def cycles_in_turns(D, block_m, block_n, num_warps, instructions, exponentials):
 
 
 TILES, MATMULS, TURNS = "64 * 64 / (block_m * block_n)", "2 * 2 * 64 * 64 * D / 4096", "matmuls + max(issuing, exponentiating)"
-ISSUING, TO_ISSUE = "issuing = instructions * to_issue", "tiles * num_warps / 4"
+ISSUING = "issuing = instructions * to_issue"
 REMOVABLE = "max(0, instructions - exponentiating / to_issue)"
 MISTAKES = {
     "that is for the program's whole tile: the result is for 64 x 64 scores, whatever the tile": (TILES, "1"),
