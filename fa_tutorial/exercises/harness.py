@@ -73,13 +73,9 @@ def case(*args: Any, **options: Any) -> Case:
     return Case(args, **options)
 
 
-FROM_FILE = ("inputs", "truth", "MISTAKES", "CONDITIONS", "tolerance", "launch", "adapt", "refused", "note")
-
-
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Exercise:
-    """One exercise: one of these in a file exercises/chapter_N/ex_M.py, under the name EXERCISE. A field of FROM_FILE that isn't given is what
-    the file has under its name: inputs, truth, MISTAKES, CONDITIONS and so on.
+    """One exercise: one of these in a file exercises/chapter_N/ex_M.py, under the name EXERCISE.
 
     task: one sentence. solution: a self-contained function or kernel, which is shown; its name is the exercise's.
     reasoning: why the solution is right. more: one line on what the package's version does besides. hints: from a nudge to nearly the line.
@@ -104,10 +100,10 @@ class Exercise:
     solution: Any
     reasoning: str
     hints: tuple[str, ...]
+    inputs: Callable[[], Iterable[Case]]
+    truth: Callable[..., Any]
     rule: str
-    inputs: Callable[[], Iterable[Case]] | None = None
-    truth: Callable[..., Any] | None = None
-    mistakes: Mapping[str, Any] = field(default_factory=dict)
+    mistakes: Mapping[str, Any]
     conditions: Mapping[str, str] = field(default_factory=dict)
     more: str = ""
     parts: tuple[str, ...] = ()
@@ -120,12 +116,6 @@ class Exercise:
     refused: Callable[[Any], str] | None = None
     note: Callable[[Any], str] | None = None
     seen: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        names = vars(sys.modules[unwrapped(self.solution).__module__])
-        for name in FROM_FILE:
-            given = getattr(self, name.lower())
-            object.__setattr__(self, name.lower(), given or names.get(name, given))  # the class is frozen
 
     @property
     def id(self) -> str:

@@ -60,6 +60,9 @@ EXERCISE = Exercise(
     reasoning="Every pair costs D multiply-adds in q kᵀ and D more in p v, so 4·D FLOPs. The causal mask changes only the number of pairs: "
     "1 + 2 + … + S = S·(S + 1)/2.",
     more="The package's version, ledger.attention_flops, also takes different numbers of queries and keys, and checks its arguments.",
+    inputs=inputs,
+    truth=truth,
     rule="count 2 matmuls, and 2 FLOPs per multiply-add, for every (query, key) pair that is seen, in each of B·H heads",
+    mistakes=MISTAKES,
     exact=True,
 )

@@ -84,7 +84,10 @@ EXERCISE = Exercise(
     solution=most_memory,
     reasoning="What counts is how long a tensor lives: a tensor that is freed costs nothing later. Only a larger sum replaces "
     "the most so far, so the first of two equal ones stays.",
+    inputs=inputs,
+    truth=truth,
     rule="most is the largest number of bytes in memory after an event, and held names the tensors that are in memory then, in the order they were made",
+    mistakes=MISTAKES,
     parts=("most", "held"),
     exact=True,
 )

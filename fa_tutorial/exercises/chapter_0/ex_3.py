@@ -59,6 +59,9 @@ EXERCISE = Exercise(
     reasoning="Each query belongs to one block, so q is read once and o is written once. Each block reads all of k and v, because its "
     "queries meet every key. The scores stay on the chip and cost nothing.",
     more="The package's version, ledger.flash_hbm_bytes, also takes different numbers of queries and keys, and checks its arguments.",
+    inputs=inputs,
+    truth=truth,
     rule="q and o travel once, each block of queries reads all of k and v, and each query writes 4 bytes; nothing else goes through HBM",
+    mistakes=MISTAKES,
     exact=True,
 )

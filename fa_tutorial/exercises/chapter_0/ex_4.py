@@ -99,8 +99,11 @@ EXERCISE = Exercise(
     solution=gain_of_fusing,
     reasoning="A perfect kernel takes the longer of two times. In a fused kernel all FLOPs go on while all bytes arrive, and there are fewer "
     "bytes. So fusing helps until the arithmetic takes longer: from the ridge on the gain stops growing.",
+    inputs=inputs,
+    truth=truth,
     rule="a perfect kernel takes the longer of flops / peak_flops and bytes / bandwidth, and the kernels run one after another; the gain is "
     "their time over the fused kernel's",
+    mistakes=MISTAKES,
     adapt=in_two_words,
     parts=("gain", "limit"),
 )

@@ -95,7 +95,10 @@ EXERCISE = Exercise(
     solution=tensor_to_keep,
     reasoning="Fusing saves a tensor's two trips, and also what the two kernels lose to their floors. So a pair with a bad kernel saves most, "
     "unless its fused kernel has much more to move.",
+    inputs=inputs,
+    truth=truth,
     rule="keeping a tensor saves the times of its two kernels, less the floor of the fused kernel; the tensor is the one that saves most",
+    mistakes=MISTAKES,
     adapt=by_name,
     parts=("tensor", "saved"),
 )

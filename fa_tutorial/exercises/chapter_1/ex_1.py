@@ -108,6 +108,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write a softmax over the last dimension that never overflows.",
+    conditions=CONDITIONS,
     hints=(
         "softmax(x) = softmax(x − c) for every c. Which c makes the largest exponent 0, so that no other one is positive?",
         "Take three steps along dim=-1: the maximum m, the exponentials p of x − m, and p divided by its sum. With keepdim=True each row "
@@ -119,6 +120,10 @@ EXERCISE = Exercise(
     "is safe too. keepdim=True leaves a last dimension of 1, so each row's maximum and sum broadcast along that row. fp16 and bf16 inputs "
     "become float32 first: in fp16 the sum itself would overflow on a long row of equal scores.",
     more="The package's version, softmax.safe_softmax, checks its argument.",
+    inputs=inputs,
+    truth=truth,
     rule="y = exp(x − m) / Σ exp(x − m), along the last dimension, where m is the row's maximum",
+    mistakes=MISTAKES,
+    tolerance=tolerance,
     watch=ByHand,
 )

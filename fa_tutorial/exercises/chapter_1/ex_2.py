@@ -116,6 +116,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Find m, the maximum, and l, the sum of exp(x − m), in one pass over a vector.",
+    conditions=CONDITIONS,
     hints=(
         "Keep m and l for the elements you have seen. When a larger element arrives, every term in l is still measured from the old m. "
         "Which single factor corrects them all?",
@@ -125,7 +126,11 @@ EXERCISE = Exercise(
     solution=online_normalizer,
     reasoning="exp(x − m_new) = exp(x − m)·exp(m − m_new), so one factor moves the whole sum to the new maximum. The factor is 1 while "
     "the maximum stays the same. We skip a −inf entry: it adds nothing, and before the first finite element −inf − (−inf) would give NaN.",
+    inputs=inputs,
+    truth=truth,
     rule="m is the maximum of x, and l is the sum of exp(x − m)",
+    mistakes=MISTAKES,
     parts=("m", "l"),
+    tolerance=tolerance,
     refused=goes_twice,
 )

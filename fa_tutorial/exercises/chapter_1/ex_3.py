@@ -92,6 +92,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Merge the pairs (m, l) of two parts into the pair of the whole.",
+    conditions=CONDITIONS,
     hints=(
         "The whole has one maximum. What is each part's sum when you measure it from that maximum?",
         "l = l_a·exp(m_a − m) + l_b·exp(m_b − m), with torch.as_tensor around the four arguments so that numbers work too. Two empty "
@@ -101,6 +102,10 @@ EXERCISE = Exercise(
     reasoning="We move each sum from its own maximum to the common one, then add them. An empty part has m = −inf, so its factor is "
     "exp(−inf) = 0. Where both parts are empty we subtract 0 instead of −inf, so the exponent stays −inf and gives 0 instead of NaN.",
     more="The package's version, softmax.merge, turns Python numbers into float64 tensors.",
+    inputs=inputs,
+    truth=truth,
     rule="m is the larger maximum, and l is both sums, each moved from its own maximum to m",
+    mistakes=MISTAKES,
     parts=("m", "l"),
+    tolerance=tolerance,
 )

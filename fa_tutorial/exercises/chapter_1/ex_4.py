@@ -104,7 +104,9 @@ EXERCISE = Exercise(
     reasoning="The second block's maximum is larger than the first's, so A's old sum is on the wrong scale. The third block's is "
     "smaller, so B's new one is. All scores lie near −2e4, so that each exponential measured from C's −1e4 underflows to 0. And the "
     "third block is shorter, so that D never sees it; it has enough scores to count.",
+    inputs=inputs,
     adapt=by_survivors,
+    truth=truth,
     rule="each of the four loops must miss lse by more than 0.01",
     mistakes={},
     exact=True,

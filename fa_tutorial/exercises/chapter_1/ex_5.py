@@ -166,6 +166,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Compute one query's attention and its log-sum-exp from blocks of keys, each seen once.",
+    conditions=CONDITIONS,
     hints=(
         "acc = Σ exp(s − m) · value is measured from m, and so is l. What must you do to both when the maximum grows?",
         "In each block find m_new, p = exp(s − m_new) and alpha = exp(m − m_new). Multiply l and acc by alpha, then add p.sum() to l and p "
@@ -175,8 +176,12 @@ EXERCISE = Exercise(
     reasoning="acc and l are sums of the same terms exp(s − m), and acc weights them with the values. So the same alpha moves both to the "
     "new maximum, and their ratio is right at the end. lse = m + log l is the logarithm of Σ exp(scores). With no key l stays 0, so o = 0 "
     "and lse = −inf.",
+    inputs=inputs,
+    truth=truth,
     rule="o is the mean of the rows of values with softmax's weights, and lse = log Σ exp(scores)",
+    mistakes=MISTAKES,
     parts=("o", "lse"),
+    tolerance=tolerance,
     adapt=in_blocks,
     watch=watch.BlocksOfRows,
     refused=hoards,

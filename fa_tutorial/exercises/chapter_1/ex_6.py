@@ -71,6 +71,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Join the outputs of two processors that each saw some of one query's keys.",
+    conditions=CONDITIONS,
     hints=(
         "What is exp(lse_a)? Which part of the whole row's plain sum is that? The weights of a's keys add up to this part.",
         "The joined lse is torch.logaddexp(lse_a, lse_b), and a's share is exp(lse_a − lse). Where lse is −inf, subtract 0 instead.",
@@ -78,6 +79,9 @@ EXERCISE = Exercise(
     solution=join,
     reasoning="exp(lse) is the plain sum of a part's keys, and the plain sums add up. Each part's o is already divided by its own sum. "
     "Multiplied by the part's share, it is divided by the sum of all keys.",
+    inputs=inputs,
+    truth=truth,
     rule="lse is the logarithm of the sum of both plain sums, and o is the outputs' average, weighted by their shares of it",
+    mistakes=MISTAKES,
     parts=("o", "lse"),
 )

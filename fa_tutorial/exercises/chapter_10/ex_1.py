@@ -96,6 +96,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write the mask of a causal window as a mask mod.",
+    conditions=CONDITIONS,
     hints=(
         "On which key does query i stand? The last query stands on the last key.",
         "distance = j − (i + aux.shift) is 0 there, negative before it, positive after it.",
@@ -105,5 +106,9 @@ EXERCISE = Exercise(
     reasoning="i + S_k − S_q is the key on query i's diagonal, as in the causal mask. A causal window lets distances from −left to 0 "
     "through, that is left + 1 keys.",
     more="The package's sliding_window also has a right end, and leaves out the comparison of a side without a limit.",
+    inputs=inputs,
+    truth=truth,
     rule="query i sees key j where the distance, j − (i + aux.shift), is at most 0 and at least −aux.left",
+    mistakes=MISTAKES,
+    adapt=adapt,
 )

@@ -70,6 +70,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Say when each slot of a GPU falls idle, if the next program always takes the first slot that does.",
+    conditions=CONDITIONS,
     hints=(
         "Keep one number for each slot: when it falls idle. All are 0 at first. Which slot does the next program take?",
         "The slot with the least number. The program keeps it busy for start + n · tile more, so add that.",
@@ -77,5 +78,9 @@ EXERCISE = Exercise(
     solution=idle_times,
     reasoning="A slot is busy until its number, and the next program waits for the least of them. The largest number is when the kernel ends, "
     "and what the others lie below it is time that their slots wait.",
+    inputs=inputs,
+    truth=truth,
     rule="the next program in the list takes the slot that falls idle first, for start + n · tile, and the result is sorted",
+    mistakes=MISTAKES,
+    adapt=adapt,
 )

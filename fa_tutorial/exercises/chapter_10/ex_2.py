@@ -127,7 +127,10 @@ EXERCISE = Exercise(
     reasoning="A tile's distances j − i are all the integers from its first key and last query to its last key and first query. The tile is "
     "needed if this range meets −left … 0, and whole if it lies in it.",
     more="The package decides tiles of a padding mask this way, in ask_keys; for any other mask it asks about every pair.",
+    inputs=inputs,
+    truth=truth,
     rule="a tile's kind is 0 where none of its pairs is seen, 2 where all are, and 1 otherwise, from its first key to its first + block_n − 1, and "
     "from its first query to its first + block_m − 1",
+    mistakes=MISTAKES,
     watch=NoPairs,
 )

@@ -209,6 +209,7 @@ def refused(kernel):
 
 EXERCISE = Exercise(
     task="Let the kernel take its tiles from two lists, and ask the mask of the mixed ones alone.",
+    conditions=CONDITIONS,
     hints=(
         "Two loops, one after the other, add to the same m, l and acc. Which row of index and of count belongs to this program? All heads "
         "share it.",
@@ -220,8 +221,13 @@ EXERCISE = Exercise(
     reasoning="A tile's number, times BLOCK_N, is its first key, and nothing else in the loop knew where the tile came from. So any set "
     "of tiles does, in any order, from two loops as from one: the running softmax doesn't care.",
     more="The package's attend_tiles also loads the next number one tile ahead.",
+    inputs=inputs,
+    truth=truth,
     rule="attention over the tiles of the row's two lists, with one m, l and acc for both loops, and in the mixed ones over the pairs that "
     "MASK_MOD lets through",
+    mistakes=MISTAKES,
+    launch=launch,
+    refused=refused,
     tolerance=lambda args, part: (
         0.0,
         (2e-5 if args[0].dtype == torch.float32 else 1e-3) * float(args[2].double().nan_to_num().abs().max()),

@@ -78,6 +78,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write the soft cap as a score mod, with its derivative.",
+    conditions=CONDITIONS,
     hints=(
         "tanh(x) is nearly x for small x, and never leaves ±1. Which c goes where, so that c · tanh is nearly s, and never leaves ±c?",
         "The score is c · tanh(s / c). Two factors come from the chain rule: c before tanh, 1 / c inside it.",
@@ -87,6 +88,10 @@ EXERCISE = Exercise(
     reasoning="By the chain rule the derivative is c · (1 − tanh²(s / c)) · 1 / c, and the cap cancels. Near 0 it is 1, and for a "
     "score far beyond the cap it is 0, so such a score has no gradient.",
     more="The package's soft_cap and soft_cap_grad are two functions, because a kernel calls the one or the other.",
+    inputs=inputs,
+    truth=truth,
     rule="the capped score is c · tanh(s / c), and its derivative by s is 1 − tanh²(s / c)",
+    mistakes=MISTAKES,
     parts=("the score", "the derivative"),
+    adapt=adapt,
 )

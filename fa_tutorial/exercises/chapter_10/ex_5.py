@@ -148,6 +148,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write the backward's step with a mask mod and a score mod: p, and the gradient of the scaled score.",
+    conditions=CONDITIONS,
     hints=(
         "p is the forward's: the softmax of the modified scores, over the pairs that are seen. lse is that of the modified scores too.",
         "Chapter 7 masks p, not s, by tl.where: where a row sees nothing, lse is −inf and exp(s − lse) is inf.",
@@ -157,6 +158,10 @@ EXERCISE = Exercise(
     reasoning="The backward of softmax doesn't ask where its scores came from, so p (dp − delta) is the gradient of the modified score. One "
     "more factor of the chain rule leads to the score itself, and a hidden pair has p = 0, so its ds is 0.",
     more="The package's score_gradient is this step in base 2, with dropout.",
+    inputs=inputs,
+    truth=truth,
     rule="p is the softmax of the modified scores, and 0, after exp, where MASK_MOD hides a pair; ds, the gradient of s, is p (dp − delta) times SCORE_GRAD, which takes s as it came in",
+    mistakes=MISTAKES,
     parts=("p", "ds"),
+    adapt=adapt,
 )

@@ -139,7 +139,11 @@ EXERCISE = Exercise(
     reasoning="The step doesn't ask which way its tile lies, because i, j, lse and delta broadcast. So only the loads and the list change: "
     "what stays is a block of keys, and what comes is a block of queries from its column of the mask.",
     more="The package's dkdv_kernel has two lists here as well, and asks the mask in the mixed tiles alone.",
+    inputs=inputs,
+    truth=truth,
     rule="dv = Σ pᵀ do and dk = scale · Σ dsᵀ q, over the listed tiles of queries, with p and ds from STEP",
+    mistakes=MISTAKES,
+    launch=launch,
     parts=("dk", "dv"),
     tolerance=lambda args, part: (
         2e-5,

@@ -91,6 +91,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write the gradients of a head with dropout and a sink.",
+    conditions=CONDITIONS,
     hints=(
         "o = (z ∘ p) v is a product of two matrices: what are the gradients of its factors? And dp is one more step back than that of z ∘ p.",
         "The softmax doesn't know of z: ds = p ∘ (dp − delta), with delta the row sums of do ∘ o. Which dp does a key have whose value is 0?",
@@ -100,7 +101,10 @@ EXERCISE = Exercise(
     reasoning="z stands between p and v, so it enters the gradients of both, and nothing else. delta is the row sum of p ∘ dp, with the sink, "
     "whose dp is 0, so it is do · o as ever. A dropped pair has dp = 0, but its p took part in the softmax, and so did the sink's.",
     more="The package's kernels have no z in memory: they draw it anew for each tile.",
+    inputs=inputs,
+    truth=truth,
     rule="the gradients of the sum of do ∘ o, where o = (z ∘ p) v, by the scores, by v and by the sink",
+    mistakes=MISTAKES,
     parts=("ds", "dv", "dsink"),
     watch=NoAutograd,
 )

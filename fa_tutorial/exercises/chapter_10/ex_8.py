@@ -99,6 +99,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Find the tiles of keys that each block of queries needs in packed rows, from cu_seqlens.",
+    conditions=CONDITIONS,
     hints=(
         "A block's queries stand one after another, so their sequences do too. Whose sequence begins first, and whose ends last?",
         "The block's first query decides `first`, its last query `end`. With count = torch.searchsorted(cu, token, right=True), "
@@ -109,7 +110,11 @@ EXERCISE = Exercise(
     reasoning="Sequences lie in order, so a block's keys reach from the start of its first query's sequence to the end of its last query's. "
     "Every tile between them holds a key that one of these queries sees. right=True steps over empty sequences.",
     more="The package's packed_range does this in a kernel, by bisection, so that the CPU never waits for the lengths.",
+    inputs=inputs,
+    truth=truth,
     rule="first is the tile in which the first query's sequence begins, end is one past the tile in which the last query's sequence ends",
+    mistakes=MISTAKES,
+    adapt=adapt,
     parts=("first", "end"),
     watch=NoPairs,
 )

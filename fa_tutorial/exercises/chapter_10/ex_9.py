@@ -67,6 +67,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Find what a program's start takes, and a tile, from the times of two runs.",
+    conditions=CONDITIONS,
     hints=(
         "No slot is idle, so all slots together work slots · time. What do they do in that time, in starts and in tiles?",
         "slots · time = programs · start + tiles · tile, once for each run: two equations, two unknowns. Multiply each by the other's number of "
@@ -75,6 +76,10 @@ EXERCISE = Exercise(
     solution=prices,
     reasoning="All slots together work slots · time, and that is a start for each program and the tiles of all of them. The difference of two runs, "
     "each multiplied by the other's number of programs, has no start in it. torch.linalg.solve does the same.",
+    inputs=inputs,
+    truth=truth,
     rule="slots · time = programs · start + tiles · tile in both runs, with one start and one tile",
+    mistakes=MISTAKES,
+    adapt=adapt,
     parts=("start", "tile"),
 )

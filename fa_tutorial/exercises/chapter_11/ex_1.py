@@ -57,5 +57,8 @@ EXERCISE = Exercise(
     solution=step_us,
     reasoning="Query heads compute and key heads are read, so H_q doesn't appear. While SMs are idle, time goes as 1 / splits; once all are "
     "busy, or the memory gives all that it has, more splits gain nothing.",
+    inputs=inputs,
+    truth=truth,
     rule="the bytes of the key heads' keys and values in fp16, divided by what the busy SMs pull together, at most a copy's rate",
+    mistakes=MISTAKES,
 )  # fmt: skip

@@ -98,6 +98,11 @@ EXERCISE = Exercise(
     ),
     more="The package's combine_kernel takes BLOCK_S parts at a time with an online softmax, and gives o = 0 and lse = −∞ to a row without "
     "keys.",
+    inputs=inputs,
+    truth=truth,
     rule="attention with the parts' lse as scores and their o as values",
+    mistakes=MISTAKES,
+    launch=launch,
+    tolerance=tolerance,
     seen={"overlap": "two programs write the same row: program i writes row i"},
 )

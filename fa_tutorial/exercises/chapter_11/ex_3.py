@@ -136,8 +136,12 @@ EXERCISE = Exercise(
     reasoning="Only the bounds of the loop are new. A program knows nothing of the other parts: its o and lse are those of a whole "
     "attention to its own keys, and the merge needs no more.",
     more="The package's split_kernel also takes several tiles of rows, a length for each sequence, pages and FP8.",
+    inputs=inputs,
+    truth=truth,
     rule="o and lse of a part are those of a whole attention to the part's keys, start … end − 1, by (11.1)",
+    mistakes=MISTAKES,
     parts=("o", "lse"),
+    launch=launch,
     adapt=own_tiles,
     tolerance=lambda args, part: (1e-6, (2e-3 if args[0].dtype == torch.float16 else 2e-5) * float(args[2].max())),
     seen={"overlap": f"two programs write the same row: the first two indices of o are split and i, and {PLACE}"},

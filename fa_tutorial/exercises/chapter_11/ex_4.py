@@ -64,6 +64,9 @@ EXERCISE = Exercise(
     reasoning="More splits make shorter parts, until some slots get one program more than the others. Where two numbers of splits give the "
     "same parts, the larger one adds only empty ones, so it is never taken, and it doesn't matter whether those count as programs.",
     more="The package's choose_num_splits has the same rule, with two slots on each SM.",
+    inputs=inputs,
+    truth=truth,
     rule="the fewest splits for which part · programs of the busiest slot is within 5 % of the fewest, with tiles / splits at least 4, or one split",
+    mistakes=MISTAKES,
     exact=True,
 )

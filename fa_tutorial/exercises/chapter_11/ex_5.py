@@ -142,8 +142,12 @@ EXERCISE = Exercise(
     reasoning="A key has two numbers, its position in the sequence and its row in a page. The table is looked up by position, the page by row. "
     "The mask needs both to count from one key, so last_seen and S are measured from the page's first.",
     more="The package's load_keys looks a page up for each key of a tile, so its pages may be smaller than a tile.",
+    inputs=inputs,
+    truth=truth,
     rule="key n of sequence b is row n % PAGE_SIZE of page table[b, n // PAGE_SIZE], and rows see what they saw without pages",
+    mistakes=MISTAKES,
     parts=("o", "lse"),
+    launch=launch,
     tolerance=lambda args, part: (1e-6, (2e-3 if args[0].dtype == torch.float16 else 2e-5) * float(args[2].nan_to_num().max())),
     seen={"overlap": "two programs write the same row: that part of the kernel stays as it was in 11.3"},
 )

@@ -71,7 +71,10 @@ EXERCISE = Exercise(
     solution=window_part,
     reasoning="The window moves the loop's first tile, and only what is left from there on is shared out. So every split works, and the keys before are never read.",
     more="In the package's split_kernel these are the lines from `first_seen` to `end`.",
+    inputs=inputs,
+    truth=truth,
     rule="from the tile of the oldest token's first key on, ceil(tiles / splits) tiles each, and no key behind S − 1",
+    mistakes=MISTAKES,
     exact=True,
     adapt=without_empty_parts,
 )

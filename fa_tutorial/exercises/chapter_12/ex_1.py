@@ -50,7 +50,11 @@ EXERCISE = Exercise(
     solution=place,
     reasoning="For a fixed row, piece ^ (row % 8) only exchanges the pieces, and for a fixed piece it is another place in each of eight rows. "
     "So neither a row nor a column of pieces meets a bank twice.",
+    inputs=inputs,
+    truth=truth,
     rule="a piece of rows 8j to 8j + 7 stands at eight places, so all 32 banks give it in one trip",
+    mistakes=MISTAKES,
+    adapt=adapt,
     parts=("trips",),
     exact=True,
 )

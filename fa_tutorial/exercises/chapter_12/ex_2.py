@@ -123,6 +123,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write in PyTorch what softmax_rescale_o does, from its source.",
+    conditions=CONDITIONS,
     hints=(
         "The function has two branches. Which old values does the first one read, and what does it never write? (In their lines, `zero_init` "
         "says whether a reduction reads the old value, and `quad_allreduce_` joins a row's four threads: which of reduce_max and reduce_sum calls it?)",
@@ -135,7 +136,10 @@ EXERCISE = Exercise(
     reasoning="It is your softmax_step with four things moved. The scale waits for the exponential. The first block sets the state, so "
     "nobody starts it at −∞ and 0, and nothing is rescaled. acc is rescaled here, where each thread has its rows' alpha in a register. "
     "And the four threads' sums are joined only after the loop: alpha is the whole row's, so each thread may rescale its own.",
+    inputs=inputs,
+    truth=truth,
     rule="p = 2^((s − row_max) · scale_log2), where row_max is the unscaled maximum so far; row_sum and acc are rescaled, but not in the "
     "first block",
+    mistakes=MISTAKES,
     parts=("p", "row_max", "row_sum", "acc"),
 )

@@ -82,6 +82,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write in PyTorch what a step of FA2's backward adds to dq, dk and dv.",
+    conditions=CONDITIONS,
     hints=(
         "Begin with the scores, and go through the calls. Which of them reads a scale?",
         "lse is a logarithm of scaled scores, and softmax_scale_log2 is the scale times log₂ e. So what must exp2 subtract from s · scale_log2? "
@@ -91,6 +92,9 @@ EXERCISE = Exercise(
     solution=fa2_backward_step,
     reasoning="The scale enters once, inside exp2, and lse joins it there in base 2. dq and dk are sums over blocks, and a factor that all of "
     "them have is multiplied once, at the end: line 731 for dk, convert_dQ for dq.",
+    inputs=inputs,
+    truth=truth,
     rule="dq += ds k, dk += dsᵀ q, dv += pᵀ do, with the scale inside exp2 alone",
+    mistakes=MISTAKES,
     parts=("dq", "dk", "dv"),
 )  # fmt: skip

@@ -114,6 +114,10 @@ EXERCISE = Exercise(
     reasoning="Of 46 keys row 0 of 20 sees keys 0 … 26, and the last two blocks begin at key 16. So the block before them needs no mask, "
     "though the diagonal starts inside a block: 20 rows end before they reach a third. Of 100 keys row 0 of 31 sees keys 0 … 69, and the "
     "last two blocks begin at key 80: block 4, keys 64 … 79, needs a mask. Scores around −110 lie so far below change 3's shift of 0 that p, row_sum and acc are 0.",
+    inputs=inputs,
+    truth=truth,
     rule="changes 3 and 5 pass the first test, and both fail the second",
+    mistakes=MISTAKES,
+    adapt=adapt,
     parts=("the first test", "the second test"),
 )

@@ -113,7 +113,11 @@ EXERCISE = Exercise(
     solution=fa3_step,
     reasoning="Matmuls end in the order in which they were issued. So warpgroup_wait<1> waits for q kᵀ alone, and the mask and the softmax run beside "
     "p v. convert_type_out writes the p that p v reads, so there p v must have ended. A buffer is free once the matmul that reads it has ended.",
+    inputs=inputs,
+    truth=truth,
     rule="q kᵀ has ended before the mask, p v runs beside the softmax and has ended before p changes, and each buffer is given back at once",
+    mistakes=MISTAKES,
+    adapt=adapt,
     parts=("the first call that comes too early", "the calls beside p v", "the first buffer given back too late"),
     exact=True,
 )  # fmt: skip

@@ -94,6 +94,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write softmax_step with FA4's threshold: the shift moves only where the maximum outgrows it.",
+    conditions=CONDITIONS,
     hints=(
         "Start from chapter 4's softmax_step. Only one thing is new: which rows take m as their shift, and which keep the old one?",
         "exp(m − shift) is 2 to the power of (m − shift) · log₂ e. Compare that power with the threshold, row by row.",
@@ -104,6 +105,9 @@ EXERCISE = Exercise(
     reasoning="A row's output is acc / l, and a shift that is too small multiplies both by the same factor. So any shift is right, as "
     "long as acc and l use the same one and p cannot overflow: here p is at most 2 to the power of the threshold. Where the shift stays, "
     "alpha is 1.",
+    inputs=inputs,
+    truth=truth,
     rule=RULE,
+    mistakes=MISTAKES,
     parts=("p", "shift", "l", "alpha"),
 )

@@ -60,6 +60,10 @@ EXERCISE = Exercise(
     reasoning="Where S_q − S_k is at least 32, no row of block 0 sees a key, and n_block_max is 0. The loop has no test before its first "
     "iteration, so it visits block −1, whose keys are whatever lies before k, such as another head's. The mask compares with the diagonal alone, so row r attends to the keys from −16 to "
     "r + S_k − S_q. Rows that keep none of them have p = 0, and their o is right.",
+    inputs=inputs,
+    truth=truth,
     rule="a row is wrong if the loop reads a key before 0 that the mask doesn't hide from it",
+    mistakes=MISTAKES,
+    adapt=adapt,
     exact=True,
 )

@@ -59,6 +59,10 @@ EXERCISE = Exercise(
     ),
     solution=owner,
     reasoning="Each step moves all keys from rank r to rank r + 1. So what is at `rank` after `step` steps started at rank − step, counted around the ring.",
+    inputs=inputs,
+    truth=truth,
     rule="the keys that are here have come `step` ranks far, each step from rank r to rank r + 1",
+    mistakes=MISTAKES,
     exact=True,
+    adapt=adapt,
 )

@@ -110,6 +110,11 @@ EXERCISE = Exercise(
     reasoning="A rank begins with its own keys. In each of the ranks − 1 steps it passes on the keys that it holds and gets the next ones. So each rank "
     "sees each shard once, and the merge makes the order irrelevant.",
     more="The package's version, ring.ring_attention, starts to send before it computes, so that both run at the same time.",
+    inputs=inputs,
+    truth=truth,
     rule="each rank attends to its own keys, then ranks − 1 times passes on what it holds and joins its attention to what comes",
+    mistakes=MISTAKES,
     parts=("o", "lse", "sends"),
+    tolerance=tolerance,
+    adapt=adapt,
 )

@@ -55,6 +55,10 @@ EXERCISE = Exercise(
     ),
     solution=chunks_of,
     reasoning="Chunk c has work c + ½. The numbers of the two chunks always add up to 2 · ranks − 1, so every rank has the work 2 · ranks.",
+    inputs=inputs,
+    truth=truth,
     rule="every rank has the same work where the numbers of its two chunks have the same sum",
+    mistakes=MISTAKES,
     exact=True,
+    adapt=adapt,
 )

@@ -81,7 +81,11 @@ EXERCISE = Exercise(
     solution=tile_of,
     reasoning="With o < r the chunks are o < r < 2R − 1 − r < 2R − 1 − o: both chunks of queries see chunk o and neither sees the last one. With o > r they are "
     "r < o < 2R − 1 − o < 2R − 1 − r: the first chunk of queries sees nothing, and the second sees both. Either way half of the tile is seen, without a mask.",
+    inputs=inputs,
+    truth=truth,
     rule="a query sees the keys at its own position and before; the shard of rank r is chunk r and then chunk 2R − 1 − r",
+    mistakes=MISTAKES,
     parts=("first", "end", "is_causal"),
     exact=True,
+    adapt=adapt,
 )

@@ -58,5 +58,8 @@ EXERCISE = Exercise(
     solution=least_shard,
     reasoning="FLOPs grow with rows², bytes with rows. So there is one length from which on computing takes longer, and it depends on nothing but the machine, the "
     "group of heads and the bytes of a number.",
+    inputs=inputs,
+    truth=truth,
     rule="rows is where 2 · H_q · rows² · D / flops equals 2 · H_k · rows · D · itemsize / bandwidth",
+    mistakes=MISTAKES,
 )

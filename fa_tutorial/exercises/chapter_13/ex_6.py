@@ -169,7 +169,13 @@ EXERCISE = Exercise(
     "queries are. dk and dv gather on their way around the ring; after `ranks` steps they have visited everybody and are home. k and v needn't make the last step. "
     "Less is sent if the own dk and dv stay at home: then the first visitor starts the sums, and the own part joins them at the end.",
     more="The package's version, ring.ring_attention's backward, sends while it computes, and keeps the own dk and dv at home.",
+    inputs=inputs,
+    truth=truth,
     rule="each rank adds its part to dq, which stays, and to dk and dv, which travel with their keys until they are home; k and v take ranks − 1 steps",
+    mistakes=MISTAKES,
     parts=("dq", "dk", "dv", "tensors sent"),
     tolerance=lambda args, part: (1e-5, 1e-6),  # the answer may add up in float32
+    refused=refused,
+    note=note,
+    adapt=adapt,
 )

@@ -132,6 +132,11 @@ EXERCISE = Exercise(
     "during the next one. After the last tile nothing is left to hide behind. Whoever computes the own tile last hides the last dk and dv behind it, "
     "and waits for the first k and v instead, which are shorter.",
     more="The package's version, ring.ring_attention's backward, computes the own tile last, and sends what leaves at one time in one message.",
+    inputs=inputs,
+    truth=truth,
     rule="the parts of all ranks come home to this rank's keys, and one message alone takes time",
+    mistakes=MISTAKES,
     parts=("dk and dv", "seconds", "seconds of all messages"),
+    note=note,
+    adapt=adapt,
 )

@@ -78,6 +78,9 @@ EXERCISE = Exercise(
     ),
     solution=three_ways,
     reasoning="A ring's step takes as long as the longer of its tile and its message, and the last tile has no message. The other two add sending and computing.",
+    inputs=inputs,
+    truth=truth,
     rule="what travels while a tile is computed adds nothing unless it takes longer, and everything else adds up",
+    mistakes=MISTAKES,
     parts=("ring", "all-gather", "Ulysses"),
 )  # fmt: skip

@@ -83,7 +83,10 @@ EXERCISE = Exercise(
     reasoning="Three stored bits divide each octave into eight steps of 2^(e − 3). Below the smallest exponent the steps stay as they are. torch.round "
     "takes the even multiple on a tie, as the GPU does.",
     more="The package's version, fp8.to_e4m3, is PyTorch's conversion, cut off at 448. Its kernel for Triton's interpreter rounds as you do.",
+    inputs=inputs,
+    truth=truth,
     rule="the result is the nearest number of e4m3, and on a tie the even one",
+    mistakes=MISTAKES,
     watch=ByHand,
     tolerance=lambda args, part: (1e-12, 0.0),
 )

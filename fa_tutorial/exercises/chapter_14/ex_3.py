@@ -60,5 +60,8 @@ EXERCISE = Exercise(
     solution=worst_error,
     reasoning="A floating-point number carries its own step, so the scale doesn't matter until the exponent ends. That takes an outlier 448 · 64 = 28,672 "
     "times as large.",
+    inputs=inputs,
+    truth=truth,
     rule="y is 448 · x / largest; the result is half of y's step (14.1) over y, at most 1",
+    mistakes=MISTAKES,
 )

@@ -72,7 +72,10 @@ EXERCISE = Exercise(
     reasoning="softmax doesn't change where all scores of a row move by the same. q · mean is the same for all keys, so k may lose its mean, and nothing is added back. "
     "The rotation is for what is left.",
     more="The package's quantiser rotates by random_hadamard with a tl.dot; k's mean it leaves to you.",
+    inputs=inputs,
+    truth=truth,
     rule="q becomes q R, and k becomes (k − its mean over the keys) R",
+    mistakes=MISTAKES,
     parts=("q", "k"),
     tolerance=lambda args, part: (1e-9, 1e-9),
 )

@@ -83,7 +83,10 @@ EXERCISE = Exercise(
     solution=attend_fp8,
     reasoning="A power of two changes the exponent alone, so e4m3's steps lie where they lay, but p has more of them below. In the kernel 8 is added to the exponent before exp2. With l of the rounded "
     "p, o is a mean of values whose weights add up to 1, however coarse they are.",
+    inputs=inputs,
+    truth=truth,
     rule="p = to_e4m3(2⁸ · e^(s − m)) with each row's m, and l and acc are sums of this p",
+    mistakes=MISTAKES,
     parts=("m", "l", "acc"),
     tolerance=lambda args, part: (1e-9, 1e-12),
 )

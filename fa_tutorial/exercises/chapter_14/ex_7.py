@@ -61,6 +61,10 @@ EXERCISE = Exercise(
     solution=key_at,
     reasoning="p v is a sum over keys, so any order will do, if p's columns and v's rows have the same. v is written anew anyway, so its order is free.",
     more="The package's version, fp8.key_order, also takes tensors, and is the quantiser's own line.",
+    inputs=inputs,
+    truth=truth,
     rule="of 16 keys, thread c holds 2c, 2c + 1, 2c + 8 and 2c + 9, and reads positions 4c to 4c + 3",
+    mistakes=MISTAKES,
     exact=True,
+    adapt=adapt,
 )

@@ -129,9 +129,14 @@ EXERCISE = Exercise(
     reasoning="Loads may go anywhere, so the order of the keys costs nothing there. The load's mask goes by the key, and the store's by the position, because "
     "a ragged group of 16 has its keys, and its zeros, in another order. The head is taken in 64 bits, since v may hold 2³¹ numbers.",
     more="The package's kernel, fp8.quantise_kernel, also takes q and k, which it rotates and stores as rows, and any strides.",
+    inputs=inputs,
+    truth=truth,
     rule="y · scale is v, rounded to e4m3, in column position key_order_in_triton(position), and a block's scale is its largest number in size / 448",
+    mistakes=MISTAKES,
     parts=("scale", "y"),
+    launch=launch,
     # y may be the neighbouring number, where v / scale lies halfway but for float32's rounding
     tolerance=lambda args, part: (0.13, 0.0) if part == "y" else (1e-5, 0.0),
+    note=note,
     seen={"overlap": "program (block, head) writes its own columns of y, and scale[head, block]"},
 )

@@ -149,6 +149,9 @@ EXERCISE = Exercise(
     solution=sums_are_right,
     reasoning="With a mean as large as v's spread, each chain costs 8 % of o or more, and rounding 0.13 %. So one bound between the two tells all of them apart. With a larger "
     "mean acc loses more than l, no longer less: with v + 3 both cost 3 %, which the bound still shows.",
+    inputs=inputs,
+    truth=truth,
     rule="True where acc and l are exact or summed by blocks, False where one of them is one chain over 16,384 keys",
+    mistakes=MISTAKES,
     adapt=in_words,
 )

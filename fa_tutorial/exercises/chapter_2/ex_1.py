@@ -82,6 +82,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Compute the strides of a contiguous tensor from its shape.",
+    conditions=CONDITIONS,
     hints=(
         "In a (2, 3) tensor, how many elements lie between x[0, 0] and x[0, 1]? And between x[0, 0] and x[1, 0]?",
         "Walk through the shape from the end. Keep a running product that starts at 1: append it, then multiply it by the size.",
@@ -90,7 +91,10 @@ EXERCISE = Exercise(
     reasoning="The last index runs fastest, so its stride is 1. One step in an earlier index skips everything that the later indices "
     "span, which is the product of their sizes.",
     more="The package's version, layout.contiguous_strides, also checks its argument, and counts a size of 0 as 1, as PyTorch does.",
+    inputs=inputs,
+    truth=truth,
     rule="stride[i] is the product of the sizes after i",
+    mistakes=MISTAKES,
     exact=True,
     watch=WholeStrides,
     adapt=within_memory,

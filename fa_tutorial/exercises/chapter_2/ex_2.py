@@ -76,7 +76,10 @@ EXERCISE = Exercise(
     solution=view_of_k,
     reasoning="An integer index removes a dimension and moves the start by index · stride. A transpose swaps two strides. Neither moves "
     "any data, so k keeps the steps of qkv: one token further means past that token's q, k and v.",
+    inputs=inputs,
+    truth=truth,
     rule="write down the strides of qkv, (S · 3 · H · D, 3 · H · D, H · D, D, 1), then follow the index and the transpose",
+    mistakes=MISTAKES,
     parts=("start", "strides"),
     exact=True,
     watch=WithoutTensors,

@@ -79,6 +79,7 @@ def note(kernel):
 
 EXERCISE = Exercise(
     task="Write a kernel that adds two vectors: out = x + y.",
+    conditions=CONDITIONS,
     hints=(
         "double_kernel has the offsets and the mask that you need. What does it load, and what does it store?",
         "offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK) and mask = offs < n. Load x and y at offs, and store their sum at offs; "
@@ -88,9 +89,15 @@ EXERCISE = Exercise(
     reasoning="One vector of offsets serves x, y and out, and one mask keeps the last program inside all three.",
     more="The package's version, layout.add_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements, and adds "
     "in float32, because the interpreter cannot add bf16.",
+    inputs=inputs,
+    truth=truth,
     rule="element i of out is x[i] + y[i]",
+    mistakes=MISTAKES,
+    launch=launch,
+    tolerance=tolerance,
     seen={
         "overlap": f"elements are added more than once: {STARTS}",
         "pieces": f"one store is enough, since the grid has a program for each block: {STARTS}",
     },
+    note=note,
 )

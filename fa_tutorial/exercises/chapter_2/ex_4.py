@@ -101,7 +101,11 @@ EXERCISE = Exercise(
     reasoning="Your code never rearranges the tile. Only the addresses differ, so the strides do the whole transpose, the load and the "
     "store share one mask, and padded rows or transposed views need no case of their own.",
     more="The package's version, layout.transpose_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements.",
+    inputs=inputs,
+    truth=truth,
     rule="out[c, r] = x[r, c]",
+    mistakes=MISTAKES,
+    launch=launch,
     tolerance=lambda args, part: (0.0, 0.0),
     seen={
         "overlap": "tiles are copied by more than one program: program (i, j) copies only tile (i, j)",

@@ -163,6 +163,9 @@ EXERCISE = Exercise(
     reasoning="Everything that the kernel knows of the tensors goes through its arguments: their first elements, sizes and strides. The "
     "grid covers x with tiles, rounded up, and its mask keeps the last ones inside.",
     more="The package's version, layout.transpose_copy, also checks its arguments.",
+    inputs=inputs,
+    truth=truth,
     rule="one program for each tile, and every number where the kernel expects it",
+    mistakes=MISTAKES,
     adapt=launched,
 )

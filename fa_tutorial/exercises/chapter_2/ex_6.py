@@ -69,6 +69,9 @@ EXERCISE = Exercise(
     reasoning="Memory delivers whole sectors, so what counts is how many different ones the tile's elements lie in. A tile whose elements "
     "are neighbours uses every byte of them.",
     more="The package's version is layout.sectors.",
+    inputs=inputs,
+    truth=truth,
     rule="the sector of an element is its offset in bytes over 32, rounded down; count the different ones",
+    mistakes=MISTAKES,
     exact=True,
 )

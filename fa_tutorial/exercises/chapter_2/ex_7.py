@@ -108,6 +108,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write a softmax kernel that reads each element once and writes it once: each program takes one row.",
+    conditions=CONDITIONS,
     hints=(
         "Write chapter 1's safe softmax with tl.max, tl.exp and tl.sum. What must the positions past the end of the row hold, so that "
         "they change neither the maximum nor the sum?",
@@ -120,8 +121,13 @@ EXERCISE = Exercise(
     "float32 for fp16, so a kernel without the conversion is right too, by luck.)",
     more="The package's version, layout.softmax_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements, and "
     "rounds to the output's dtype by name, .to(out_ptr.dtype.element_ty), which tl.store would otherwise do.",
+    inputs=inputs,
+    truth=truth,
     rule="y = exp(x − m) / Σ exp(x − m) in float32, m being the row's maximum",
+    mistakes=MISTAKES,
+    launch=launch,
     adapt=by_hand,
+    tolerance=tolerance,
     seen={
         "overlap": "rows are written by more than one program: program i writes only row i",
         "pieces": "program i takes row i alone, in one block",

@@ -78,7 +78,11 @@ EXERCISE = Exercise(
     ),
     solution=softmax_of_rows_kernel,
     reasoning="A tile is reduced along axis 1, so each row keeps its own maximum and sum, and the launch needs only rows / ROWS programs.",
+    inputs=inputs,
+    truth=truth,
+    launch=launch,
     rule="y = exp(x − m) / Σ exp(x − m), m being the row's maximum",
+    mistakes=MISTAKES,
     adapt=by_hand,
     tolerance=tolerance,
     seen={

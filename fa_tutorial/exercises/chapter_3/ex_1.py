@@ -125,6 +125,7 @@ def note(answer):
 
 EXERCISE = Exercise(
     task="Multiply two matrices tile by tile: each product takes one tile of a and one tile of b, and is added to an accumulator.",
+    conditions=CONDITIONS,
     hints=(
         "You need three loops: over rows of tiles, over columns of tiles, and, for each tile of c, along K. Which of the three adds up?",
         "PyTorch cuts a slice short at the end of a tensor, so x[i : i + block] is right for ragged tiles too. "
@@ -137,6 +138,11 @@ EXERCISE = Exercise(
     "they have to be. The sum stays in float32 and is rounded once, at the end: in fp16 every step would round, and from 2,048 on adding "
     "1 changes nothing.",
     more="The package's version, matmul.blocked_matmul, accumulates float64 in float64 and checks its arguments.",
+    inputs=inputs,
+    truth=truth,
     rule="c is a @ b, whatever the blocks",
+    mistakes=MISTAKES,
+    tolerance=tolerance,
     watch=Tiles,
+    note=note,
 )

@@ -136,6 +136,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write the matmul kernel: one program computes one tile of c, for any strides of a, b and c.",
+    conditions=CONDITIONS,
     hints=(
         "Which tile is yours? In row order programs 0 … tiles_n − 1 compute the first row of tiles. Then build two 2-D blocks of pointers, "
         "one for a and one for b, as in chapter 2's transposing copy.",
@@ -148,8 +149,12 @@ EXERCISE = Exercise(
     reasoning="pid // tiles_n and pid % tiles_n give the tile. Both loads mask K, because memory beyond K may hold NaN, and 0 · NaN is "
     "NaN. pid, offs_k and step have 64 bits here, so that no offset overflows in a tensor past 2³¹ elements. acc is float32 and is rounded once, at the store. Each pointer advances by BLOCK_K times its own stride, so views work.",
     more="The package's version, matmul.matmul_kernel, numbers its programs in bands, as in 3.4.",
+    inputs=inputs,
+    truth=truth,
     rule="c is a @ b for any strides, in float32's accuracy where a and b are float32",
+    mistakes=MISTAKES,
     tolerance=tolerance,
+    launch=launch,
     seen={
         "overlap": (
             "some elements are stored by more than one program: program pid stores what exists of tile (pid // tiles_n, pid % tiles_n), "

@@ -103,7 +103,10 @@ EXERCISE = Exercise(
     solution=pick_tile,
     reasoning="A step along K does 2 · block_m · block_n · block_k FLOPs on (block_m + block_n) · block_k elements, so block_k cancels (3.3). "
     "acc grows with the tile's area and lives in registers; the tiles of a and b grow with its sides and wait in shared memory.",
+    inputs=inputs,
+    truth=truth,
     rule="the tile fits both memories, and none that fits does more FLOPs per byte",
+    mistakes=MISTAKES,
     parts=("block_m", "block_n"),
     adapt=found,
     exact=True,

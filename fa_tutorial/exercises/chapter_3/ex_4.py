@@ -130,6 +130,7 @@ def refused(answer):
 
 EXERCISE = Exercise(
     task="Return the tile (tile_m, tile_n) that program `pid` computes in this order.",
+    conditions=CONDITIONS,
     hints=(
         "Call `group` rows of tiles a band. How many programs does a full band hold? Which band is pid in, and what is its place there?",
         "A full band holds group · tiles_n programs: pid // that is the band, which gives its first row; pid % that is the place within "
@@ -141,6 +142,11 @@ EXERCISE = Exercise(
     reasoning="pid // (group · tiles_n) is the band, and pid % (group · tiles_n) is the place within it. A band has min(tiles_m − "
     "first_row, group) rows; dividing the place by that number gives the column, and the remainder gives the row. Only the last band can "
     "be shorter, and every band before it is full, so group · tiles_n is the right divisor for all of them.",
+    inputs=inputs,
+    truth=truth,
     rule="the numbers go down the `group` rows of a band, then on to its next column, and after its last column to the next band",
+    mistakes=MISTAKES,
     exact=True,
+    adapt=adapt,
+    refused=refused,
 )

@@ -172,6 +172,7 @@ def note(answer):
 
 EXERCISE = Exercise(
     task="Write the kernel that computes o = scale · (q kᵀ) v for one head and keeps s on the chip.",
+    conditions=CONDITIONS,
     hints=(
         "Compare it with 3.2. There is no tile_n, because a program owns whole rows of o. The loop runs over keys, not over D: "
         "q's tile is loaded once, before the loop, and both k's tile and v's tile are loaded inside.",
@@ -186,8 +187,14 @@ EXERCISE = Exercise(
     reasoning="A program keeps BLOCK_M rows of q and of acc, and the loop streams blocks of k and v past them. s lives for one iteration, "
               "in registers. Zeros beyond D add nothing to s. A key beyond S_k was loaded as 0, so its score is 0, and 0 · v adds nothing "
               "to acc: without a softmax, zeros do.",
+    inputs=inputs,
+    truth=truth,
     rule="o = scale · (q kᵀ) v for any strides of q, k, v and o",
+    mistakes=MISTAKES,
+    tolerance=tolerance,
+    launch=launch,
     adapt=with_scores,
+    note=note,
     seen={
         "overlap": "a row of o is written by more than one program: program pid computes rows pid · BLOCK_M … (pid + 1) · BLOCK_M − 1",
         "stored_again": "store acc once, after the loop over keys",

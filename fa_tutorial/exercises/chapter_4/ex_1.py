@@ -99,6 +99,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Let a tile of scores join the running maximum and sum of its rows.",
+    conditions=CONDITIONS,
     hints=(
         "It is (1.10) for many rows at once. By which factor must you multiply what was summed before, and which tensors have one number "
         "per row?",
@@ -111,7 +112,11 @@ EXERCISE = Exercise(
     reasoning="p is measured from the new maximum, so alpha = exp(m − m_new) moves the old sum there as well. While the maximum stays, "
     "alpha is 1. The function returns alpha because acc needs the same factor. Rows that have seen nothing are shifted by 0 instead of "
     "−inf: exp(−inf − 0) gives 0 for p and alpha, and −inf − (−inf) would give NaN.",
+    inputs=inputs,
+    truth=truth,
     rule="m_new is the maximum of m and the row of s, p = exp(s − m_new), alpha = exp(m − m_new), l_new = alpha · l + Σ p",
+    mistakes=MISTAKES,
     parts=("p", "m_new", "l_new", "alpha"),
+    tolerance=tolerance,
     note=hides_nan,
 )

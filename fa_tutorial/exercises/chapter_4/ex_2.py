@@ -128,6 +128,7 @@ def note(answer):
 
 EXERCISE = Exercise(
     task="Compute attention and its log-sum-exp tile by tile, block_m queries by block_n keys.",
+    conditions=CONDITIONS,
     hints=(
         "Keep the skeleton's two loops. What must a block of rows start with, and what can it write only after its last block of keys?",
         "In the inner loop: s as in the skeleton, then p, m, l, alpha = step(s, m, l), then acc = alpha[..., None] · acc + p v. "
@@ -138,8 +139,12 @@ EXERCISE = Exercise(
     solution=flash_forward,
     reasoning="Each block of rows walks over all blocks of keys with its own m, l and acc, and writes o and lse once, at the end. The "
     "division can wait until then because acc and l are always rescaled by the same alpha. step is the softmax_step of exercise 4.1.",
+    inputs=inputs,
+    truth=truth,
     rule="o = softmax(scale · q kᵀ) v and lse = log Σ exp(scale · q kᵀ) for each row, whatever the tiles",
+    mistakes=MISTAKES,
     parts=("o", "lse"),
     tolerance=tolerance,
     watch=OnePass,
+    note=note,
 )

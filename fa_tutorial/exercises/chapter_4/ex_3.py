@@ -73,6 +73,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Find how many key blocks a block of rows sees whole, and where the ones begin that it does not see at all.",
+    conditions=CONDITIONS,
     hints=(
         "Row i sees keys 0 … i + S_k − S_q. How many keys is that? Which row of the block sees fewest, and which most?",
         "A tile is whole if the first row sees all of it: round down. A tile is seen if the last row sees any of it: round up. "
@@ -83,7 +84,10 @@ EXERCISE = Exercise(
     "Divided by block_n and rounded down, they are the tiles that need no mask. The last row sees the most keys. Divided and rounded up, "
     "they say where to stop. The last row of a shorter block is S_q − 1.",
     more="The package's version, algorithm.causal_tiles, also checks its arguments.",
+    inputs=inputs,
+    truth=truth,
     rule="full: tiles that the block's first row sees whole; end: one past the last tile that its last row sees",
+    mistakes=MISTAKES,
     parts=("full", "end"),
     exact=True,
     adapt=in_integers,

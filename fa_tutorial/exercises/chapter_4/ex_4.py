@@ -129,6 +129,7 @@ def note(answer):
 
 EXERCISE = Exercise(
     task="Make the tiled forward causal: skip the tiles that no row sees, and mask those that cross the edge.",
+    conditions=CONDITIONS,
     hints=(
         "Three things change: where the loop over key blocks ends, what happens to s in some of its iterations, and the division.",
         "full, end = tiles_of(row_block, block_m, block_n, S_q, S_k). Loop over range(end), and mask where key_block >= full. "
@@ -142,8 +143,12 @@ EXERCISE = Exercise(
     "the softmax_step of exercise 4.1, and tiles_of is the causal_tiles of 4.3.",
     more="The package's version, algorithm.flash_forward, has both forms in one function, also accepts fewer heads for k and v than for "
     "q, and counts the bytes that its tiles move.",
+    inputs=inputs,
+    truth=truth,
     rule="query i sees keys 0 … i + S_k − S_q: o = softmax(s) v and lse = log Σ exp(s) over these",
+    mistakes=MISTAKES,
     parts=("o", "lse"),
     tolerance=tolerance,
     watch=HiddenByInfinity,
+    note=note,
 )

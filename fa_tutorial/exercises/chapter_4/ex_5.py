@@ -99,6 +99,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write the test that a causal forward must pass: it catches every forward that hides a bug, and no right one.",
+    conditions=CONDITIONS,
     hints=(
         "Each promise of 4.2 and 4.4 can be broken on its own. For each, which inputs would show it? What is a test blind to that uses one "
         "head, equal lengths, equal blocks that divide them, and scale = 1/√D?",
@@ -110,6 +111,10 @@ EXERCISE = Exercise(
     solution=is_right,
     reasoning="Three pairs of lengths and dtypes, each with small and with large scores, find each of the sixteen bugs. NaN never "
     "compares equal, so a 0 / 0 fails by itself. With fp16 inputs it's lse that tells: o is rounded to fp16 anyway.",
+    inputs=inputs,
+    truth=truth,
     rule="True for a forward that is right, False for any other",
+    mistakes=MISTAKES,
     exact=True,
+    adapt=adapt,
 )

@@ -51,7 +51,9 @@ EXERCISE = Exercise(
     reasoning="k and v are cut into columns, so each of their elements is read once. Every column visits all queries: it reads q, and it "
     "reads and writes o, m and l.",
     more="The package's version is ledger.fa1_hbm_bytes.",
+    inputs=inputs,
     truth=ledger.fa1_hbm_bytes,
     rule="a column reads its own k and v; for every query it reads q, o, m and l, and writes o, m and l",
+    mistakes=MISTAKES,
     exact=True,
 )

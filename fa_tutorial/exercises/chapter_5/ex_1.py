@@ -120,8 +120,12 @@ EXERCISE = Exercise(
     solution=load_tile_kernel,
     reasoning="The pointer moves to the head first, so offs_m counts rows of this head and offs_m < S stops the tile at its end, whatever "
     "S is. The next kernels rely on the zeros: in a dot they add nothing.",
+    inputs=inputs,
+    truth=truth,
     rule=f"the tile of program pid holds rows of one head, 0 beyond S and D: {NUMBER}; {HEAD}; {RULE}",
+    mistakes=MISTAKES,
     note=partial(narrow, "x"),
+    launch=launch,
     tolerance=lambda args, part: (0.0, 0.0),
     seen={"overlap": f"two programs store to the same place: {PLACE}"},
 )

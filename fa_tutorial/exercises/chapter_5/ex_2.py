@@ -75,6 +75,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write attention for one full tile of keys: each program takes one block of query rows of one head.",
+    conditions=CONDITIONS,
     hints=(
         "Find b, h and start_m as in 5.1, and load the three tiles. Write the shape of each next line as a comment first: s and p are "
         "[BLOCK_M, BLOCK_N], m and l [BLOCK_M].",
@@ -84,8 +85,10 @@ EXERCISE = Exercise(
     solution=one_tile_kernel,
     reasoning="A softmax over keys is a maximum and a sum along axis 1. Both stay unrounded in float32, and only p is rounded to v's "
     "dtype, because the tensor cores multiply two tiles of one dtype.",
+    inputs=inputs,
     truth=o_truth,
     rule="o = softmax(scale · q kᵀ) v for each row of each head",
+    mistakes=MISTAKES,
     launch=launch,
     tolerance=tolerance,
     refused=widened,

@@ -85,6 +85,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Let the keys stream past in tiles of BLOCK_N, with m, l and acc carried from one iteration to the next.",
+    conditions=CONDITIONS,
     hints=(
         "Which three tensors does chapter 4's loop carry? They need a value before the loop: what are the maximum and the sum of nothing?",
         'm = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32); l and acc are tl.zeros. The loop is for start_n in range(0, S_k, '
@@ -95,8 +96,10 @@ EXERCISE = Exercise(
     solution=key_loop_kernel,
     reasoning="m, l and acc stay in registers for the whole loop. A program reads q's tile once, k and v once, and writes o once. s and p "
     "never reach memory.",
+    inputs=inputs,
     truth=cases.o_truth,
     rule=f"o = softmax(scale · q kᵀ) v, whatever the tiles: {STATE}",
+    mistakes=MISTAKES,
     launch=cases.launch,
     tolerance=cases.tolerance,
     refused=cases.streams,

@@ -100,6 +100,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Make the kernel right for every length and every head dimension.",
+    conditions=CONDITIONS,
     hints=(
         "load_tile puts zeros where a tile runs past S_k or past D. Where are these zeros harmless, and where does a 0 change the result?",
         "A zero in q's or k's padded columns adds 0 to a score. A whole row of zeros in k is a key that is not there, with a score of 0: "
@@ -109,8 +110,10 @@ EXERCISE = Exercise(
     solution=any_length_kernel,
     reasoning="Zeros past D are harmless, because 0 · 0 adds nothing to a score. A missing key would get the score 0, which is a score "
     "like any other, so it is set to −inf. Rows past S_q compute something finite, and store_tile does not store it.",
+    inputs=inputs,
     truth=cases.o_truth,
     rule="o = softmax(scale · q kᵀ) v for any S_q, S_k and D",
+    mistakes=MISTAKES,
     launch=cases.launch,
     tolerance=cases.tolerance,
     refused=cases.streams,

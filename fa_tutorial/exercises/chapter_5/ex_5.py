@@ -108,6 +108,7 @@ def refused(attend):
 
 EXERCISE = Exercise(
     task="Make the body of your loop a function, with and without a mask.",
+    conditions=CONDITIONS,
     hints=(
         "It is the body of your loop of 5.4, in its order. Which two lines does MASK decide?",
         "rows = S_k if MASK else None goes to both load_tile. Under `if MASK:` compare key numbers, start_n + tl.arange(0, BLOCK_N), with "
@@ -119,7 +120,13 @@ EXERCISE = Exercise(
     reasoning="MASK is a constant, so the compiler makes two functions of one text: one that compares, and one that doesn't. last_seen "
     "hides missing keys and causal ones by one comparison, because no row that exists sees past key S_k − 1.",
     more="This is forward.attend, which the package's kernel calls.",
+    inputs=inputs,
+    truth=truth,
     rule=STEP,
+    mistakes=MISTAKES,
     parts=("m", "l", "acc"),
+    launch=launch,
     adapt=Steps,
+    tolerance=tolerance,
+    refused=refused,
 )

@@ -126,6 +126,7 @@ def note(kernel):
 
 EXERCISE = Exercise(
     task="Make it causal in two loops: one without a mask, one with it, and both call attend.",
+    conditions=CONDITIONS,
     hints=(
         "last_seen is the last key that each row may see: S_k − 1 for all rows, or row i's own key i + S_k − S_q. Which row of the block "
         "decides where the loop without a mask must stop, and which row decides where the other one may stop?",
@@ -137,10 +138,13 @@ EXERCISE = Exercise(
     reasoning="The first row of the block sees fewest keys, so tiles that it sees whole need no mask. The last row sees most, so nothing "
     "after it is read. IS_CAUSAL is a constant for the compiler, so each value gives a kernel of its own, without a test at run time.",
     more="attend is the one of exercise 5.5, as forward.attend.",
+    inputs=inputs,
     truth=o_truth,
     rule=f"o = softmax(scale · q kᵀ) v: {BOTTOM}",
     adapt=counting_tiles(),
+    mistakes=MISTAKES,
     launch=partial(launch, has_causal=True),
     tolerance=tolerance,
+    note=note,
     seen={"overlap": OVERLAP, "stored_again": ONCE},
 )

@@ -63,6 +63,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Let each key head serve a group of query heads, and store lse for the backward pass.",
+    conditions=CONDITIONS,
     hints=(
         "Programs count query heads. How many query heads share one key head, and which arguments of attend does that concern?",
         "h_k = h // (H_q // H_k), for k and v alone. lse = m + log l, stored at lse_ptr + (b * H_q + h) * S_q + offs_m where offs_m < S_q.",
@@ -73,8 +74,10 @@ EXERCISE = Exercise(
     reasoning="Only h_k is new for k and v, so neighbouring query heads read the same keys, and the L2 cache can serve all but the first. "
     "lse is all that the backward pass needs to compute p again: one number a row instead of S_k.",
     more="This is forward.flash_forward_kernel, which the package ships.",
+    inputs=inputs,
     truth=truth,
     rule=f"o = softmax(scale · q kᵀ) v and {NATURAL}; {GROUP}; {PLACE}",
+    mistakes=MISTAKES,
     note=partial(narrow, "lse"),
     parts=("o", "lse"),
     launch=partial(launch, has_causal=True, has_lse=True),

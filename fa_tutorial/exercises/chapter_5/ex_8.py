@@ -142,6 +142,7 @@ EXERCISE = Exercise(
     solution=review_inputs,
     reasoning="Each line is right wherever two things happen to be equal: q's strides and k's, S_q and a multiple of BLOCK_M, S_q and S_k. An "
     "input that makes one such pair unequal, and leaves the others equal, tells which line is wrong.",
+    inputs=inputs,
     truth=lambda: tuple(LINES),
     rule="each input catches its kernel, and no other",
     mistakes={},

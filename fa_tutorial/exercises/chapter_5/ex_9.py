@@ -84,7 +84,10 @@ EXERCISE = Exercise(
     reasoning="The peak is reached where the tensor cores multiply in every cycle. At once, a score takes as long as its longest kind of "
     "work. In turns, the longer of exponential and instructions joins the products. In series, all add up, but the exponential is one of the "
     "instructions already. So the tensor cores multiply in products / cycles of the time.",
+    inputs=inputs,
+    truth=truth,
     rule="the tensor cores multiply in 4 D / 4096 of the cycles that a score takes: at once its longest kind of work, in turns the products and "
     "the longer of the other two, in series all three",
+    mistakes=MISTAKES,
     parts=("at_once", "in_turns", "in_series"),
 )

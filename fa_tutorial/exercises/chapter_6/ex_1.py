@@ -85,6 +85,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write the gradient of softmax over the last dimension, without its Jacobian.",
+    conditions=CONDITIONS,
     hints=(
         "The Jacobian of a row is diag(p) − p pᵀ. Multiply it by dp by hand: what does each of the two terms give?",
         "diag(p) dp is p ∘ dp, and p pᵀ dp is p times one number, rowsum(p ∘ dp): factor p out, and mind keepdim=True.",
@@ -92,6 +93,10 @@ EXERCISE = Exercise(
     solution=softmax_backward,
     reasoning="(diag(p) − p pᵀ) dp = p ∘ dp − p · (pᵀ dp), and pᵀ dp is one number a row, rowsum(p ∘ dp). So ds = p ∘ (dp − rowsum(p ∘ "
     "dp)): one sum a row and two products an element, where the Jacobian has n² elements a row.",
+    inputs=inputs,
+    truth=truth,
     rule=RULE,
+    mistakes=MISTAKES,
+    tolerance=tolerance,
     watch=RowSums,
 )

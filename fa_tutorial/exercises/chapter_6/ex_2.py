@@ -83,6 +83,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write the gradients of q, k and v, given p.",
+    conditions=CONDITIONS,
     hints=(
         "Go backward through o = p v, p = softmax(s), s = scale · q kᵀ: a matmul, a softmax as in exercise 6.1, and a matmul again. "
         " What does each step hand to the next?",
@@ -93,7 +94,11 @@ EXERCISE = Exercise(
     reasoning="o = p v and q kᵀ are matmuls with two gradients each, and softmax stands between them. The scale multiplies the scores, so "
     "it multiplies dq and dk, and not dv.",
     more="The package's version, algorithm.attention_backward, is not given p: it recomputes p from q, k and lse, as exercise 6.4 does.",
+    inputs=inputs,
+    truth=truth,
     rule=RULE,
+    mistakes=MISTAKES,
     parts=("dq", "dk", "dv"),
+    tolerance=tolerance,
     watch=Gradients,
 )

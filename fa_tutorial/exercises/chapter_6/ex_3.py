@@ -84,6 +84,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Find delta without p and dp.",
+    conditions=CONDITIONS,
     hints=(
         "In the example, by what factor does query 1's delta differ from its o? What about query 0?",
         "delta_i = Σ_j p_ij dp_ij. Put dp_ij = Σ_d do_id v_jd into it, and do the sum over the keys j first. What is Σ_j p_ij v_jd?",
@@ -92,6 +93,10 @@ EXERCISE = Exercise(
     solution=row_delta,
     reasoning="Σ_j p_ij Σ_d do_id v_jd = Σ_d do_id Σ_j p_ij v_jd, and the inner sum is o_id, which forward has stored.",
     more="The package's version, algorithm.row_delta, takes o and do alone.",
+    inputs=inputs,
+    truth=truth,
     rule=RULE,
+    mistakes=MISTAKES,
+    tolerance=tolerance,
     watch=Delta,
 )

@@ -153,6 +153,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Compute p and ds of one tile.",
+    conditions=CONDITIONS,
     hints=(
         "Softmax divides exp(s) by the sum of exp(s) over the row, and lse is the logarithm of that sum. What does the division become inside exp?",
         "p = exp(s − lse), with the tile's own rows of lse: lse[:, :, rows, None]. Then dp = do vᵀ, and ds = p ∘ (dp − delta) by (6.5).",
@@ -164,7 +165,11 @@ EXERCISE = Exercise(
     reasoning="exp(s) / Σ exp(s) = exp(s − log Σ exp(s)), so lse replaces the row's maximum and its sum, and delta the row's sum of p ∘ dp. "
     "Both belong to the whole row, so each tile can be computed by itself. In rows that see nothing, lse = +inf works: exp(−inf − inf) is 0.",
     more="The package's version is algorithm.p_and_ds. Its algorithm.recompute_p makes the whole p.",
+    inputs=inputs,
+    truth=truth,
     rule="s = scale · q kᵀ, lse is log Σ exp(s) of the whole row, and delta is the row sum in (6.5)",
+    mistakes=MISTAKES,
     parts=("p", "ds"),
+    tolerance=tolerance,
     watch=Tile,
 )

@@ -70,6 +70,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write the loop that owns keys: dk and dv, tile by tile, without the tiles that the causal mask hides.",
+    conditions=CONDITIONS,
     hints=(
         "The outer loop takes a block of keys, the inner loop walks over the blocks of queries. Which rows of dk and dv does a tile add "
         "to?",
@@ -86,7 +87,10 @@ EXERCISE = Exercise(
     "see none of the keys, so they would add zeros.",
     more="In the package this is the first loop of algorithm.flash_backward. It also rounds p and ds to the inputs' dtype for their "
     "matmuls, and takes fewer heads for k and v than for q.",
+    inputs=inputs,
+    truth=truth,
     rule="dv = Σ pᵀ do and dk = scale · Σ dsᵀ q, over all blocks of rows",
+    mistakes=MISTAKES,
     parts=("dk", "dv"),
     tolerance=tolerance,
     watch=where_it_tells(SeenByKeys),

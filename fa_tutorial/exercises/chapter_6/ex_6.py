@@ -94,6 +94,7 @@ class OwnsQueries(SeenTiles):
 
 EXERCISE = Exercise(
     task="Write the loop that owns queries: dq, tile by tile, without the tiles that the causal mask hides.",
+    conditions=CONDITIONS,
     hints=(
         "Which loop must be the outer one, so that a block of dq is complete when the inner loop ends? Then the bounds belong to a block of "
         "queries: which function gives them?",
@@ -107,6 +108,10 @@ EXERCISE = Exercise(
     "6.5 bounds the queries of a block of keys instead.",
     more="In the package this is the second loop of algorithm.flash_backward. It also rounds ds to the inputs' dtype for its matmul, and "
     "takes fewer heads for k and v than for q.",
+    inputs=inputs,
+    truth=truth,
     rule="dq = scale · Σ ds k, over all blocks of keys that a row sees",
+    mistakes=MISTAKES,
+    tolerance=tolerance,
     watch=where_it_tells(OwnsQueries),
 )

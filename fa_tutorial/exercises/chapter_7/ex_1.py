@@ -110,6 +110,11 @@ EXERCISE = Exercise(
     reasoning="Zeros past D add nothing to the sum, and rows past S_q are not stored. The product of two fp16 numbers can exceed 65504, "
     "so both are converted to float32 first. load_tile reads do by its own strides, which are all 0 after o.sum().backward().",
     more="The package's version, backward.delta_kernel, also subtracts the gradient of lse where there is one, and has int64 offsets.",
+    inputs=inputs,
+    truth=truth,
     rule=RULE,
+    mistakes=MISTAKES,
+    launch=launch,
+    tolerance=tolerance,
     seen={"overlap": f"programs store to one another's rows of delta: {PLACE}"},
 )

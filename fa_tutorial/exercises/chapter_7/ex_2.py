@@ -94,5 +94,7 @@ EXERCISE = shared.exercise(
     reasoning="s_t and dp_t come out of dot as [BLOCK_N, BLOCK_M], which is the shape that dk and dv need on their left, so only loaded "
     "tiles are transposed. In fp16 p_t and ds_t are rounded once, right before their products, and everything else stays in float32.",
     more="Exercise 7.3 puts the middle of this kernel into a loop.",
+    inputs=inputs,
     rule="dv = pᵀ do and dk = scale · dsᵀ q, where p = exp(s − lse) and ds = p ∘ (dp − delta), with lse and delta along the queries",
+    mistakes=MISTAKES,
 )

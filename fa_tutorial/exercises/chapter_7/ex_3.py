@@ -113,5 +113,7 @@ EXERCISE = shared.exercise(
     reasoning="A program owns its rows of dk and dv, so no other program adds to them: no atomics, and the same bits on every run. Rows "
     "past S_q have q = do = 0 and a finite p, so they add nothing. Keys past S_k end up in rows that store_tile leaves out.",
     more="Exercise 7.4 skips the blocks that the causal mask hides.",
+    inputs=inputs,
     rule="dv = Σ pᵀ do and dk = scale · Σ dsᵀ q, over all blocks of queries",
+    mistakes=MISTAKES,
 )

@@ -140,6 +140,8 @@ EXERCISE = shared.exercise(
     "the mask. Where a row sees nothing, its p is exp(s + inf) = inf, and tl.where puts 0 there; such rows never reach the loop without a "
     "mask.",
     more="The package's version, backward.dkdv_kernel, also sums over the query heads of a group, and computes row as int64.",
+    inputs=inputs,
     rule="dk and dv are summed over the queries that see a key: query i sees keys 0 to i + S_k − S_q",
+    mistakes=MISTAKES,
     adapt=two_loops,
 )

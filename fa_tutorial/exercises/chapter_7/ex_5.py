@@ -152,6 +152,8 @@ EXERCISE = shared.exercise(
     "exp(s + inf). s and dp are computed a second time, after dkdv_kernel: seven matmuls instead of five, in exchange for sums with one "
     "owner each.",
     more="The package's version, backward.dq_kernel, walks the tiles that need no mask in a loop of their own, and has int64 offsets.",
+    inputs=inputs,
     rule="dq = scale · Σ ds k, over the tiles of keys, where ds = p ∘ (dp − delta)",
+    mistakes=MISTAKES,
     adapt=counting_tiles(products=3, two_loops=False),
 )

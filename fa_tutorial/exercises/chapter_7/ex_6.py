@@ -129,6 +129,8 @@ EXERCISE = shared.exercise(
     "which order. For one of dk and dq a computed tile must be transposed, whichever of s and s_t you compute. And a missing key, which only "
     "spoiled rows of its own, would spoil all of dq where its p is inf.",
     more="Chapter 7 compares it with two loops, in bits and in time, and there computes its places in int64.",
+    inputs=inputs,
     rule="dq = scale · Σ ds k over the blocks of keys, beside dv = Σ pᵀ do and dk = scale · Σ dsᵀ q",
+    mistakes=MISTAKES,
     adapt=on_zeros,
 )

@@ -120,5 +120,7 @@ EXERCISE = shared.exercise(
     reasoning="The accumulators do the sum over the group, so dk and dv still have one owner, and no tensor of parts is written. Only the "
     "query side changes from member to member: its h, and its rows of lse and delta.",
     more="The package's version, backward.dkdv_kernel, is this kernel with int64 rows and two hints to the compiler.",
+    inputs=inputs,
     rule="dk and dv of a key head are sums over the query heads h_k · GROUP to h_k · GROUP + GROUP − 1",
+    mistakes=MISTAKES,
 )

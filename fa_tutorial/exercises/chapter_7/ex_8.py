@@ -98,7 +98,11 @@ EXERCISE = FunctionExercise(
     "attribute of ctx escapes both. With lse, backward can compute p again, so no (S_q, S_k) matrix is kept. The kernels leave no graph: "
     "without once_differentiable, a second derivative would take their results for constants.",
     more="The package's node, in attention.py, also returns lse, takes its gradient, and leaves out gradients that nobody asks for.",
+    inputs=inputs,
+    truth=truth,
     rule="o is attention with is_causal and scale, and its gradients are dq, dk and dv, in this order",
     adapt=by_apply,
+    mistakes=MISTAKES,
     parts=("o", *NAMES),
+    tolerance=tolerance,
 )

@@ -98,7 +98,10 @@ EXERCISE = Exercise(
     reasoning="A program is resident on an SM from its first instruction to its last, with all its registers and shared memory. So the "
     "scarcer of the two resources decides, and one more needs its share of both. An SM also has limits of 32 programs and 64 warps, which "
     "these tiles never reach.",
+    inputs=inputs,
+    truth=truth,
     rule="a program fits only if its registers and its shared memory both fit, and so does one more",
+    mistakes=MISTAKES,
     parts=("programs", "registers_less", "bytes_less"),
     exact=True,
 )

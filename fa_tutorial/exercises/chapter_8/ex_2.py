@@ -135,6 +135,7 @@ def note(step):
 
 EXERCISE = Exercise(
     task="Write softmax_step in base 2: the scores s arrive without their scale, and m is kept in units of s · scale_log2.",
+    conditions=CONDITIONS,
     hints=(
         "Chapter 5's step is nearly right. Which of its lines see a score, and which see only m?",
         "A score must be multiplied by scale_log2 once. m and m_new hold scaled numbers already, so alpha needs no multiplication.",
@@ -145,7 +146,12 @@ EXERCISE = Exercise(
     "the difference in p become one multiply-add per element. Only the maximum, one number per row, is multiplied by itself.",
     more="The package's step is a part of tuned.forward.attend. It also rounds m up a little. Scaling all of s before the maximum is "
     "right, too, but then that multiply is an instruction of its own: nothing is left for it to join.",
+    inputs=inputs,
+    truth=truth,
     rule="p = 2^(s · scale_log2 − m_new), alpha = 2^(m − m_new), and l_new = alpha · l + Σ p",
+    mistakes=MISTAKES,
     parts=("p", "m_new", "l_new", "alpha"),
     tolerance=lambda args, part: (3e-5, 1e-6),  # also where the scores are large: those here are exact
+    adapt=adapt,
+    note=note,
 )

@@ -169,6 +169,7 @@ def note(kernel):
 EXERCISE = Exercise(
     task="Write the forward with tensor descriptors of shape (B, H, S, D) and tiles [1, 1, BLOCK_M or BLOCK_N, D]: full attention, any S_q "
     "and S_k.",
+    conditions=CONDITIONS,
     hints=(
         "Coordinates count elements: row_block · BLOCK_M for q and o, start_n for k and v. There are no pointers, strides or masks of "
         "loads left.",
@@ -182,8 +183,13 @@ EXERCISE = Exercise(
     "2-D descriptor of (B · H · S, D) knows one end alone, and its ragged tiles hold rows of the next head, and overwrite them at the "
     "store. The zeros that stand in are harmless in q and v; as keys they have the score 0, so the mask on the scores stays.",
     more="The package's forward, tuned/forward.py, takes either descriptors or Heads, because tiles.load_tile loads from both.",
+    inputs=inputs,
     truth=o_truth,
     rule="o = softmax(scale · q kᵀ) v, for any S_q and S_k",
+    mistakes=MISTAKES,
+    launch=launch,
     tolerance=tolerance,
+    refused=refused,
+    note=note,
     adapt=lambda kernel: with_descriptors(by_infinity(kernel)),
 )

@@ -93,5 +93,8 @@ EXERCISE = Exercise(
     "but it keeps its unit busy for eight cycles, in which the scheduler issues others. So the longer of the two decides: eight "
     "instructions for each exponential are free, and only what is beyond them is worth removing.",
     parts=("cycles", "removable"),
+    inputs=inputs,
+    truth=truth,
     rule="matmuls, and then the longer of issuing and exponentials, for each 64 x 64 scores",
+    mistakes=MISTAKES,
 )  # fmt: skip

@@ -179,6 +179,13 @@ EXERCISE = Exercise(
     solution=attend,
     reasoning="Each thread has 64 scores of the larger tile, so what is done for a score counts 64 times, and what is done for a row twice. "
     "A constant MASK makes two loops, and the loop that runs most often pays for neither mask nor guard.",
+    inputs=inputs,
+    truth=truth,
     rule="o = softmax(scale · q kᵀ) v, and 0 for a row that sees no key",
+    mistakes=MISTAKES,
     parts=("o", "lse"),
+    tolerance=tolerance,
+    adapt=adapt,
+    refused=refused,
+    note=note,
 )  # fmt: skip

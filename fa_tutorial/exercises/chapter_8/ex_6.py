@@ -109,6 +109,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Decide in which order the programs of a causal grid start, so that at most at_once heads are open and no SM works alone at the end.",
+    conditions=CONDITIONS,
     hints=(
         "Which programs should start last, so that all SMs are done at about the same time? And which first?",
         "Take at_once heads at a time. Of such a group, all may be open, and the order among its programs is free.",
@@ -118,7 +119,11 @@ EXERCISE = Exercise(
     reasoning="Programs start roughly in the order of their numbers. With a group's longest row blocks first, short ones fill the gaps at the "
     "end, and programs that run together share few heads' keys and values.",
     more="The package's kernel computes its pair from its number, by matmul.grouped_tile_device, chapter 3's order of tiles.",
+    inputs=inputs,
+    truth=truth,
     rule="all programs once, at most at_once heads open, and all done as early as the work allows",
+    mistakes=MISTAKES,
     parts=("wrong programs", "open heads", "time"),
     exact=True,
+    adapt=adapt,
 )

@@ -72,7 +72,10 @@ EXERCISE = Exercise(
     reasoning="Every round completes one phase of each barrier, so consumer and producer count the same rounds. The producer is one phase "
     "behind: it waits for the release of the tile before. Its first wait passes at once without a special case, because a fresh barrier "
     "looks as if a phase of parity 1 were over.",
+    inputs=inputs,
+    truth=truth,
     rule="the stages are taken in turn, and the parities flip once a round",
+    mistakes=MISTAKES,
     parts=("stage", "full_parity", "empty_parity"),
     exact=True,
 )

@@ -80,6 +80,10 @@ EXERCISE = Exercise(
     reasoning="Two waits make it safe: none uses a tile before its load is over, and none loads over a tile that is in use. Nothing else "
     "waits, so the loads run ahead by as many tiles as there are stages. It cannot deadlock: of the tiles that are not finished the "
     "earliest one has all that it waits for.",
+    inputs=inputs,
+    truth=truth,
     rule="each load and each use waits for what (9.6) says, and for nothing else, and every tile is released",
+    mistakes=MISTAKES,
     exact=True,
+    adapt=adapt,
 )

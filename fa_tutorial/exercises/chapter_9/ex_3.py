@@ -82,6 +82,10 @@ EXERCISE = Exercise(
     solution=attend,
     reasoning="The stage is released after the second wait, because p v reads v until then. A release after the first would be early for "
     "v, though not for k, which is why the chapter's forward has a ring for each.",
+    inputs=inputs,
+    truth=truth,
     rule="for each block: wait, q kᵀ, softmax_step, p v, release",
+    mistakes=MISTAKES,
     exact=True,
+    adapt=adapt,
 )

@@ -83,8 +83,10 @@ EXERCISE = Exercise(
     solution=attend_overlapped,
     reasoning="Matmuls end in the order in which they were issued, so the scores go first, and a wait that leaves one in flight waits for them "
     "alone. p v reads v, and p's registers, until the second wait: the release comes after it, and acc is rescaled after it.",
+    inputs=inputs,
     truth=truth,
     rule="l and acc as attend gives them, and beside each softmax but the first p v of the block before",
+    mistakes=MISTAKES,
     exact=True,
     adapt=adapt,
 )

@@ -85,6 +85,9 @@ EXERCISE = Exercise(
     solution=alternation,
     reasoning="p counts the time in which both are at a softmax, and so does r, so it goes off twice. By chance, the first is alone for "
     "p (1 − r) of the time, and the second for r (1 − p).",
+    inputs=inputs,
+    truth=truth,
     rule="the share in which exactly one is at a softmax, and p (1 − r) + r (1 − p)",
+    mistakes=MISTAKES,
     parts=("one", "chance"),
 )

@@ -71,8 +71,10 @@ EXERCISE = Exercise(
     solution=attend_by_turns,
     reasoning="Each turn of yours is one phase of turns[C], which the other's arrival completes. So the parity flips from block to block: (i − C) % 2. "
     "The turn protects the order of issuing alone, so it passes on before the matmuls are done.",
+    inputs=inputs,
     truth=truth,
     rule="in each block i ≥ 1: wait for the turn, issue both matmuls, pass the turn on, wait for s",
+    mistakes=MISTAKES,
     exact=True,
     adapt=adapt,
 )

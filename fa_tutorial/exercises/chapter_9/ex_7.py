@@ -153,6 +153,10 @@ EXERCISE = Exercise(
     solution=persistent_roles,
     reasoning="The ring doesn't know work tiles, so its index counts on. The slot is free as soon as both consumers have read the number, "
     "which they do before their first block. So the producer draws the next when its last load is over, while they still multiply.",
+    inputs=inputs,
+    truth=truth,
     rule="a number is written once the one before is read, and each load, use and store starts as early as that allows",
+    mistakes=MISTAKES,
     exact=True,
+    adapt=adapt,
 )

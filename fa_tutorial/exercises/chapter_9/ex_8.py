@@ -114,6 +114,10 @@ EXERCISE = Exercise(
     solution=meeting_consumer,
     reasoning="dk is between the arrival and the wait, so a consumer that comes first works meanwhile. ds needs no empty barrier: a consumer "
     "writes a stage again two blocks later, and in the block between it has met the other, which was done with its dq by then.",
+    inputs=inputs,
+    truth=truth,
     rule="ds is read once the other has written it, and each step starts as early as that allows",
+    mistakes=MISTAKES,
     exact=True,
+    adapt=adapt,
 )

@@ -137,6 +137,11 @@ EXERCISE = Exercise(
     solution=block_order,
     reasoning="dk and s′ cover the meeting, dq covers p′, dv′ covers the adding of dq. Only dp and ds of a block have nothing beside them: there the "
     "other consumer's matmuls can run.",
+    inputs=inputs,
+    truth=truth,
     rule="each line comes after what it needs, and from the meeting on a matmul is always under way",
+    mistakes=MISTAKES,
     exact=True,
+    adapt=adapt,
+    note=note,
 )
