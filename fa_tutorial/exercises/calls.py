@@ -1,7 +1,5 @@
 """The five calls that a notebook makes: check, hint, solution, progress, answer."""
 
-from __future__ import annotations
-
 import textwrap
 from dataclasses import dataclass
 from typing import Any

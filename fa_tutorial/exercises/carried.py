@@ -4,8 +4,6 @@ A compiled loop carries each variable in registers of one shape and dtype. The i
 the loop and a block after an iteration.
 """
 
-from __future__ import annotations
-
 import collections
 import contextlib
 import dis

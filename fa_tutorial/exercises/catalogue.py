@@ -1,7 +1,5 @@
 """Finds the exercises: each is an object EXERCISE in a file chapter_N/ex_M.py of its own."""
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil

@@ -1,7 +1,5 @@
 """What the exercises on forward kernels share: launch, tolerance, truth, inputs, and what a kernel is watched for."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import functools

@@ -6,8 +6,6 @@ shows by itself; else the one mistake that gives what the answer gives on every 
 text; else the rule that the input tests. Messages hold no random numbers, so the same mistake always gets the same line.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

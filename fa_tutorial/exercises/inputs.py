@@ -1,7 +1,5 @@
 """Random inputs of the exercises: values that once broke a softmax, and views with NaN around them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

@@ -1,7 +1,5 @@
 """Which exercises the reader has solved: one small JSON file, outside the repository."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """Plays the roles of a ring against a clock, for exercises 9.2 and 9.7, and says what comes too early or too late."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Runs a reader's function for the harness: twice, on copies, for 30 s at most; and shows values, errors and lines in words."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import inspect

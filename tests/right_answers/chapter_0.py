@@ -1,14 +1,6 @@
-"""Right answers to chapter 0 in other words: loops, masks, floats that are whole, running totals, rooflines, bandwidths."""
-
 import itertools
 
 import torch
-
-
-def flops_by_a_mask(B, H, S, D, is_causal):
-    seen = torch.ones(S, S, dtype=torch.bool)
-    pairs = int((seen.tril() if is_causal else seen).sum())
-    return 4 * B * H * pairs * D
 
 
 def bytes_block_by_block(S, D, block_m, itemsize):
@@ -24,17 +16,6 @@ def peak_by_running_totals(events):
     seen = events[: totals.index(max(totals))]
     freed = [name for name, size in seen if size < 0]
     return max(totals), tuple(name for name, size in seen if name not in freed)
-
-
-def peak_by_prefixes(events):
-    totals = list(itertools.accumulate(size for _, size in events))
-    peak, live = max(totals), {}
-    for name, size in events[: totals.index(peak) + 1]:
-        if size > 0:
-            live[name] = size
-        else:
-            live.pop(name)
-    return peak, list(live)
 
 
 def gain_by_rooflines(kernels, fused_bytes, peak_flops, bandwidth):
@@ -60,9 +41,7 @@ def tensor_by_subtraction(ms, heads, S, D, bandwidth):
 
 
 RIGHT_ANSWERS = (
-    ("0.1", flops_by_a_mask),
     ("0.2", peak_by_running_totals),
-    ("0.2", peak_by_prefixes),
     ("0.3", bytes_block_by_block),
     ("0.4", gain_by_rooflines),
     ("0.4", gain_by_columns),

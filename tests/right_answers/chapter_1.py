@@ -1,5 +1,3 @@
-"""Right answers to chapter 1 in other words: Python floats, NumPy, log-sum-exp, cumulative sums, trees of merges, work in place."""
-
 import math
 
 import torch

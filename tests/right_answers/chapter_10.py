@@ -1,6 +1,3 @@
-"""Right answers to chapter 10 in other words: a window by absolute keys, tiles by a loop, a list walked backwards, 1 / cosh², gradients
-before the mask, a tile with queries as rows, a sink as a column of the softmax, packed tiles by tokens and by a loop, slots on a heap."""
-
 import heapq
 import itertools
 

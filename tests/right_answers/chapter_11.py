@@ -1,6 +1,3 @@
-"""Right answers to chapter 11 in other words: a step's time by its slowest part, a merge kernel by loop over parts, and by (11.2), a split by tiles, pages
-by tl.where."""
-
 from edits import edit
 
 from fa_tutorial.matmul import tl, triton
@@ -45,16 +42,6 @@ def merge_two_by_two(o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, splits, D
     tl.store(lse_ptr + row, lse)
 
 
-def splits_without_empty_parts(n, tiles, slots):
-    """By the length of a part, without the splits that get no keys."""
-    rows = {}
-    for part in range(min(tiles, 4), tiles + 1):
-        splits = -(-tiles // part)
-        if splits <= max(tiles // 4, 1):
-            rows[splits] = -(-tiles // splits) * -(-n * splits // slots)
-    return min(splits for splits, row in rows.items() if 100 * row <= 105 * min(rows.values()))
-
-
 def window_part_by_tiles(split, splits, S, S_q, left, BLOCK_N):
     tiles = range(max(S - S_q - left, 0) // BLOCK_N, -(-S // BLOCK_N))
     size = -(-len(tiles) // splits)
@@ -63,7 +50,6 @@ def window_part_by_tiles(split, splits, S, S_q, left, BLOCK_N):
 
 
 RIGHT_ANSWERS = (
-    ("11.4", splits_without_empty_parts),
     ("11.6", window_part_by_tiles),
     ("11.1", step_us_by_the_slower_limit),
     ("11.2", merge_in_a_loop),

@@ -1,5 +1,3 @@
-"""Right answers to chapter 12 in other words: rotated rows, a tensor for a number, a state that is set before the first block, a block's own maximum, FA4's lines, other lengths, a list of calls, a range of rows."""
-
 import math
 
 import numpy as np

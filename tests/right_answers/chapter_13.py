@@ -1,5 +1,3 @@
-"""Right answers to chapter 13 in other words: keys in a list, gradients that leave first, own parts that stay at home, chunks in another order."""
-
 import torch
 from edits import edit
 
@@ -141,5 +139,4 @@ RIGHT_ANSWERS = (
     ("13.7", backward_with_own_tile_last, "17 s with 4 ranks: no order takes less"),
     ("13.7", backward_with_own_tile_last_at_home, "17 s with 4 ranks: no order takes less"),
     edit("13.7", "k and v first", ("        home = start(dkv)\n        if step < ranks - 1:\n            passing = start(kv)\n", "        if step < ranks - 1:\n            passing = start(kv)\n        home = start(dkv)\n"), told="one second is left to save"),
-    edit("13.8", "by cases", ("T_c + (ranks - 1) * max(T_c, T_s)", "ranks * T_c if T_c > T_s else T_c + (ranks - 1) * T_s")),
 )  # fmt: skip

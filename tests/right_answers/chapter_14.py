@@ -1,11 +1,9 @@
-"""Right answers to chapter 14 in other words: by PyTorch's frexp, by loops, by bits, by a fast transform, by a table."""
-
 import math
 
 import torch
 from edits import edit
 
-from fa_tutorial.fp8 import tensor_core_sum, to_e4m3
+from fa_tutorial.fp8 import to_e4m3
 
 
 def round_by_frexp(x):
@@ -43,13 +41,6 @@ def prepare_rotated_first(q, k, R):
     return q, k - k.sum(dim=0, keepdim=True) / k.shape[0]
 
 
-def join_by_columns(p, v, scale, alpha, l, acc, last_scale):
-    """l is one column more of acc, as with the ones behind v."""
-    columns = torch.cat([v.T, torch.ones_like(v.T[:1])])
-    sums = tensor_core_sum(p, columns, torch.zeros(len(p), len(columns), dtype=p.dtype))
-    return alpha * l + sums[:, -1], sums[:, :-1] + acc * (alpha * last_scale / scale)[:, None]
-
-
 def key_by_table(position):
     return position - position % 16 + (0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15)[position % 16]
 
@@ -60,8 +51,6 @@ RIGHT_ANSWERS = (
     ("14.2", quantise_by_loop),
     ("14.3", worst_error_by_cases),
     ("14.4", prepare_rotated_first),
-    edit("14.5", "by exp2's sum", ("2**8 * torch.exp(s - m_new[:, None])", "torch.exp(s - m_new[:, None]) * 256")),
-    ("14.6", join_by_columns),
     edit("14.6", "by real values", ("alpha[:, None] * (last_scale / scale) * acc + new", "(alpha[:, None] * last_scale * acc + scale * new) / scale")),
     ("14.7", key_by_table),
     edit("14.8", "without a transpose", ("(head * D + offs_d[:, None]) * columns + position[None, :]", "(head * D + offs_d[None, :]) * columns + position[:, None]"),

@@ -1,6 +1,3 @@
-"""Right answers to chapter 2 in other words: flat index arithmetic, sub-blocks, grid strides, tl.where, clamped offsets, the logarithm of
-the sum."""
-
 import itertools
 import math
 
@@ -58,14 +55,6 @@ def transposed_with_names(kernel, x, block_r, block_c):
     return out
 
 
-def sectors_in_a_loop(strides, tile, itemsize, start=0):
-    touched = set()
-    for r in range(tile[0]):
-        for c in range(tile[1]):
-            touched.add((start + r * strides[0] + c * strides[1]) * itemsize // 32)
-    return len(touched)
-
-
 @triton.jit
 def softmax_kernel_clamped(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
     # Clamped offsets: past its end the row repeats its last element, which tl.where takes out of the sum.
@@ -111,7 +100,6 @@ RIGHT_ANSWERS = (
     ("2.3", add_kernel_clamped),
     ("2.4", transpose_kernel_flat),
     ("2.5", transposed_with_names),
-    ("2.6", sectors_in_a_loop),
     ("2.7", softmax_kernel_clamped),
     ("2.7", softmax_kernel_named),
     ("2.8", softmax_of_rows_kept),

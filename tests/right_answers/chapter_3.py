@@ -1,6 +1,3 @@
-"""Right answers to chapter 3 in other words: padding, float64, other loops, max, offsets computed anew, `if` for min, pointers that move,
-block pointers."""
-
 import math
 
 import torch

@@ -1,5 +1,3 @@
-"""Right answers to chapter 4 in other words: merges of (m, l), log-sum-exp, FA1's loop order, counting key by key."""
-
 import math
 
 import torch

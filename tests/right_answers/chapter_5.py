@@ -1,6 +1,3 @@
-"""Right answers to chapter 5 in other words: clamped and transposed loads, tiles loaded by hand, keys from the end, two
-loops to the last tile's end and exp2, a state (lse, o)."""
-
 from edits import edit
 
 from fa_tutorial.forward import attend, softmax_step

@@ -1,5 +1,3 @@
-"""Right answers to chapter 6 in other words: loops, two terms, base 2, autograd, one row at a time, transposed tiles."""
-
 import math
 
 import torch

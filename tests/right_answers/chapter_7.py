@@ -1,5 +1,3 @@
-"""Right answers to chapter 7 in other words: other axes for the tiles, exp2, one loop with a mask, two loops in the other order."""
-
 from edits import edit
 
 from fa_tutorial.backward import add_to_dkdv

@@ -1,6 +1,3 @@
-"""Right answers to chapter 8 in other words: counts by division of floats, a step with a finite guard, transposed tiles, chapter 3's
-order, cycles of the whole tile first."""
-
 import math
 
 from edits import edit
@@ -10,59 +7,11 @@ from fa_tutorial.matmul import grouped_tile, tl, triton
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 
-def one_more_by_trying(warps, registers, shared):
-    def fit(r, b):
-        return min(math.floor(65_536 / (8 * math.ceil(r / 8) * 32 * warps)), 228 * 1024 // (b + 1024))
-
-    now, fewer, less = fit(registers, shared), 0, 0
-    while fit(registers - fewer, 0) <= now:
-        fewer += 1
-    while fit(1, shared - less) <= now:
-        less += 1
-    return now, fewer, less
-
-
 def one_more_by_scheduler(warps, registers, shared):
     each = 16_384 // (32 * 8 * math.ceil(registers / 8))  # warps that one of four schedulers holds
     now = min(4 * each // warps, 233_472 // (shared + 1024))
     kept = 256 // ((now + 1) * warps) * 8
     return [now, registers - min(registers, kept), shared - min(shared, 233_472 // (now + 1) - 1024)]
-
-
-@triton.jit
-def softmax_step_masked_twice(s, m, l, scale_log2):
-    m_new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)
-    shift = tl.where(m_new == -float("inf"), 0.0, m_new)
-    p = tl.where(s == -float("inf"), 0.0, tl.exp2(s * scale_log2 - shift[:, None]))
-    alpha = tl.exp2(m - shift)
-    return p, m_new, alpha * l + tl.sum(p, axis=1), alpha
-
-
-@triton.jit
-def softmax_step_first_alpha_1(s, m, l, scale_log2):
-    m_new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)
-    shift = tl.where(m_new == -float("inf"), 0.0, m_new)
-    p = tl.exp2(s * scale_log2 - shift[:, None])
-    alpha = tl.where(m == -float("inf"), 1.0, tl.exp2(m - shift))
-    return p, m_new, alpha * l + tl.sum(p, axis=1), alpha
-
-
-@triton.jit
-def softmax_step_difference_scaled(s, m, l, scale_log2):
-    m_new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)
-    shift = tl.where(m_new == -float("inf"), 0.0, m_new)
-    p = tl.exp2((s - (shift / scale_log2)[:, None]) * scale_log2)
-    alpha = tl.exp2(m - shift)
-    return p, m_new, alpha * l + tl.sum(p, axis=1), alpha
-
-
-@triton.jit
-def softmax_step_by_exp(s, m, l, scale_log2):
-    m_new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)
-    shift = tl.where(m_new == -float("inf"), 0.0, m_new)
-    p = tl.exp((s * scale_log2 - shift[:, None]) * 0.6931471805599453)
-    alpha = tl.exp2(m - shift)
-    return p, m_new, alpha * l + tl.sum(p, axis=1), alpha
 
 
 @triton.jit
@@ -120,14 +69,20 @@ def cycles_by_the_whole_tile(D, block_m, block_n, num_warps, instructions, expon
     return (scores * D / 1024 + rest) * (4096 / scores), max(instructions, 8 * exponentials) - 8 * exponentials
 
 
+P, ALPHA = "tl.exp2(s * scale_log2 - shift[:, None])", "tl.exp2(m - shift)"
 RIGHT_ANSWERS = (
-    ("8.1", one_more_by_trying),
     ("8.1", one_more_by_scheduler),
     ("8.2", softmax_step_scaled_first, "correct (you scale every score before the maximum"),
-    ("8.2", softmax_step_masked_twice, "correct (you set p to 0 where s is −∞"),
-    ("8.2", softmax_step_difference_scaled, "correct (you divide m by scale_log2", ""),
-    ("8.2", softmax_step_by_exp, "correct (you call tl.exp"),
-    ("8.2", softmax_step_first_alpha_1),
+    edit("8.2", "p masked", (P, f"tl.where(s == -float('inf'), 0.0, {P})"), told="correct (you set p to 0 where s is −∞"),
+    edit(
+        "8.2",
+        "the difference scaled",
+        (P, "tl.exp2((s - (shift / scale_log2)[:, None]) * scale_log2)"),
+        told="correct (you divide m by scale_log2",
+        gpu=None,
+    ),
+    edit("8.2", "by exp", (P, "tl.exp((s * scale_log2 - shift[:, None]) * 0.6931471805599453)"), told="correct (you call tl.exp"),
+    edit("8.2", "the first alpha is 1", (ALPHA, f"tl.where(m == -float('inf'), 1.0, {ALPHA})")),
     ("8.3", forward_transposed),
     edit("8.3", "o in q's dtype", ("o_desc.dtype", "q.dtype")),
     edit(

@@ -1,6 +1,3 @@
-"""Right answers to chapter 9 in other words: rounds walked through, phases that toggle, p v a block behind or issued late, matmuls in
-another order."""
-
 from itertools import pairwise
 
 from edits import edit

@@ -1,7 +1,3 @@
-"""Chapter 10: mods that are plain functions, stop, or ask for a tile's truth value; missing brackets; kinds as floats, or by all pairs; a
-list found by the program's number; exponentials that overflow; one result in place of two; packed tiles by all pairs.
-"""
-
 import itertools
 
 import torch
@@ -19,12 +15,6 @@ def soft_cap_by_growing_exponentials(s, b, h, i, j, aux):
 def idle_times_by_waves(tiles, slots, start, tile):
     waves = (tiles[t : t + slots] for t in range(0, len(tiles), slots))
     return [sum(start + max(wave) * tile for wave in waves)] * slots
-
-
-def prices_in_waves(runs, times, slots):
-    waves = torch.tensor([[-(-len(run) // slots), sum(max(run[n : n + slots]) for n in range(0, len(run), slots))] for run in runs])
-    start, tile = torch.linalg.solve(waves.double() + torch.eye(2), torch.tensor(times).double())
-    return start, tile
 
 
 def window_kinds_by_pairs(left, S, block_m, block_n):
@@ -90,10 +80,6 @@ WRONG_ANSWERS = (
     edit("10.1", "two entries of aux", ("    distance", "    left, shift = aux\n    distance"), told="read them by name, as aux.left", gpu=None),
     edit("10.1", "no brackets", (BOTH, "distance <= 0 & distance >= -aux.left"), told="with each comparison in brackets", gpu="stops with"),
     edit("10.1", "a chain", (BOTH, "-aux.left <= distance <= 0"), told="`and`, which a chain a < b < c holds too", gpu=None),
-    edit("10.1", "no brackets around the second", (BOTH, "(distance <= 0) & distance >= -aux.left"),
-         told="each in its own brackets, because & binds tighter than <= and >="),
-    edit("10.1", "no brackets around the first", (BOTH, "distance <= 0 & (distance >= -aux.left)"),
-         told="because & binds tighter than <=: put each comparison in its own brackets"),
     edit("10.1", "and", (") & (", ") and ("), told="join masks by &, not by `and`", gpu=None),
     edit("10.1", "numbers", (BOTH, f"tl.where({BOTH}, 1, 0)"), told="a mask mod returns booleans"),
     edit("10.1", "of the first tile alone", ("j - (i + aux.shift)", "tl.arange(0, 16)[None, :] - tl.arange(0, 8)[:, None] - aux.shift"),
@@ -104,17 +90,8 @@ WRONG_ANSWERS = (
     ("10.2", window_kinds_by_a_loop_over_pairs, "a loop over single pairs: two corners decide a tile"),
     edit("10.2", "only distances below 0", ("(farthest <= 0)", "(farthest < 0)"), told="pairs at distances 0 and −left are seen"),
     edit("10.2", "whole only below 0", ("(nearest <= 0)", "(nearest < 0)"), told="pairs at distances 0 and −left are seen"),
-    edit("10.2", "no window", ("(farthest <= 0) & (nearest >= -left)", "farthest <= 0"),
-         ("(nearest <= 0) & (farthest >= -left)", "nearest <= 0"), told="the causal mask's kinds, without a window"),
-    edit("10.2", "mixed and whole exchanged", ("is_needed.int() + is_whole.int()", "2 * is_needed.int() - is_whole.int()"),
-         told="mixed and whole are exchanged"),
-    edit("10.2", "one query too many", ("(top + block_m - 1)", "(top + block_m)"), told="the last query is taken one too far"),
-    edit("10.2", "one key too many", ("start + block_n - 1 - top", "start + block_n - top"), told="the last key is taken one too far"),
-    edit("10.2", "one query and one key too many", ("(top + block_m - 1)", "(top + block_m)"), ("start + block_n - 1 - top", "start + block_n - top"),
-         told="the last key and the last query are taken one too far"),
-    edit("10.2", "queries and keys exchanged", ("start + block_n - 1 - top", "top + block_m - 1 - start"),
-         ("start - (top + block_m - 1)", "top - (start + block_n - 1)"), told="a query sees keys before it, not after it"),
-    edit("10.2", "the first query decides", ("(farthest <= 0)", "(start <= top)"), told="a later query of the tile may still see it"),
+    edit("10.2", "one query too many", ("(top + block_m - 1)", "(top + block_m)"), told="its last query its first + block_m − 1"),
+    edit("10.2", "one key too many", ("start + block_n - 1 - top", "start + block_n - top"), told="a tile's last key is its first + block_n − 1"),
     *(edit("10.3", f"t in place of the number: {name}", (old, new), told="a list may begin after tile 0: k_tile, j and v_tile all start at")
       for name, old, new in (("k_tile", "load_tile(k, b, h, start_n, S_k", "load_tile(k, b, h, t * BLOCK_N, S_k"),
                              ("v_tile", "load_tile(v, b, h, start_n, S_k", "load_tile(v, b, h, t * BLOCK_N, S_k"),
@@ -126,15 +103,11 @@ WRONG_ANSWERS = (
         ("the whole ones' counts by columns", ("count_ptr + row_blocks + row", "count_ptr + across + row")))),
     edit("10.3", "a row of index as long as there are blocks of queries", ("tl.cdiv(S_q, BLOCK_M), tl.cdiv(S_k, BLOCK_N)", "tl.cdiv(S_q, BLOCK_M), tl.cdiv(S_q, BLOCK_M)"),
          told="a row of index has ceil(S_k / BLOCK_N) entries", gpu="whole"),
-    edit("10.3", "the whole tiles right behind the mixed ones", ("row * across + across - 1 - t", "row * across + mixed + t"),
-         told="right behind the mixed ones: they stand at the row's end"),
     edit("10.3", "begins anew", ("    for t in range(whole)", "    l = tl.zeros((BLOCK_M,), dtype=tl.float32)\n    for t in range(whole)"),
          told="with one m, l and acc for both loops"),
     edit("10.3", "one loop, and every tile asks the mask", ("range(mixed)", "range(mixed + whole)"), ("range(whole)", "range(0)"),
          ("+ t) * BLOCK_N", "+ tl.where(t < mixed, t, across - 1 - (t - mixed))) * BLOCK_N"), ("seen = (j", "seen = (t >= mixed) | (j"),
          told="the result is right, but the whole tiles ask MASK_MOD as well"),
-    edit("10.3", "m begins anew", ("    for t in range(whole)", "    m = tl.full((BLOCK_M,), -float('inf'), dtype=tl.float32)\n    for t in range(whole)"),
-         told="both add to one m, l and acc"),
     *(edit("10.3", words, change, told="each whole tile adds to the first loop's m, l and acc") for words, change in (
         ("whole tiles without alpha", ("acc * alpha[:, None])\n    l =", "acc)\n    l =")), ("the last whole tile is lost", ("range(whole)", "range(whole - 1)")))),
     edit("10.3", "one entry too many", ("range(mixed)", "range(mixed + 1)"), told="t runs from 0 to the count − 1", gpu=None),
@@ -146,13 +119,10 @@ WRONG_ANSWERS = (
     edit("10.3", "BLOCK_M for BLOCK_N", ("+ t) * BLOCK_N", "+ t) * BLOCK_M"), told="BLOCK_M and BLOCK_N may differ"),
     edit("10.3", "no end of the keys", ("(j < S_k) & ", ""),
          told="where the mask mod shows a key past S_k, j < S_k must hide it"),
-    edit("10.3", "one key too many", ("(j < S_k)", "(j <= S_k)"), told="where the mask mod shows a key past S_k, j < S_k"),
     *(edit("10.3", f"MASK_MOD({wrong},", ("MASK_MOD(b, h,", f"MASK_MOD({wrong},"),
            told="MASK_MOD gets the numbers of batch entry, head, query and key") for wrong in ("h, b", "b, H")),
     edit("10.3", "by program", ("count_ptr + row)", "count_ptr + tl.program_id(0))"), ("row * across + t", "tl.program_id(0) * across + t"),
          told="a program's row of the lists is the number of its block of queries"),
-    edit("10.3", "no casts", ("p.to(v_tile.dtype)", "p", 2), told="both factors of a dot must have one dtype"),
-    edit("10.4", "not jitted", NOT_JITTED, told="put @triton.jit above it"),
     ("10.4", soft_cap_by_growing_exponentials, "one edge is left: a score may lie far beyond the cap"),
     edit("10.4", "missing tanh", ("t = tanh", "t = tl.no_such_tanh"), told="stops with AttributeError"),
     edit("10.4", "a numerical derivative", ("1 - t * t", "aux.c * (tanh((s + 0.01) / aux.c) - tanh((s - 0.01) / aux.c)) / 0.02"),
@@ -164,30 +134,20 @@ WRONG_ANSWERS = (
     edit("10.5", "three results", ("return p, ds", "return p, ds, dp"), told="must return two results", gpu=None),
     edit("10.5", "no b and h", ("SCORE_MOD(s, b, h, i", "SCORE_MOD(s, i"), told="a score mod s before these", gpu="stops with"),
     edit("10.5", "an entry of aux", ("SCORE_MOD(s, b, h, i, j, aux)", "SCORE_MOD(s, b, h, i, j, aux.c)"), told="gets aux, the whole tuple", gpu="stops with"),
-    edit("10.5", "the score is masked", ("tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", "SCORE_MOD(s, b, h, i, j, aux)"),
-         ("p, 0.0)", "p, -float('inf'))\n    p = tl.exp(p - lse)"), told="choose 0 with tl.where, after exp"),
     edit("10.5", "b and h exchanged", ("MASK_MOD(b, h,", "MASK_MOD(h, b,"),
          told="MASK_MOD gets the numbers of batch entry, head, query and key"),
     edit("10.5", "lse as a vector", ("aux) - lse)", "aux) - lse[:, None])"), told="lse and delta broadcast to a tile already", gpu="stops with"),
     edit("10.5", "i and j exchanged", ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i"),
-         told="SCORE_MOD gets i and j exchanged"),
+         told="p is exp of SCORE_MOD(s, b, h, i, j, aux) less lse"),
     *(edit("10.5", f"{name} without b and h", (f"{name}(s, b, h,", f"{name}(s, 0, 0,"), told="a score may differ by batch entry and head, as ALiBi's does")
       for name in ("SCORE_MOD", "SCORE_GRAD")),
     edit("10.5", "b and h exchanged for the score", ("SCORE_MOD(s, b, h,", "SCORE_MOD(s, h, b,"), told="SCORE_MOD and SCORE_GRAD get b and h as they are"),
-    edit("10.5", "the mask's i and j exchanged", ("MASK_MOD(b, h, i, j", "MASK_MOD(b, h, j, i"), told="MASK_MOD gets i and j exchanged"),
-    edit("10.5", "ds first", ("return p, ds", "return ds, p"), told="p and ds are exchanged: return p first"),
-    edit("10.5", "s is overwritten", ("    p = tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", """    s = SCORE_MOD(s, b, h, i, j, aux)
-    s = tl.where(MASK_MOD(b, h, i, j, aux), s, -1e9)
-    p = tl.exp(s - lse)"""), ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""), told="SCORE_GRAD, which takes s as it came in"),
+    edit("10.5", "the mask's i and j exchanged", ("MASK_MOD(b, h, i, j", "MASK_MOD(b, h, j, i"), told="where MASK_MOD(b, h, i, j, aux) is True"),
     edit("10.5", "two exponentials", ("tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", "tl.exp(SCORE_MOD(s, b, h, i, j, aux)) * tl.exp(-lse)"),
          told="is computed in one step, so nothing overflows"),
-    edit("10.5", "a forgotten mask", ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""), told="hidden pairs have a p"),
     *(edit("10.5", f"{words}, and only blind rows are 0", *changes,
            ("p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)", "p = tl.where(lse == -float('inf'), 0.0, p)"), told="a hidden pair's p is 0, after exp: ask MASK_MOD about p")
       for words, changes in (("no mask", ()), ("masked first", [("SCORE_MOD(s,", "SCORE_MOD(tl.where(MASK_MOD(b, h, i, j, aux), s, -float('inf')),")]))),
-    edit("10.5", "the score is masked before the cap", ("    p = tl.exp(SCORE_MOD(s,", """    masked = tl.where(MASK_MOD(b, h, i, j, aux), s, -float('inf'))
-    p = tl.exp(SCORE_MOD(masked,"""), ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""),
-         told="the score is masked before SCORE_MOD, and a cap turns −inf into −c"),
     edit("10.5", "delta is taken from p ∘ dp", ("p * (dp - delta)", "(p * dp - delta)"), told="ds is all of p (dp − delta)"),
     edit("10.5", "a hard-coded cap in the derivative", ("* SCORE_GRAD(s, b, h, i, j, aux)", "* (1 - tanh(s / 2.0) * tanh(s / 2.0))"),
          told="another cap: the mods know what a score becomes"),
@@ -196,16 +156,11 @@ WRONG_ANSWERS = (
     edit("10.6", "the lists of a program", ("count_ptr + column", "count_ptr + tl.program_id(0)"), told="its row of index is that block's", gpu=None),
     edit("10.6", "one entry too many", ("tl.load(count_ptr + column))", "tl.load(count_ptr + column) + 1)"), told="count says how many of them are meant", gpu=None),
     edit("10.6", "rows of lse by h", ("batch_head * S + i", "h * S + i", 2), told="a head's rows of lse and delta start at batch_head · S"),
-    edit("10.6", "no casts", ("p.to(do_tile.dtype)", "p"), ("ds.to(q_tile.dtype)", "ds"), told="both factors of a dot must have one dtype"),
     edit("10.6", "the step gets S", ("STEP(s, dp", "STEP(s * scale, dp"), told="with i, lse and delta along the tile's queries"),
-    edit("10.6", "no scale in s", ("scale * dot(k_tile", "dot(k_tile"), told="s lacks the scale"),
-    edit("10.6", "i and j exchanged", ("b, h, i, j, aux, MASK_MOD", "b, h, j, i, aux, MASK_MOD"), told="STEP gets i and j exchanged"),
-    edit("10.6", "scale on dv in place of dk", ("store_tile(dv, dv_acc", "store_tile(dv, scale * dv_acc"), ("scale * dk_acc", "dk_acc"),
-         told="dk = scale · dsᵀ q, with ds from STEP"),
     *(edit("10.6", f"dp from {wrong[0]}", ("dot(v_tile, tl.trans(do_tile))", f"dot({wrong})"), told="It gets s = scale · k qᵀ and dp = v doᵀ")
       for wrong in ("q_tile, tl.trans(do_tile)", "v_tile, tl.trans(q_tile)")),
     edit("10.6", "p and ds exchanged in the sums", ("dot(p.to(do_tile.dtype)", "dot(ds.to(do_tile.dtype)"),
-         ("dot(ds.to(q_tile.dtype)", "dot(p.to(q_tile.dtype)"), told="p and ds are exchanged"),
+         ("dot(ds.to(q_tile.dtype)", "dot(p.to(q_tile.dtype)"), told="with ds from STEP, which gives p, then ds"),
     edit("10.7", "p_sink is forgotten", ("-(p_sink * delta)", "-(delta)"), told="its p is p_sink, and its dp is 0"),
     ("10.7", dropout_gradients_by_autograd, "autograd computes these gradients"),
     *(edit("10.7", f"the sink in delta: {words}", ("(do * o).sum(dim=1)", delta), told="the sink's share is in p already")
@@ -213,38 +168,25 @@ WRONG_ANSWERS = (
                            ("added", "(p * dp).sum(dim=1) + p_sink"))),
     edit("10.7", "divided by p", ("p * (dp - delta[:, None])", "((p * p) * (dp - delta[:, None])) / p"), told="nothing is divided"),
     edit("10.7", "delta of the first row", ("delta[:, None]", "delta[0]"), told="a row of ds depends on no other row"),
-    edit("10.7", "delta as a column", ("delta = (do * o).sum(dim=1)", "delta = (do * o).sum(dim=1, keepdim=True)"),
-         ("delta[:, None]", "delta"), told="p_sink and delta broadcast to a matrix"),
     edit("10.7", "dsink of shape (1,)", (".sum()", ".sum(dim=0, keepdim=True)"), told="dsink is one number"),
-    edit("10.7", "dsink of 1 − p, added", ("-(p_sink * delta).sum()", "(p_sink * (1 - p_sink)).sum()"),
-         told="the softmax as a key does whose value is 0"),
-    edit("10.7", "the sink's dp is 1", ("-(p_sink * delta).sum()", "(p_sink * (1 - delta)).sum()"),
-         told="the softmax as a key does whose value is 0"),
-    edit("10.7", "normalised again", ("    o = (z", "    p = p / p.sum(dim=1, keepdim=True).clamp(min=1e-30)\n    o = (z"),
-         told="the sink's share is in p already"),
     edit("10.7", "a mask of the kept pairs for the sum", ("z * (do @ v.T)", "(z > 0) * (do @ v.T)"),
          told="dp holds all of z"),
     edit("10.8", "the last block's query past the end", (".clamp(max=total - 1)", ""), told="where the last query is token 9: raises IndexError"),
     edit("10.8", "right=True is forgotten for first", ("cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, top).clamp(min=1) - 1]"),
-         told="first's search lacks right=True: an entry of cu that equals the token counts too"),
-    edit("10.8", "right=True is forgotten for end", ("searchsorted(cu, last, right=True)", "searchsorted(cu, last)"),
-         told="end's search lacks right=True: an entry of cu that equals the token counts too"),
+         told="a block of queries needs the tiles of its own sequence"),
     edit("10.8", "right=True is forgotten twice", ("cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, top).clamp(min=1) - 1]"),
-         ("searchsorted(cu, last, right=True)", "searchsorted(cu, last)"), told="both searches lack right=True: an entry of cu that equals the token counts too"),
+         ("searchsorted(cu, last, right=True)", "searchsorted(cu, last)"), told="a block of queries needs the tiles of its own sequence"),
     edit("10.8", "lists", ("return start // block, (stop + block - 1) // block", "return (start // block).tolist(), ((stop + block - 1) // block).tolist()"),
          told="first is a list: return a tensor"),
-    edit("10.8", "first in tokens", ("start // block", "start"), told="first is a token's number, not a tile's: divide by block"),
-    edit("10.8", "end in tokens", ("(stop + block - 1) // block", "stop"), told="end is a token's number, not a tile's"),
+    edit("10.8", "first in tokens", ("start // block", "start"), told="a block of queries needs the tiles of its own sequence"),
+    edit("10.8", "end in tokens", ("(stop + block - 1) // block", "stop"), told="a block of queries needs the tiles of its own sequence"),
     edit("10.8", "right=True is forgotten for first, unclamped", ("cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, top) - 1]"),
-         told="first's search lacks right=True"),
-    edit("10.8", "first alone", (", (stop + block - 1) // block", ""), told="want a tuple (first, end)"),
+         told="a block of queries needs the tiles of its own sequence"),
     edit("10.8", "in float32", ("start // block", "(start // block).float()"), told="a tile's number is an integer"),
     ("10.8", packed_tiles_by_pairs, "a tensor of all 256 pairs is made: two queries decide a block"),
     ("10.8", packed_tiles_by_the_pairs_of_a_block, "a tensor holds the 256 pairs of a tile, or more: two queries decide a block"),
     edit("10.9", "one slot's share of the programs and all tiles", ("map(len, runs)", "(len(run) / slots for run in runs)"),
          told="slots · time = programs · start + tiles · tile holds in both runs"),
-    edit("10.9", "the start alone", (" / programs, tile", " / programs"), told="want a tuple (start, tile)"),
-    ("10.9", prices_in_waves, "slots · time = programs · start + tiles · tile holds in both runs"),
     *(edit("10.10", f"not sorted: {words}", ("sorted(idle)", order), told="the times are right, but not in order")
       for words, order in (("by slot", "idle"), ("late to early", "sorted(idle)[::-1]"))),
     edit("10.10", "the list is emptied", ("for n in tiles:", "while tiles:\n        n = tiles.pop(0)"), told="changes its input tiles in place"),

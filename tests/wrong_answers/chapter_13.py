@@ -1,5 +1,3 @@
-"""Chapter 13: programs that never yield, that end too early or too late; chunks that are dealt out twice; one number where two are wanted."""
-
 import functools
 
 import torch
@@ -52,15 +50,6 @@ def backward_that_stores_all_parts(q, k, v, o, do, lse, ranks):
     return dq, dk, dv
 
 
-def backward_where_keys_come_home(q, k, v, o, do, lse, ranks):
-    dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
-    for _ in range(ranks):
-        parts = attention_backward(q, k, v, o, do, lse)
-        dq, dk, dv = (x + part for x, part in zip((dq, dk, dv), parts, strict=True))
-        k, v, dk, dv = yield k, v, dk, dv
-    return dq, dk, dv
-
-
 def backward_where_queries_travel(q, k, v, o, do, lse, ranks):
     dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for _ in range(ranks):
@@ -79,28 +68,6 @@ def backward_where_only_dq_comes_home(q, k, v, o, do, lse, ranks):
     if ranks > 1:
         (dq,) = yield (dq,)
     return dq, dk, dv
-
-
-def backward_where_gradients_are_late(q, k, v, o, do, lse, ranks):
-    dq, dk, dv = attention_backward(q, k, v, o, do, lse)
-    for _ in range(1, ranks):
-        k, v = yield k, v
-        parts = attention_backward(q, k, v, o, do, lse)
-        dq, dk, dv = (x + part for x, part in zip((dq, dk, dv), parts, strict=True))
-        dk, dv = yield dk, dv
-    return dq, dk, dv
-
-
-def overlapped_where_all_keys_come_before_any_tile(kv, ranks, start, tile):
-    kvs = [kv]
-    for _ in range(1, ranks):
-        kvs.append(start(kvs[-1]).wait())
-    dkv = tile(kv)
-    for visiting in kvs[1:]:
-        home = start(dkv)
-        part = tile(visiting)
-        dkv = home.wait() + part
-    return start(dkv).wait()
 
 
 def overlapped_by_one_tile(kv, ranks, start, tile):
@@ -160,19 +127,12 @@ WRONG_ANSWERS = (
     edit("13.1", "the next rank", ("rank - step", "rank + 1 - step"), told="in step 0 each rank holds its own keys"),
     edit("13.1", "a whole float", ("(rank - step) % ranks", "(rank - step) % float(ranks)"), told="a rank's number is an int"),
     edit("13.1", "a list", ("return (rank - step) % ranks", "return [(rank - step) % ranks]"), told="gives [2], a list: a rank's number is an int"),
-    edit("13.1", "four ranks", ("% ranks", "% 4"), told="which isn't always 4"),
-    edit("13.2", "averaged", ("        o, lse = join(o, lse, *attend(q, k, v))", "        part, more = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, more)"), ("return o, lse", "return o / ranks, lse"), told="the parts are averaged"),
-    edit("13.2", "k and v exchanged", (f"        {YIELD}", "        v, k = yield k, v"), told="k and v change places"),
-    edit("13.4", "in plain order", ("return 0, rows // 2, False", "return 0, rows, False"), ("return rows // 2, rows, False", "return rows, 0, False"), told="an earlier owner's second chunk is hidden"),
     edit("13.4", "None", (", False", ", None", 2), told="it must be True or False"),
-    edit("13.5", "2 bytes", ("H_k * itemsize * flops", "2 * H_k * flops"), told="aren't always 2"),
     ("13.2", ring_without_neighbours, "there is no yield in it"),
     ("13.2", ring_where_rank_0_leaves, "waits for ever"),
     edit("13.2", "o alone", ("return o, lse", "return o"), told="each rank returns a tuple (o, lse)"),
     edit("13.2", "k wider", (f"        {YIELD}", "        k, v = yield k.float(), v.float()"), told="k and v travel as they are"),
     edit("13.2", "k and v in float64", (f"        {YIELD}", "        k, v = yield k.double(), v.double()"), told="k and v travel as they are"),
-    edit("13.2", "k alone", (f"        {YIELD}", "        k = yield k"), told="a shard's k and v"),
-    edit("13.2", "one step too many", (LOOP, "for _ in range(ranks):"), told="meets its own keys again"),
     edit("13.2", "four ranks", (LOOP, "for _ in range(1, 4):"), told="where `ranks` is 1, one rank has all keys"),
     edit("13.2", "nothing comes back", ("    return o, lse", "    yield o, lse"), told="each rank returns a tuple (o, lse)"),
     ("13.2", ring_that_stores_all_shards, "a rank holds as much as a whole sequence"),
@@ -184,8 +144,6 @@ WRONG_ANSWERS = (
          told="one edge is left: o and lse aren't rounded between two steps"),
     edit("13.2", "its own keys masked", ("    o, lse = attend(q, k, v)", "    o, lse = attend(q, k, v, True)"), told="attention without a mask"),
     edit("13.2", "visitors masked", (JOIN, JOIN.replace("k, v)", "k, v, is_causal=True)")), told="a shard's k and v, unmasked"),
-    edit("13.2", "the old lse is lost", (JOIN, "part, more = attend(q, k, v)\n        lse = torch.logaddexp(lse, more)\n        o = torch.exp(lse - lse)[..., None] * o + torch.exp(more - lse)[..., None] * part"),
-         told="which joins the running o by (13.2)"),
     edit("13.2", "the largest lse", (JOIN, "part, more = attend(q, k, v)\n        o, _ = join(o, lse, part, more)\n        lse = torch.maximum(lse, more)"), told="lse is that of all keys so far"),
     edit("13.3", "from 1", ("rank, 2 * ranks - 1 - rank", "rank + 1, 2 * ranks - rank"), told="each of 0 to 3 must go to one rank"),
     edit("13.3", "four ranks", ("2 * ranks - 1", "7"), told="with 2 ranks chunks 0, 1, 6, 7 are dealt out"),
@@ -197,63 +155,40 @@ WRONG_ANSWERS = (
     edit("13.4", "two numbers", (", True", ""), (", False", "", 2), told="want a tuple (first, end, is_causal)"),
     edit("13.4", "floats", ("rows // 2", "rows / 2", 2), told="first is 0 and end is 2.0: they must be whole numbers"),
     edit("13.4", "a row less", ("return rows // 2, rows, False", "return rows // 2 + 1, rows, False"), told="first = 3, want 2"),
-    edit("13.5", "k alone", ("return H_k", "return 0.5 * H_k"), told="that is half of it: either k is sent without v"),
-    edit("13.5", "a whole tile", ("H_q *", "2 * H_q *"), told="or all pairs are computed, and the mask leaves half"),
-    edit("13.5", "both ways", ("* bandwidth", "* (2 * bandwidth)"), told="or the link's rate counts twice, and it is one way's"),
-    edit("13.5", "in and out", ("return H_k", "return 2 * H_k"), told="that is twice as much: a pair takes part in two matmuls"),
-    edit("13.5", "W / F", ("flops / (H_q * bandwidth)", "bandwidth / (H_q * flops)"), told="flops and bandwidth are exchanged"),
     edit("13.5", "for o as well", ("H_k * itemsize", "(H_k + H_q) * itemsize"), told="pairs of 4 FLOPs take as long"),
     edit("13.5", "rounded up", ("return H_k * itemsize * flops / (H_q * bandwidth)", "return -(-(H_k * itemsize * flops) // (H_q * bandwidth))"), told="don't round"),
     edit("13.4", "the last key", ("return 0, rows // 2, False", "return 0, rows // 2 - 1, False"), told="keys 0 … end − 1"),
     edit("13.4", "never causal", ("return 0, rows, True", "return 0, rows, 0"), told="is_causal = 0, want True"),
     ("13.6", backward_that_stores_all_parts, "a rank holds as much as a whole sequence"),
     edit("13.6", "ends early", (LOOP, "for _ in range(2, ranks):"), told="dq stays, and adds up the parts of all keys"),
-    edit("13.6", "a mean", (f"        {PART}", "        dq_part, dk_part, dv_part = (x / ranks for x in attention_backward(q, k, v, o, do, lse))"), ("x.to(lse.dtype)", "x.to(lse.dtype) / ranks"), told="adds up the parts of all keys"),
     edit("13.6", "dq alone", ("return dq, dk, dv", "return dq"), told="each rank returns a tuple (dq, dk, dv)"),
-    ("13.6", backward_where_keys_come_home, "k and v travel ranks − 1 times"),
     edit("13.6", "twice around", (HOME, "for _ in range((ranks + 1) * (ranks > 1)):\n        dk, dv = yield dk, dv\n"), told="dk and dv ranks times at most"),
     ("13.6", backward_where_queries_travel, "a rank sends its q: q, o, do, lse and dq stay"),
     ("13.6", backward_where_only_dq_comes_home, "a rank sends its q: q, o, do, lse and dq stay"),
     edit("13.6", "home, with one rank too", (HOME, "dk, dv = yield dk, dv\n"), told="one edge is left: one rank: the gradients of chapter 6, and nothing is sent"),
-    edit("13.6", "dq leaves", (YIELD_ALL, "k, v, dq, dk, dv = yield k, v, dq, dk, dv"), told="dq stays"),
     edit("13.6", "do leaves", (YIELD_ALL, "k, v, dk, dv, do = yield k, v, dk, dv, do"), told="a rank sends its do: q, o, do, lse and dq stay"),
     edit("13.6", "lse and o leave", (YIELD_ALL, "k, v, dk, dv, o, lse = yield k, v, dk, dv, o, lse"), told="a rank sends its o"),
     edit("13.6", "q, do and dq leave", (YIELD_ALL, "q, do, dq, k, v, dk, dv = yield q, do, dq, k, v, dk, dv"), told="a rank sends its q"),
     edit("13.6", "too far", (HOME, "for _ in range(1, ranks):\n        dk, dv = yield dk, dv\n"), told="comes home as dk after `ranks` steps"),
-    edit("13.6", "home in the wrong order", (HOME, "if ranks > 1:\n        dv, dk = yield dk, dv\n"), told="comes home as dk"),
     edit("13.6", "own o and lse", (PAIR, PAIR.replace("o, do, lse", f"{OWN_O}, do, {OWN_LSE}"), 2), told="each part has its own o and lse"),
     edit("13.6", "own lse", (PAIR, PAIR.replace(" lse", f" {OWN_LSE}"), 2), told="each part has its own lse, so its weights add up to 1 over this shard alone"),
     edit("13.6", "own o", (PAIR, PAIR.replace(" o,", f" {OWN_O},"), 2), told="each part has its own o, so its delta is not the row's"),
     edit("13.6", "a visitor's own o and lse", (PART, PART.replace("o, do, lse", f"{OWN_O}, do, {OWN_LSE}")), told="each visitor's part has its own o and lse"),
     edit("13.6", "a visitor's own lse", (PART, PART.replace(" lse", f" {OWN_LSE}")), told="each visitor's part has its own lse, so its weights add up to 1"),
     edit("13.6", "a visitor's own o", (PART, PART.replace(" o,", f" {OWN_O},")), told="each visitor's part has its own o, so its delta is not the row's"),
-    ("13.6", backward_where_gradients_are_late, "leave only after the next pair has joined"),
-    edit("13.6", "own pair twice", (f"{YIELD_ALL}\n        {PART}\n        {ADD}", f"{PART}\n        {ADD}\n        {YIELD_ALL}"), told="its own pair is counted twice, and the last pair never"),
     edit("13.6", "in bf16", (YIELD_ALL, f"{YIELD_ALL}\n        dk, dv = dk.bfloat16().double(), dv.bfloat16().double()"), told="unrounded"),
     edit("13.6", "in q's dtype", (ADD, f"{ADD}\n        dq, dk, dv = (x.to(q.dtype) for x in (dq, dk, dv))"), told="the result is right, but with bf16 inputs"),
     edit("13.6", "dq in q's dtype", (ADD, f"{ADD}\n        dq = dq.to(q.dtype)"), told="rounded in each step"),
     edit("13.6", "dk in q's dtype", (ADD, f"{ADD}\n        dk = dk.to(q.dtype)"), told="rounded in each step"),
     edit("13.6", "never wider", ("    dq, dk, dv = (x.to(lse.dtype) for x in (dq, dk, dv))  # float32, where q is bf16\n", ""), told="rounded in each step"),
-    edit("13.6", "home by ranks - 1 steps", ("if ranks > 1:\n        dk", "for _ in range(ranks - 1):\n        dk"), told="and comes home as dk"),
     edit("13.7", "no keys", ("kv = passing.wait()", "passing.wait()"), told="the parts of all ranks"),
-    ("13.7", overlapped_where_all_keys_come_before_any_tile, "start them before a tile, and wait for them after it"),
     ("13.7", overlapped_where_all_keys_come_before_any_tile_and_the_own_is_last, "wait only where what comes is needed"),
     ("13.7", overlapped_where_the_last_gradients_wait_before_the_own_tile, "the last dk and dv are waited for before your own tile, which could hide them"),
     ("13.7", overlapped_by_one_tile, "it takes 4 s, but `ranks` tiles and one message of k and v take 9 s in any order"),
     ("13.7", overlapped_without_waits, "use what comes only after its wait()"),
-    edit("13.7", "dk and dv late", ("        home = start(dkv)\n", ""), ("dkv = tile(kv) + home.wait()", "part = tile(kv)\n        dkv = start(dkv).wait() + part"),
-         told="start them before the next tile, and wait for them after it"),
-    edit("13.7", "a visitor's tile twice", ("        dkv = tile(kv) + home", "        tile(kv)\n        dkv = tile(kv) + home"), told="a rank computes `ranks` tiles"),
     edit("13.7", "a message", ("        kv = passing.wait()\n", "        kv = passing\n"), told="tile takes k and v, got their Message: wait() returns them"),
     edit("13.7", "a tuple", ("home = start(dkv)", "home = start((kv, dkv))"), told="start takes one tensor, got a tuple"),
-    edit("13.7", "twice home", ("return start(dkv).wait()", "return start(start(dkv).wait()).wait()"), told="come home to the keys that began here"),
-    edit("13.8", "heads the other way round", ("ulysses = (ranks - 1) / ranks * (1 + group)", "ulysses = (ranks - 1) / ranks * (1 + 1 / group)"), told="group is upside down"),
     edit("13.8", "o stays", ("(1 + group)", "(1 + group / 2)"), told="and q and o group · T_s; a rank keeps 1 / ranks of each"),
     edit("13.8", "ring and all-gather exchanged", ("return ring, all_gather", "return all_gather, ring"), told="each tile but the last has a message beside it"),
-    edit("13.8", "each tensor twice", ("(1 + group)", "(2 + 2 * group)"), told="k and v take T_s together, and q and o group · T_s together"),
-    edit("13.8", "the part that stays", ("ulysses = (ranks - 1) / ranks", "ulysses = 1 / ranks"), told="1 / ranks of each tensor stays, and the rest is sent"),
-    edit("13.8", "no k, v", ("(1 + group)", "group"), told="k and v are exchanged, too"),
-    edit("13.8", "all is sent", ("(ranks - 1) / ranks * (1 + group)", "(1 + group)"), told="a rank keeps 1 / ranks of each"),
-    edit("13.8", "T_s for k alone", ("    ring =", "    T_s *= 2\n    ring ="), told="no send takes twice as long"),
 )  # fmt: skip
 assert torch  # the edits' names

@@ -1,5 +1,3 @@
-"""Chapter 6: Jacobians and whole matrices that are built, tiles that are kept, inputs that are changed, results of less accuracy."""
-
 import torch
 from edits import edit
 
@@ -99,20 +97,16 @@ WRONG_ANSWERS = (
       for number, old in (("6.1", "p * (dp - delta)"), ("6.2", "p * (dp - (p * dp).sum(dim=-1, keepdim=True))"), ("6.3", f"({PRODUCT}).sum(dim=-1)"))),
     *(edit(number, f"NaN in {name} made 0", (first, f"    {name} = {name}.nan_to_num()\n{first}"), told="a NaN in an input comes out as NaN")
       for number, name, first in (("6.1", "p", "    delta = "), ("6.2", "p", "    dv = p"), ("6.3", "o", "    return (do"))),
-    edit("6.1", "in place", ("return p * (dp - delta)", "dp -= delta\n    return p * dp"), told="changes its input dp in place"),
     edit("6.1", "in float32", ("    delta = ", "    dtype, p, dp = p.dtype, p.float(), dp.float()\n    delta = "),
          ("p * (dp - delta)", "(p * (dp - delta)).to(dtype)"), told="one edge is left: float64 goes in"),
     edit("6.1", "in float64", *converted("    delta = ", "p, dp"), told="ds comes in float64, and s in float32"),
-    *(edit("6.2", f"returns {names}", ("return dq, dk, dv", f"return {names}"), told=f"come in the order ({names})")
-      for names in ("dk, dq, dv", "dv, dq, dk", "dk, dv, dq")),
-    edit("6.2", "p again", ("    dv = p", "    p = torch.softmax(scale * q @ k.mT, dim=-1)\n    dv = p"), told="p is computed again"),
-    edit("6.2", "columns' sum", ("dim=-1", "dim=-2"), told="summed down the columns"),
-    edit("6.2", "unweighted sum", ("(p * dp).sum", "dp.sum"), told="pᵀ dp is a weighted sum"),
+    *(edit("6.2", f"returns {names}", ("return dq, dk, dv", f"return {names}"), told="o = p v and s = scale · q kᵀ take (6.3), and p = softmax(s) takes (6.5)")
+      for names in ("dk, dq, dv", "dk, dv, dq")),
+    edit("6.2", "columns' sum", ("dim=-1", "dim=-2"), told="o = p v and s = scale · q kᵀ take (6.3), and p = softmax(s) takes (6.5)"),
     edit("6.2", "scaled twice", ("dq = scale", "dq = scale**2"), told="dq and dk have the factor scale once"),
     edit("6.4", "no scale", ("scale * (q", "(q"), told="s = scale · q kᵀ, lse is log Σ exp(s) of the whole row"),
     edit("6.2", "in float64", *converted("    dv = ", "q, k, v, p, do"), told="dq comes in float64, and q in float32"),
     edit("6.2", "in float32", *converted("    dv = ", "q, k, v, p, do", "dq, dk, dv"), told="one edge is left: float64 goes in"),
-    edit("6.2", "weighs in place", ("ds = p * (", "ds = p.mul_("), told="changes its input p in place"),
     ("6.3", delta_from_p, "a tensor of 63 elements is built, from inputs of 18: one sum for each row is enough"),
     edit("6.3", "all rows by all rows", (f"({PRODUCT}).sum(dim=-1)", "(do.to(lse.dtype) @ o.to(lse.dtype).mT).diagonal(dim1=-2, dim2=-1)"),
          told="a tensor of 49 elements is built, from inputs of 18: one sum for each row is enough"),
@@ -140,7 +134,6 @@ WRONG_ANSWERS = (
     edit("6.5", "NaN made 0", ("            dv[", "            p = p.nan_to_num()\n            dv["), told="a NaN in an input comes out as NaN"),
     *(edit(number, f"NaN in {name} made 0", (SIZES, f"{SIZES}    {name} = {name}.nan_to_num()\n"), told="a NaN in an input comes out as NaN")
       for number, name in (("6.5", "delta"), ("6.5", "do"), ("6.6", "delta"))),
-    edit("6.6", "NaN made 0", ("            dq[", "            ds = ds.nan_to_num()\n            dq["), told="a NaN in an input comes out as NaN"),
     edit("6.5", "a product in float16", ("p.transpose(-1, -2) @ do[:, :, rows].to(p.dtype)", ("p.to(do.dtype).transpose(-1, -2) @ do[:, "
                                                                                              ":, rows]")),
          told="one edge is left: dv: 2,049 − 2,048 is 1, and float16 has no 2,049"),
@@ -150,17 +143,6 @@ WRONG_ANSWERS = (
     edit("6.5", "all queries at once", (SIZES, f"{SIZES}    block_m = S_q\n"), told="all queries are taken at once"),
     edit("6.5", "whole mask", (SIZES, f"{SIZES}    if is_causal:\n        torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q)\n"),
          told="a tensor of the whole size, 11 × 14, is built"),
-    edit("6.5", "the mask of 6.6", ("row_block < full", "is_causal and row_block >= full"), told="the blocks before full are not masked"),
-    edit("6.5", "mask always on", ("row_block < full", "True"), told="the mask is on although is_causal is False"),
-    edit("6.5", "causal bounds always", ("if is_causal:", "if True:"), ("row_block < full", "is_causal and row_block < full"),
-         told="both are 0 unless is_causal"),
-    edit("6.5", "causal bounds and mask always", ("if is_causal:", "if True:"), told="unless is_causal, start and full are 0"),
-    edit("6.6", "causal bounds always", ("if is_causal:", "if True:"), ("key_block >= full", "is_causal and key_block >= full"),
-         told="causal_tiles bounds the causal mask only"),
-    edit("6.6", "causal bounds and mask always", ("if is_causal:", "if True:"), told="the mask is on although is_causal is False"),
-    edit("6.5", "ds not transposed", ("ds.transpose(-1, -2)", "ds"), told="ds is not transposed in dk"),
-    edit("6.6", "mask always on", ("key_block >= full", "True"), told="the mask is on although is_causal is False"),
-    edit("6.6", "the mask of 6.5", ("key_block >= full", "is_causal and key_block < full"), told="the tiles from full on are not masked"),
     edit("6.6", "masks every tile", ("key_block >= full", "is_causal"),
          told="one edge is left: the result is right, but tiles are masked whose queries see all of the keys: mask only blocks from full on"),
     edit("6.5", "start aligned top left, every tile masked", ("max(0, j - S_k + S_q) //", "j //"), ("row_block < full", "is_causal"),
@@ -176,7 +158,6 @@ WRONG_ANSWERS = (
          told="mask only blocks before full, which the last key that exists decides"),
     edit("6.6", "bounds aligned top left", ("range(end)", "range(min(end, math.ceil(rows.stop / block_n)) if is_causal else end)"),
          told="query i sees keys 0 … i + S_k − S_q, so query 0 sees two"),
-    edit("6.5", "scales q in place", (SIZES, f"{SIZES}    q *= scale\n    scale = 1.0\n"), told="changes its input q in place"),
     edit("6.5", "in float64", *converted(SIZES, "q, k, v, do, lse, delta"), told="dk comes in float64, and k in float32"),
     edit("6.5", "returns the sums", ("dk.to(k.dtype), dv.to(v.dtype)", "dk, dv"),
          told="one edge is left: dk comes in float32, and k in float16"),

@@ -1,5 +1,3 @@
-"""Exercise 0.1, attention_flops."""
-
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case

@@ -1,5 +1,3 @@
-"""Exercise 0.3, fused_hbm_bytes."""
-
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case

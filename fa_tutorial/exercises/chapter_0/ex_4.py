@@ -1,5 +1,3 @@
-"""Exercise 0.4, gain_of_fusing."""
-
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case

@@ -1,5 +1,3 @@
-"""Exercise 0.5, tensor_to_keep."""
-
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case

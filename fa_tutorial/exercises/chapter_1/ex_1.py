@@ -1,5 +1,3 @@
-"""Exercise 1.1, safe_softmax."""
-
 import torch
 from torch.overrides import TorchFunctionMode
 

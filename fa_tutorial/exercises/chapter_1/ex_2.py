@@ -1,5 +1,3 @@
-"""Exercise 1.2, online_normalizer."""
-
 import math
 
 import torch

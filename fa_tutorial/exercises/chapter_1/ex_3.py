@@ -1,5 +1,3 @@
-"""Exercise 1.3, merge."""
-
 import math
 
 import torch

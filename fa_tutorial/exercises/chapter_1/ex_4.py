@@ -1,5 +1,3 @@
-"""Exercise 1.4, telling_row."""
-
 import functools
 import math
 

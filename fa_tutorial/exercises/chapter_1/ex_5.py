@@ -1,5 +1,3 @@
-"""Exercise 1.5, running_weighted_sum."""
-
 import itertools
 import math
 import tracemalloc

@@ -1,5 +1,3 @@
-"""Exercise 1.6, join."""
-
 import math
 
 import torch

@@ -1,5 +1,3 @@
-"""Exercise 10.1, window."""
-
 import torch
 
 from fa_tutorial import hardware

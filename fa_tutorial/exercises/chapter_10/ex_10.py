@@ -1,5 +1,3 @@
-"""Exercise 10.10, idle_times."""
-
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case

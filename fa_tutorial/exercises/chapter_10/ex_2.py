@@ -1,5 +1,3 @@
-"""Exercise 10.2, window_kinds."""
-
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
@@ -32,18 +30,13 @@ MISTAKES = {
         ("start + block_n - 1 - top", "top + block_m - 1 - start"), ("start - (top + block_m - 1)", "top - (start + block_n - 1)")],
     "no tile is skipped for being too far back: a tile is, if even its last key is more than `left` before its first query": (
         NEEDED, "farthest <= 0"),
-    "no tile is skipped for lying ahead: a tile is, if even its first key comes after its last query": (NEEDED, "nearest >= -left"),
     "a tile is skipped where its first key comes after its first query: a later query of the tile may still see it": (
         NEEDED, "(start <= top) & (nearest >= -left)"),
     "a tile is skipped where one corner is hidden: it is needed as soon as one of its pairs is seen": (NEEDED, WHOLE),
-    "the far edge is one key too near: the key `left` before a query is still seen, so a tile that reaches it is needed": (
-        NEEDED, "(farthest <= 0) & (nearest > -left)"),
     "a tile is skipped because its first key is too far back for its last query: its last key may still be near enough for its first one": (
         NEEDED, "(farthest <= 0) & (farthest >= -left)"),
     "mixed and whole are exchanged: 1 is a tile of which some pairs are seen, 2 one of which all are": (
         "is_needed.int() + is_whole.int()", "2 * is_needed.int() - is_whole.int()"),
-    "the last query is taken one too far: it is the tile's first query + block_m − 1": ("(top + block_m - 1)", "(top + block_m)"),
-    "the last key is taken one too far: it is the tile's first key + block_n − 1": ("start + block_n - 1 - top", "start + block_n - top"),
     "the last key and the last query are taken one too far: they are the first + block_n − 1 and the first + block_m − 1": [
         ("(top + block_m - 1)", "(top + block_m)"), ("start + block_n - 1 - top", "start + block_n - top")],
     "the window is one key too narrow: a query sees its own key and `left` keys before it": ("-left", "1 - left"),

@@ -1,5 +1,3 @@
-"""Exercise 10.4, soft_cap."""
-
 import torch
 
 from fa_tutorial import hardware

@@ -1,5 +1,3 @@
-"""Exercise 10.5, score_gradients."""
-
 import math
 
 import torch
@@ -84,19 +82,12 @@ MISTAKES = {
     "p is made from the plain score: the forward's softmax was of SCORE_MOD's": (MOD, "s"),
     "the derivative is missing: by the chain rule ds is SCORE_GRAD times the gradient of the modified score": (f" * {GRAD}", ""),
     "the derivative is taken at the modified score: SCORE_GRAD wants s": (GRAD, GRAD.replace("(s", f"({MOD}")),
-    "the derivative is multiplied into p: it belongs to ds alone": [(MASK, f"{MASK} * {GRAD}"), (f"(dp - delta) * {GRAD}", "(dp - delta)")],
     "delta is missing: the gradient of the modified score is p (dp − delta)": ("(dp - delta)", "dp"),
     "lse is a natural logarithm: p takes exp, not exp2": ("tl.exp", "tl.exp2"),
     ("the score is masked before SCORE_MOD, and a cap turns −inf into −c, so that hidden pairs have a p: put 0 in p, with tl.where, after "
     "exp"): (f"{P}    p = {MASK}\n", f"    masked = {MASKED}\n{P.replace('(s', '(masked')}"),
-    ("the score is masked before SCORE_MOD, and a cap turns −inf into −c, so that hidden pairs have a p, though SCORE_GRAD is 0 there: put 0 "
-    "in p, with tl.where, after exp"): (f"{P}    p = {MASK}\n", f"    s = {MASKED}\n{P}"),
     "SCORE_GRAD multiplies dp alone: it is a factor of all of p (dp − delta)": (f"(dp - delta) * {GRAD}", f"({GRAD} * dp - delta)"),
     "p and ds are exchanged: return p first": ("return p, ds", "return ds, p"),
-    "MASK_MOD gets i and j exchanged: i numbers the queries and j the keys, whichever way the tile lies": (
-        "MASK_MOD(b, h, i, j", "MASK_MOD(b, h, j, i"),
-    "SCORE_MOD gets i and j exchanged: i numbers the queries and j the keys, whichever way the tile lies": (
-        "SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i"),
     "both mods get i and j exchanged: i numbers the queries and j the keys, whichever way the tile lies": [
         ("MASK_MOD(b, h, i, j", "MASK_MOD(b, h, j, i"), ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i")],
     ("a row that sees nothing gets NaN: its lse is −inf, so neither inf · 0, a product with the mask, nor −inf − (−inf), a masked score, "
@@ -135,7 +126,7 @@ def inputs():
         return case(s, dp, lse, torch.randn(S_q, generator=draw), left, cap, turned, of_heads, on=on, otherwise=otherwise, **options)
 
     plain = {
-        "p": "p is exp of SCORE_MOD(s, b, h, i, j, aux) less lse: the softmax of the modified scores",
+        "p": "p is exp of SCORE_MOD(s, b, h, i, j, aux) less lse where MASK_MOD(b, h, i, j, aux) is True: the softmax of the modified scores",
         "ds": "ds is all of p (dp − delta), times SCORE_GRAD, which takes s as it came in",
     }
     yield rows(1, 3, 2, 2.0, plain)

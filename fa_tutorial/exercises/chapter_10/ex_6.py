@@ -1,5 +1,3 @@
-"""Exercise 10.6, listed_dkdv_kernel."""
-
 import math
 
 import torch
@@ -55,8 +53,6 @@ MISTAKES = {
     "start_m counts queries, and index_ptr holds numbers of tiles: multiply by BLOCK_M": (f"{NUMBER} * BLOCK_M", NUMBER),
     "the loop runs to the end of the list's row: only as many entries as count says stand for tiles": (COUNT, "range(down)"),
     "lse and delta are those of the block's keys: each listed tile has queries of its own": ("batch_head * S + i", "batch_head * S + j"),
-    "lse is that of the block's keys: each listed tile has queries of its own": ("lse_ptr + batch_head * S + i", "lse_ptr + batch_head * S + j"),
-    "dp is a product with k: dp = v doᵀ": ("dot(v_tile, tl.trans(do_tile))", "dot(k_tile, tl.trans(do_tile))"),
     "i, lse and delta lie along the wrong axis: the tile's rows are keys, so i is [1, BLOCK_M], and j [BLOCK_N, 1]": [
         ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
     "s lacks the scale: STEP takes scaled scores, s = scale · k qᵀ": ("scale * dot(k_tile", "dot(k_tile"),
@@ -64,9 +60,6 @@ MISTAKES = {
         "b, h, i, j, aux, MASK_MOD", "b, h, j, i, aux, MASK_MOD"),
     "dk lacks the scale: s = scale · q k, so dk = scale · dsᵀ q": ("scale * dk_acc", "dk_acc"),
     "dk and dv are exchanged: ds meets q, and p meets do": [("store_tile(dk, scale", "store_tile(dv, scale"), ("store_tile(dv, dv", "store_tile(dk, dv")],
-    "dk and dv are exchanged, but for the scale: dk adds up ds times q, and dv p times do": [
-        ("scale * dk_acc", "scale * dv_acc"), ("store_tile(dv, dv_acc", "store_tile(dv, dk_acc")],
-    "p and ds are exchanged: STEP gives p first, then ds; p goes into dv, and ds into dk": ("p, ds = STEP", "ds, p = STEP"),
     "s and dp have queries as rows, but i, lse and delta lie along columns: multiply k by q's transpose, and v by do's": [
         ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"), ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))")],
     "the tile has queries as rows, and dk and dv add up over queries: make its keys the rows, or transpose p and ds": [

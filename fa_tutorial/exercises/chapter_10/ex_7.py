@@ -1,5 +1,3 @@
-"""Exercise 10.7, dropout_gradients."""
-
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case

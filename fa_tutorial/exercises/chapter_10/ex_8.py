@@ -1,5 +1,3 @@
-"""Exercise 10.8, packed_tiles."""
-
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
@@ -19,10 +17,6 @@ def packed_tiles(cu, block):
 
 
 TOP, LAST = "cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, last, right=True)]"
-CLAMPED, EQUAL = (
-    "cu[(torch.searchsorted(cu, top) - 1).clamp(min=0)]",
-    "an entry of cu that equals the token counts too, because its sequence begins there",
-)
 RETURN = "start // block, (stop + block - 1) // block"
 MISTAKES = {
     "end is rounded down: the last tile counts even if the sequence ends inside it": ("(stop + block - 1) // block", "stop // block"),
@@ -32,10 +26,6 @@ MISTAKES = {
     "end comes from the block's first query: its last query may be of a later sequence": (LAST, LAST.replace("last", "top")),
     "first comes from the block's last query: its first query may be of an earlier sequence": (TOP, TOP.replace("top", "last")),
     "these are numbers of tokens: divide by block": (RETURN, "start, stop"),
-    "first is a token's number, not a tile's: divide by block": (RETURN, RETURN.replace("start // block", "start")),
-    "end is a token's number, not a tile's: divide by block, and round up": (RETURN, "start // block, stop"),
-    "these are numbers of sequences: look up in cu where they begin and end, and divide by block": (
-        RETURN, "torch.searchsorted(cu, top, right=True) - 1, torch.searchsorted(cu, last, right=True)"),
     "the block's last query is taken one too far: it is the first one + block − 1": ("(top + block - 1)", "(top + block)"),
     "first is where the first query's sequence ends: count entries of cu are at most this query, so it begins at cu[count − 1]": (
         TOP, "cu[torch.searchsorted(cu, top, right=True)]"),
@@ -44,10 +34,7 @@ MISTAKES = {
         RETURN, "start // block, torch.minimum((stop + block - 1) // block, top // block + 1)"),
     "token 0, and every token that begins a sequence, is taken for one of the sequence before: search with right=True": [
         (TOP, "cu[torch.searchsorted(cu, top) - 1]"), (LAST, LAST.replace(", right=True", ""))],
-    f"first's search lacks right=True: {EQUAL}": (TOP, CLAMPED),
-    f"end's search lacks right=True: {EQUAL}": (LAST, LAST.replace(", right=True", "")),
-    f"first's search lacks right=True, so token 0 finds cu[−1], the last entry: {EQUAL}": (TOP, "cu[torch.searchsorted(cu, top) - 1]"),
-    f"both searches lack right=True: {EQUAL}": [(TOP, CLAMPED), (LAST, LAST.replace(", right=True", ""))],
+    "end's search lacks right=True: an entry of cu that equals the token counts too, because its sequence begins there": (LAST, LAST.replace(", right=True", "")),
 }  # fmt: skip
 CONDITIONS = {"ragged": "the last block may have fewer queries, and a sequence may be empty"}
 

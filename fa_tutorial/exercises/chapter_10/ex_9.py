@@ -1,5 +1,3 @@
-"""Exercise 10.9, prices."""
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Runs a reader's mod, a jitted function of tiles, as a function of tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,5 +1,3 @@
-"""Exercise 11.1, step_us."""
-
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case

@@ -1,5 +1,3 @@
-"""Exercise 11.2, merge_kernel."""
-
 import torch
 
 from fa_tutorial.exercises import harness

@@ -1,5 +1,3 @@
-"""Exercise 11.3, split_kernel."""
-
 import math
 from unittest import mock
 

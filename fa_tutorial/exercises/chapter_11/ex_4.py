@@ -1,5 +1,3 @@
-"""Exercise 11.4, choose_splits."""
-
 import math
 
 from fa_tutorial.exercises.harness import Exercise, case

@@ -1,5 +1,3 @@
-"""Exercise 11.5, paged_split_kernel."""
-
 import math
 
 import torch

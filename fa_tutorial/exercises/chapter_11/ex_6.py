@@ -1,5 +1,3 @@
-"""Exercise 11.6, window_part."""
-
 import math
 
 from fa_tutorial.exercises.harness import Exercise, case

@@ -1,5 +1,3 @@
-"""Exercise 12.1, place."""
-
 import operator
 
 from fa_tutorial.exercises.harness import Exercise, case

@@ -1,5 +1,3 @@
-"""Exercise 12.2, fa2_softmax."""
-
 import math
 
 import torch
@@ -31,7 +29,6 @@ P, ALPHA = "torch.exp2(s * scale_log2 - (safe * scale_log2)[:, None])", "torch.e
 SCALED = [("    if is_first:\n        new_max", "    s = s * scale_log2\n    if is_first:\n        new_max"),
           (P, "torch.exp2(s - safe[:, None])"), (ALPHA, "torch.exp2(row_max - safe)")]  # fmt: skip
 SUM = "reading.by_thread(p).sum(dim=2)"
-HIDES = "exp2f(NaN) is NaN, and that is how a bad tile shows"
 UNSET = [(FIRST_MAX, "    new_max = torch.maximum(row_max, s.amax(dim=1))\n"), ("if not is_first:", "if True:")]
 MISTAKES = {
     "row_max is scaled: theirs is the maximum of the scores as gemm left them, and the scale comes only inside exp2": SCALED,
@@ -45,17 +42,8 @@ MISTAKES = {
         (P, P.replace("exp2", "exp")), (ALPHA, ALPHA.replace("exp2", "exp"))],
     "scale_log2 is divided by log₂ e: it holds log₂ e already, and exp2 wants it": [
         (P, P.replace("scale_log2", "scale_log2 / math.log2(math.e)")), (ALPHA, ALPHA.replace("scale_log2", "scale_log2 / math.log2(math.e)"))],
-    "alpha is 1 where the old row_max is −∞: line 157 gives 2^(−∞) = 0, which wipes out what acc holds": (
-        ALPHA, f"torch.where(row_max == -math.inf, 1.0, {ALPHA})"),
-    f"NaN is made 0 in p: {HIDES}": (P, f"{P}.nan_to_num(0.0)"),
-    f"NaN is made 0 in p and alpha: {HIDES}, and −∞ − (−∞) takes 0 for row_max": [
-        ("torch.where(new_max == -math.inf, 0.0, new_max)", "new_max"), (P, f"{P}.nan_to_num(0.0)"), (ALPHA, f"{ALPHA}.nan_to_num(0.0)")],
-    f"NaN is made 0 before the maximum: {HIDES}": (
-        "    if is_first:\n        new_max", "    s = s.nan_to_num(nan=-math.inf, neginf=-math.inf)\n    if is_first:\n        new_max"),
     "a row that has seen nothing gives NaN: where its maximum is −inf, both exponentials take 0 for it": (
         "torch.where(new_max == -math.inf, 0.0, new_max)", "new_max"),
-    "alpha is NaN where a row has seen nothing: −inf − (−inf) is NaN, so Check_inf takes 0 for its new maximum": (
-        ALPHA, "torch.exp2((row_max - new_max) * scale_log2)"),
     "scores_scale is upside down: it is 2^((old row_max − new row_max) · scale_log2), at most 1": (
         ALPHA, "torch.exp2((safe - row_max) * scale_log2)"),
     "acc is divided by row_sum: the function leaves acc_o as it is summed up, and normalize_softmax_lse divides after the loop": (

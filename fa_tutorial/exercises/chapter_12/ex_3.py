@@ -1,5 +1,3 @@
-"""Exercise 12.3, fa2_backward_step."""
-
 import math
 
 import torch
@@ -26,11 +24,8 @@ RESULTS, SCALE = "ds @ k, ds.T @ q, p.T @ do", "scale_log2 * math.log(2)"
 AFTER = "line 731 scales dk after the loop, and convert_dQ scales dq"
 MISTAKES = {
     f"dq and dk are scaled: {AFTER}": (RESULTS, f"{SCALE} * (ds @ k), {SCALE} * (ds.T @ q), p.T @ do"),
-    f"dq is scaled: {AFTER}": (RESULTS, f"{SCALE} * (ds @ k), ds.T @ q, p.T @ do"),
-    f"dk is scaled: {AFTER}": (RESULTS, f"ds @ k, {SCALE} * (ds.T @ q), p.T @ do"),
     f"dq and dk are multiplied by scale_log2: {AFTER}, by the scale alone": (
         RESULTS, "scale_log2 * (ds @ k), scale_log2 * (ds.T @ q), p.T @ do"),
-    "dv comes first: return dq, dk, dv": (RESULTS, "p.T @ do, ds.T @ q, ds @ k"),
     "delta is added: pointwise_mult is p · (dp − delta)": (DS, DS.replace("- delta", "+ delta")),
     "delta is summed over this block's keys alone: it is the whole row's, and comes as an argument": (
         DS, "p * (do @ v.T - (p * (do @ v.T)).sum(dim=1, keepdim=True))"),
@@ -39,19 +34,12 @@ MISTAKES = {
         P, "torch.exp2((s - lse[:, None]) * scale_log2)"),
     "lse is in base e: p is a power of two, so lse is multiplied by log₂ e": (P, "torch.exp2(s * scale_log2 - lse[:, None])"),
     "p is in base e: scale_log2 holds log₂ e already, so p is exp2, of lse · log₂ e": (P, "torch.exp(s * scale_log2 - lse[:, None])"),
-    "the scores are without their scale: p is 2^(s · scale_log2 − lse · log₂ e)": (P, "torch.exp(s - lse[:, None])"),
     "the mask is left out: a hidden key's score is −∞, so its p is 0": (S, "q @ k.T"),
-    "a hidden key's score is a large negative number: its score is −∞, as the row's own scores may be lower": (S, S.replace("-math.inf", "-1e4")),
-    "the mask reaches p, but not ds: ds is p · (dp − delta) with the masked p, so a hidden key's ds is 0": (
-        DS, P.replace("s *", "q @ k.T *") + " * (do @ v.T - delta[:, None])"),
     "p is multiplied by the mask: a hidden score may lie so far above the row's own that its exp2 is ∞, and ∞ · 0 is NaN; replace the score by −∞": [
         (S, "q @ k.T"), (P, P + " * seen")],
-    "seen is used upside down: it is True where the row sees the key": (S, "torch.where(seen, -math.inf, q @ k.T)"),
     "delta isn't subtracted: pointwise_mult is p · (dp − delta)": (DS, "p * (do @ v.T)"),
     "p is a softmax of this block alone: lse is the whole row's, so p is 2^(s · scale_log2 − lse · log₂ e)": (
         P, f"torch.softmax(s * {SCALE}, dim=1)"),
-    "p is a softmax of this block alone, with 0 for NaN: lse is the whole row's, so p is 2^(s · scale_log2 − lse · log₂ e)": (
-        P, f"torch.softmax(s * {SCALE}, dim=1).nan_to_num()"),
 }  # fmt: skip
 CONDITIONS = {"hidden": "a row may see no key, in this block or at all; in the second case its lse is +∞"}
 RULES = {

@@ -1,5 +1,3 @@
-"""Exercise 12.4, two_tests."""
-
 import torch
 
 from fa_tutorial.exercises.chapter_12.ex_2 import fa2_softmax

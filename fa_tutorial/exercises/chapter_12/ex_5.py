@@ -1,5 +1,3 @@
-"""Exercise 12.5, fa3_step."""
-
 import re
 
 from fa_tutorial.exercises.harness import Exercise, case

@@ -1,5 +1,3 @@
-"""Exercise 12.6, lagging_step."""
-
 import math
 
 import torch

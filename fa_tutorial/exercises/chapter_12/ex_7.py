@@ -1,5 +1,3 @@
-"""Exercise 12.7, ruined."""
-
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.running import Wrong, adapting, kind
 

@@ -1,5 +1,3 @@
-"""Exercise 13.1, owner."""
-
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case

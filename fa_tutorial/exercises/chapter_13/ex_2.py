@@ -1,5 +1,3 @@
-"""Exercise 13.2, ring_rank."""
-
 import torch
 
 from fa_tutorial import ring

@@ -1,5 +1,3 @@
-"""Exercise 13.3, chunks_of."""
-
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.running import Wrong, adapting, show
 

@@ -1,5 +1,3 @@
-"""Exercise 13.4, tile_of."""
-
 import random
 
 import torch

@@ -1,5 +1,3 @@
-"""Exercise 13.5, least_shard."""
-
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case

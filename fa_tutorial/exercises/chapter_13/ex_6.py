@@ -1,5 +1,3 @@
-"""Exercise 13.6, backward_rank."""
-
 import itertools
 
 import torch
@@ -31,7 +29,6 @@ YIELD, HOME, TILE = (
     "    if ranks > 1:\n        dk, dv = yield dk, dv\n",
     "attention_backward(q, k, v, o, do, lse)",
 )
-PART = f"dq_part, dk_part, dv_part = {TILE}"
 MISTAKES = {
     "the gradients stop one rank before home: after ranks − 1 steps a rank holds those of the rank after it, so they need one step more": (HOME, ""),
     "dk and dv stay here while the keys travel, so that gradients of different keys are added up: they travel with their keys": [

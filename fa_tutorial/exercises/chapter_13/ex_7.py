@@ -1,5 +1,3 @@
-"""Exercise 13.7, overlapped_backward."""
-
 import random
 
 import torch

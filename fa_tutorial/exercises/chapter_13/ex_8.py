@@ -1,5 +1,3 @@
-"""Exercise 13.8, three_ways."""
-
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case

@@ -1,7 +1,5 @@
 """What 13.2 and 13.6 share: whole tensors, cut into shards for the programs that an answer makes, one a rank, and what these programs give."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 

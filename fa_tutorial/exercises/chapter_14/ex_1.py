@@ -1,5 +1,3 @@
-"""Exercise 14.1, round_to_e4m3."""
-
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case

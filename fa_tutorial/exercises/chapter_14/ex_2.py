@@ -1,5 +1,3 @@
-"""Exercise 14.2, quantise_blocks."""
-
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case

@@ -1,5 +1,3 @@
-"""Exercise 14.3, worst_error."""
-
 import math
 import random
 

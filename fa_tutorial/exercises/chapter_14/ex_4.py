@@ -1,5 +1,3 @@
-"""Exercise 14.4, prepare."""
-
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case

@@ -1,5 +1,3 @@
-"""Exercise 14.5, attend_fp8."""
-
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case

@@ -1,5 +1,3 @@
-"""Exercise 14.6, join_block."""
-
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case

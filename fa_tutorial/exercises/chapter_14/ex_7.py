@@ -1,5 +1,3 @@
-"""Exercise 14.7, key_at."""
-
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.running import Wrong, adapting
 

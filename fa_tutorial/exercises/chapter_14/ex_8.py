@@ -1,5 +1,3 @@
-"""Exercise 14.8, quantise_columns."""
-
 import math
 
 import torch

@@ -1,5 +1,3 @@
-"""Exercise 14.9, sums_are_right."""
-
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case

@@ -1,1 +1,0 @@
-"""The exercises of chapter 2: strides and offsets, and the first three kernels."""

@@ -1,5 +1,3 @@
-"""Exercise 2.1, contiguous_strides."""
-
 import math
 import random
 

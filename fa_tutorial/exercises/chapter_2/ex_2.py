@@ -1,5 +1,3 @@
-"""Exercise 2.2, view_of_k."""
-
 import random
 
 import torch

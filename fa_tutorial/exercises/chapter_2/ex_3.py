@@ -1,5 +1,3 @@
-"""Exercise 2.3, add_kernel."""
-
 import torch
 
 from fa_tutorial import hardware

@@ -1,5 +1,3 @@
-"""Exercise 2.4, transpose_kernel."""
-
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case

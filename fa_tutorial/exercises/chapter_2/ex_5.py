@@ -1,5 +1,3 @@
-"""Exercise 2.5, transposed."""
-
 import functools
 import inspect
 

@@ -1,5 +1,3 @@
-"""Exercise 2.6, sectors."""
-
 import random
 
 import torch

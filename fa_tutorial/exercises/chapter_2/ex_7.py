@@ -1,5 +1,3 @@
-"""Exercise 2.7, softmax_kernel."""
-
 import dis
 
 import torch

@@ -1,5 +1,3 @@
-"""Exercise 2.8, softmax_of_rows_kernel."""
-
 import torch
 
 from fa_tutorial.exercises.chapter_2.ex_7 import CONDITIONS, by_hand, tolerance

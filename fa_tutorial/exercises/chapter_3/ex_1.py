@@ -1,5 +1,3 @@
-"""Exercise 3.1, blocked_matmul."""
-
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case

@@ -1,5 +1,3 @@
-"""Exercise 3.2, matmul_kernel."""
-
 import torch
 
 from fa_tutorial import hardware

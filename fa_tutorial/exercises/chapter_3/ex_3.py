@@ -1,5 +1,3 @@
-"""Exercise 3.3, pick_tile."""
-
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case

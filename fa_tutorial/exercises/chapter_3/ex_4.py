@@ -1,5 +1,3 @@
-"""Exercise 3.4, grouped_tile."""
-
 import ast
 import operator
 import random
@@ -35,10 +33,7 @@ MISTAKES = {
     "`rows` is the row where the band ends: subtract its first row": (ROWS, "rows = min(first_row + group, tiles_m)"),
     "tile_n is counted from pid: divide the place within the band": ("within // rows", "pid // rows"),
     "tile_m is counted from pid: take the remainder of the place within the band": (ROW, "first_row + pid % rows"),
-    "every band before the last is full: the place within the band is pid % (group · tiles_n)": [
-        ("    within = pid % (group * tiles_n)\n", ""), (ROWS, f"{ROWS}\n    within = pid % (rows * tiles_n)\n    ")],
     f"{_LAST}: here it is counted with `group` rows": (ROWS, "rows = group"),
-    "the last band's first row is counted with the rows that are left: every band before it has `group` rows": (ROW, "band * rows + within % rows"),
     "the last band's rows are cut before its first row and the place within it are found: every band before it has `group` rows": [
         ("    within = pid % (group * tiles_n)\n", ""), (ROWS, f"{ROWS}\n    within = pid % (rows * tiles_n)"), (ROW, "band * rows + within % rows")],
 }  # fmt: skip

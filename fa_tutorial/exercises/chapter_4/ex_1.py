@@ -1,5 +1,3 @@
-"""Exercise 4.1, softmax_step."""
-
 import math
 
 import torch

@@ -1,5 +1,3 @@
-"""Exercise 4.2, flash_forward."""
-
 import math
 
 import torch

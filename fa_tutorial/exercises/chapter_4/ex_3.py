@@ -1,5 +1,3 @@
-"""Exercise 4.3, causal_tiles."""
-
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case

@@ -1,5 +1,3 @@
-"""Exercise 4.4, causal_forward."""
-
 import math
 
 import torch

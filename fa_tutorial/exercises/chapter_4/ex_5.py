@@ -1,5 +1,3 @@
-"""Exercise 4.5, is_right."""
-
 import math
 
 import torch

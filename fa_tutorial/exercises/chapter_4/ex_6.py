@@ -1,5 +1,3 @@
-"""Exercise 4.6, fa1_bytes."""
-
 import random
 
 from fa_tutorial import ledger

@@ -1,5 +1,3 @@
-"""Exercise 5.1, load_tile_kernel."""
-
 import math
 from functools import partial
 

@@ -1,5 +1,3 @@
-"""Exercise 5.2, one_tile_kernel."""
-
 import torch
 
 from fa_tutorial.exercises.chapter_5.inner_step import BLOCKS, HALF, OVERLAP, half_inputs, logits, one_tile_inputs, own_maximum

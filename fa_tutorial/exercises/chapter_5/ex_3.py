@@ -1,31 +1,7 @@
-"""Exercise 5.3, key_loop_kernel."""
-
 import torch
 
-from fa_tutorial.exercises.chapter_5.inner_step import (
-    BLOCKS,
-    FALLS,
-    HALF,
-    LOW,
-    ONCE,
-    OVERLAP,
-    half_inputs,
-    logits,
-    one_tile_inputs,
-    own_maximum,
-    two_tiles_input,
-)
-from fa_tutorial.exercises.forward_cases import (
-    attention_case,
-    by_dots,
-    by_infinity,
-    draw_qkv,
-    launch,
-    o_truth,
-    streams,
-    tolerance,
-    with_fresh,
-)
+from fa_tutorial.exercises import forward_cases as cases
+from fa_tutorial.exercises.chapter_5 import inner_step
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
@@ -60,7 +36,7 @@ def key_loop_kernel(q, k, v, o, H, S_q, S_k, D, scale,
     store_tile(o, acc / l[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
-ALPHA, P, L = "tl.exp(m - m_new)", "tl.exp(s - m_new[:, None])", "alpha * l + tl.sum(p, axis=1)"
+ALPHA, L = "tl.exp(m - m_new)", "alpha * l + tl.sum(p, axis=1)"
 ACC, LAST = "dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])", "        m = m_new\n"
 MISTAKES = {
     "acc is not divided: o = acc / l, after the loop": ("acc / l[:, None], b", "acc, b"),
@@ -75,41 +51,36 @@ MISTAKES = {
         ACC, "dot(p.to(v_tile.dtype), v_tile, acc) * alpha[:, None]"),
     "acc is divided by l in every iteration, so earlier tiles lose weight with each that follows: divide once, after the loop": [
         (LAST, LAST + "        acc = acc / l[:, None]\n"), ("acc / l[:, None], b", "acc, b")],
-    "acc is divided by l in every iteration, and again after the loop: divide once, after the loop": (
-        LAST, LAST + "        acc = acc / l[:, None]\n"),
     "p is divided by l in the loop, where l still grows with each later tile: divide once, after the loop": [
         (ACC, ACC.replace("p.to(", "(p / l[:, None]).to(")), ("acc / l[:, None], b", "acc, b")],
-    "the third argument of range is the step, and an iteration takes BLOCK_N keys: range(0, S_k, BLOCK_N)": (
-        "range(0, S_k, BLOCK_N)", "range(0, S_k, S_k // BLOCK_N)"),
     "the last tile is left out: range ends before its second argument, so that is S_k": ("range(0, S_k, BLOCK_N)", "range(0, S_k - BLOCK_N, BLOCK_N)"),
     "v's tile never moves: it starts at start_n, as k's does": ("load_tile(v, b, h, start_n", "load_tile(v, b, h, 0"),
-    "k's tile never moves: it starts at start_n, as v's does": ("load_tile(k, b, h, start_n", "load_tile(k, b, h, 0"),
     "only the last tile counts: m must carry over to the next iteration, and l and acc with it": (LAST, ""),
 }  # fmt: skip
 STATE = (
     "for each tile m_new = max(m, the tile's maximum), alpha = exp(m − m_new), l = alpha · l + Σ p and acc = alpha · acc + p v, by "
     "(4.2) and (4.3)"
 )
-CONDITIONS = {"low": "m starts at −∞: all scores may be as low as −2³⁰", "half": HALF}
+CONDITIONS = {"low": "m starts at −∞: all scores may be as low as −2³⁰", "half": inner_step.HALF}
 
 
-@with_fresh(
+@cases.with_fresh(
     ((1, 2, 2, 16, 48, 16), torch.float32, (16, 16, 16), 3.0),
     ((2, 1, 1, 32, 32, 32), torch.float16, (32, 16, 32), 3.0),
     ((1, 2, 2, 32, 64, 64), torch.bfloat16, (16, 32, 64), 1.0),
 )
 def inputs():
-    yield from one_tile_inputs()
-    yield own_maximum()
-    yield two_tiles_input()
-    yield attention_case(*logits(-200), "all logits −200", LOW)
-    yield attention_case(*logits(200, 0), "logits 200 in the first tile, 0 in the second", FALLS)
+    yield from inner_step.one_tile_inputs()
+    yield inner_step.own_maximum()
+    yield inner_step.two_tiles_input()
+    yield cases.attention_case(*inner_step.logits(-200), "all logits −200", inner_step.LOW)
+    yield cases.attention_case(*inner_step.logits(200, 0), "logits 200 in the first tile, 0 in the second", inner_step.FALLS)
     for m, n in ((16, 32), (32, 16)):
-        on, rule = f"S_q = S_k = 32, BLOCK_M = {m}, BLOCK_N = {n}", f"{BLOCKS}, and an iteration takes BLOCK_N keys"
-        yield attention_case(*draw_qkv(1, 1, 32, 32, 16), on, rule, blocks=(m, n, 16))
-    yield attention_case(*draw_qkv(2, 2, 16, 16, 16), "B = H = 2", "pass b and h to every load_tile and store_tile")
-    yield attention_case(*logits(-(2.0**30)), "all logits −2³⁰", edge="low")
-    yield from half_inputs()
+        on, rule = f"S_q = S_k = 32, BLOCK_M = {m}, BLOCK_N = {n}", f"{inner_step.BLOCKS}, and an iteration takes BLOCK_N keys"
+        yield cases.attention_case(*cases.draw_qkv(1, 1, 32, 32, 16), on, rule, blocks=(m, n, 16))
+    yield cases.attention_case(*cases.draw_qkv(2, 2, 16, 16, 16), "B = H = 2", "pass b and h to every load_tile and store_tile")
+    yield cases.attention_case(*inner_step.logits(-(2.0**30)), "all logits −2³⁰", edge="low")
+    yield from inner_step.half_inputs()
 
 
 EXERCISE = Exercise(
@@ -126,13 +97,13 @@ EXERCISE = Exercise(
     reasoning="m, l and acc stay in registers for the whole loop. A program reads q's tile once, k and v once, and writes o once. s and p "
     "never reach memory.",
     inputs=inputs,
-    truth=o_truth,
+    truth=cases.o_truth,
     rule=f"o = softmax(scale · q kᵀ) v, whatever the tiles: {STATE}",
     mistakes=MISTAKES,
-    launch=launch,
-    tolerance=tolerance,
-    refused=streams,
-    note=by_dots,
-    adapt=by_infinity,
-    seen={"overlap": OVERLAP, "stored_again": ONCE},
+    launch=cases.launch,
+    tolerance=cases.tolerance,
+    refused=cases.streams,
+    note=cases.by_dots,
+    adapt=cases.by_infinity,
+    seen={"overlap": inner_step.OVERLAP, "stored_again": inner_step.ONCE},
 )

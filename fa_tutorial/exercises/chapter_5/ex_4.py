@@ -1,34 +1,9 @@
-"""Exercise 5.4, any_length_kernel."""
-
 import ast
 
 import torch
 
-from fa_tutorial.exercises.chapter_5.inner_step import (
-    FIRST,
-    HALF,
-    KEYS_READ,
-    LOW,
-    ONCE,
-    OVERLAP,
-    half_inputs,
-    logits,
-    one_tile_inputs,
-    own_maximum,
-    two_tiles_input,
-)
-from fa_tutorial.exercises.forward_cases import (
-    TILE,
-    attention_case,
-    by_dots,
-    by_infinity,
-    draw_qkv,
-    launch,
-    o_truth,
-    streams,
-    tolerance,
-    with_fresh,
-)
+from fa_tutorial.exercises import forward_cases as cases
+from fa_tutorial.exercises.chapter_5 import inner_step
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.exercises.running import Wrong
 from fa_tutorial.matmul import tl, triton
@@ -74,7 +49,7 @@ def by_choice(kernel):
             a, b = (side.operand if isinstance(side, ast.UnaryOp) else side for side in (node.left, node.right))
             if any(ast.unparse(x) == "float('inf')" and not isinstance(y, ast.Constant) for x, y in ((a, b), (b, a))):
                 raise Wrong(f"{ast.unparse(node)} is NaN where a key exists, because 0 · ∞ is NaN: choose the score by tl.where")
-    return by_infinity(kernel)
+    return cases.by_infinity(kernel)
 
 
 KEYS_MASK, WHERE = "offs_n[None, :] < S_k", 'tl.where(offs_n[None, :] < S_k, s, -float("inf"))'
@@ -92,35 +67,35 @@ MISTAKES = {
 RAGGED = "the last tile of keys may be ragged: keys past S_k have the score −inf, and their rows of v are 0, because 0 · NaN is NaN"
 CONDITIONS = {
     "low": "the scores may be as low as −2³⁰, and −∞ is written as −∞, in m and in a score: from 5.5 on, m = −∞ tells a row that has seen no key",
-    "half": HALF,
+    "half": inner_step.HALF,
 }
 
 
-@with_fresh(
-    ((1, 1, 1, 1, 1, 1), torch.float32, TILE, 1.0),
+@cases.with_fresh(
+    ((1, 1, 1, 1, 1, 1), torch.float32, cases.TILE, 1.0),
     ((1, 2, 2, 17, 33, 20), torch.float16, (32, 32, 32), 3.0),
-    ((2, 1, 1, 20, 17, 16), torch.float32, TILE, 3.0),
+    ((2, 1, 1, 20, 17, 16), torch.float32, cases.TILE, 3.0),
     ((1, 2, 2, 40, 50, 40), torch.bfloat16, (16, 32, 64), 1.0),
 )
 def inputs():
-    yield from one_tile_inputs()
-    yield own_maximum()
-    yield two_tiles_input()
+    yield from inner_step.one_tile_inputs()
+    yield inner_step.own_maximum()
+    yield inner_step.two_tiles_input()
     rows = "rows past S_q are loaded or stored: pass S_q to load_tile for q and to store_tile for o"
-    yield attention_case(*draw_qkv(1, 1, 16, 20, 16), "S_q = 16, S_k = 20, BLOCK_N = 16", RAGGED, stray=KEYS_READ)
-    q, k, v = draw_qkv(1, 1, 20, 12, 16)
+    yield cases.attention_case(*cases.draw_qkv(1, 1, 16, 20, 16), "S_q = 16, S_k = 20, BLOCK_N = 16", RAGGED, stray=inner_step.KEYS_READ)
+    q, k, v = cases.draw_qkv(1, 1, 20, 12, 16)
     one_head = {"layouts": ((0, 0, 16, 1),) * 4, "stray": rows}  # another head's number leads to the same place
     of_rows = "the last block of rows may be ragged: o has S_q rows"
-    yield attention_case(q, k, v, "S_q = 20, S_k = 12, BLOCK_M = 16", of_rows, **one_head)
+    yield cases.attention_case(q, k, v, "S_q = 20, S_k = 12, BLOCK_M = 16", of_rows, **one_head)
     padded = "D may be less than BLOCK_D: columns past D must be 0 in the tiles of q and k: they enter the sums of q kᵀ"
-    yield attention_case(*draw_qkv(1, 1, 16, 16, 12), "D = 12, BLOCK_D = 16", padded,
+    yield cases.attention_case(*cases.draw_qkv(1, 1, 16, 16, 12), "D = 12, BLOCK_D = 16", padded,
                          stray="columns past D are loaded or stored: pass D to load_tile and store_tile")  # fmt: skip
     heads = "the last block of rows may be ragged: a head has tl.cdiv(S_q, BLOCK_M) row blocks"
-    yield attention_case(*draw_qkv(1, 2, 20, 16, 16), "two heads, S_q = 20, BLOCK_M = 16", heads, stray=rows)
-    yield attention_case(*logits(-200), "all logits −200", LOW)
-    yield attention_case(*logits(-200, S_k=4), "S_k = 4, all logits −200", FIRST)
-    yield attention_case(*logits(-(2.0**30), S_k=4), "S_k = 4, all logits −2³⁰", edge="low")
-    yield from half_inputs()
+    yield cases.attention_case(*cases.draw_qkv(1, 2, 20, 16, 16), "two heads, S_q = 20, BLOCK_M = 16", heads, stray=rows)
+    yield cases.attention_case(*inner_step.logits(-200), "all logits −200", inner_step.LOW)
+    yield cases.attention_case(*inner_step.logits(-200, S_k=4), "S_k = 4, all logits −200", inner_step.FIRST)
+    yield cases.attention_case(*inner_step.logits(-(2.0**30), S_k=4), "S_k = 4, all logits −2³⁰", edge="low")
+    yield from inner_step.half_inputs()
 
 
 EXERCISE = Exercise(
@@ -136,13 +111,13 @@ EXERCISE = Exercise(
     reasoning="Zeros past D are harmless, because 0 · 0 adds nothing to a score. A missing key would get the score 0, which is a score "
     "like any other, so it is set to −inf. Rows past S_q compute something finite, and store_tile does not store it.",
     inputs=inputs,
-    truth=o_truth,
+    truth=cases.o_truth,
     rule="o = softmax(scale · q kᵀ) v for any S_q, S_k and D",
     mistakes=MISTAKES,
-    launch=launch,
-    tolerance=tolerance,
-    refused=streams,
-    note=by_dots,
+    launch=cases.launch,
+    tolerance=cases.tolerance,
+    refused=cases.streams,
+    note=cases.by_dots,
     adapt=by_choice,
-    seen={"overlap": OVERLAP, "stored_again": ONCE},
+    seen={"overlap": inner_step.OVERLAP, "stored_again": inner_step.ONCE},
 )

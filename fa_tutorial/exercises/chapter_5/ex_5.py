@@ -1,5 +1,3 @@
-"""Exercise 5.5, attend."""
-
 from dataclasses import replace
 
 import torch

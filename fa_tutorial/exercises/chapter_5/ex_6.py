@@ -1,5 +1,3 @@
-"""Exercise 5.6, causal_kernel."""
-
 import ast
 import math
 from functools import partial

@@ -1,5 +1,3 @@
-"""Exercise 5.7, flash_forward_kernel."""
-
 from dataclasses import replace
 from functools import partial
 

@@ -1,5 +1,3 @@
-"""Exercise 6.1, softmax_backward."""
-
 import math
 
 import torch

@@ -1,5 +1,3 @@
-"""Exercise 6.2, backward_with_p."""
-
 import functools
 import math
 
@@ -24,20 +22,16 @@ def backward_with_p(q, k, v, p, do, scale):
 SUM = "(p * dp).sum(dim=-1, keepdim=True)"
 MISTAKES = {
     "dq and dk are without the scale: s = scale · q kᵀ": ("scale * ds", "ds"),
-    "1/√D stands in place of the scale: multiply by the scale that is given": ("scale * ds", "q.shape[-1] ** -0.5 * ds"),
     "ds is without the row sum of (6.5)": (f"(dp - {SUM})", "dp"),
     "the row sum is not multiplied by p: p multiplies the whole difference": (f"p * (dp - {SUM})", f"p * dp - {SUM}"),
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
     "dv is p do: o = p v is a matmul, and (6.3) gives another product for its second factor": ("p.transpose(-1, -2) @ do", "p @ do"),
     "dp is do v: o = p v is a matmul, and (6.3) gives another product for its first factor": ("do @ v.transpose(-1, -2)", "do @ v"),
-    **{f"the results come in the order ({names}): return (dq, dk, dv)": ("return dq, dk, dv", f"return {names}")
-       for names in ("dv, dk, dq", "dk, dq, dv", "dv, dq, dk", "dk, dv, dq")},
+    "the results come in the order (dv, dq, dk): return (dq, dk, dv)": ("return dq, dk, dv", "return dv, dq, dk"),
     "p is computed again, without the pairs that a mask has hidden: take the p that is given": (
         "    dv = p", "    p = torch.softmax(scale * q @ k.mT, dim=-1)\n    dv = p"),
     "rowsum(dp) is subtracted: pᵀ dp is a weighted sum": (SUM, "dp.sum(dim=-1, keepdim=True)"),
-    "p ∘ dp is summed down the columns: sum along the last dimension": ("dim=-1", "dim=-2"),
     "ds is not transposed in dk: key j adds up column j of ds": ("ds.transpose(-1, -2)", "ds"),
-    "p stands where ds belongs: dq and dk are made of ds": ("scale * ds", "scale * p"),
     "q and k are exchanged: the gradient of the first factor of q kᵀ takes the second, and that of the second takes the first": [
         ("ds @ k", "ds @ q"), ("-2) @ q", "-2) @ k")],
     "dk and dv are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dq, dv, dk"),

@@ -1,5 +1,3 @@
-"""Exercise 6.3, row_delta."""
-
 import math
 
 import torch

@@ -1,5 +1,3 @@
-"""Exercise 6.4, p_and_ds."""
-
 import math
 
 import torch

@@ -1,5 +1,3 @@
-"""Exercise 6.5, dkdv_loop."""
-
 import functools
 import math
 
@@ -35,7 +33,6 @@ CALL = "rows, keys, row_block < full, scale"
 MISTAKES = {
     "dk is without the scale: s = scale · q kᵀ, so dk = scale · dsᵀ q": ("scale * ds", "ds"),
     "dk and dv are overwritten in every step: add up the row blocks": ("[:, :, keys] +=", "[:, :, keys] ="),
-    "dk and dv are exchanged: return (dk, dv)": ("return dk.to(k.dtype), dv.to(v.dtype)", "return dv.to(v.dtype), dk.to(k.dtype)"),
     "the blocks before full are not masked: my_p_and_ds masks where its `mask` is True": (CALL, "rows, keys, False, scale"),
     "start and full are those of the causal mask: both are 0 unless is_causal": [
         ("if is_causal:", "if True:"), (CALL, "rows, keys, is_causal and row_block < full, scale")],
@@ -45,11 +42,8 @@ MISTAKES = {
     "the causal loop is aligned top left: query i sees keys 0 … i + S_k − S_q, so key j is first seen by query j − (S_k − S_q)": [
         (" - S_k + S_q", "")],
     "start is negative where the first keys are seen by every query: no block comes before block 0": (START, "(j - S_k + S_q) // block_m"),
-    "start counts queries, and the loop counts blocks of them: divide by block_m": (START, "max(0, j - S_k + S_q)"),
     "start is rounded up: the block that holds the first query which sees a key counts, although earlier queries of it may see none": (
         START, "math.ceil(max(0, j - S_k + S_q) / block_m)"),
-    "start comes from the last key: queries that see only earlier keys of the block are left out": (
-        START, "max(0, keys.stop - 1 - S_k + S_q) // block_m"),
     "full is rounded down: not every query of its block sees all of the keys": (FULL, "max(0, keys.stop - 1 - S_k + S_q) // block_m"),
     "full comes from the first key: the last one decides which queries see all of them": (FULL, FULL.replace("keys.stop - 1", "j")),
 }  # fmt: skip

@@ -1,5 +1,3 @@
-"""Exercise 6.6, dq_loop."""
-
 import functools
 import math
 from unittest import mock

@@ -1,7 +1,5 @@
 """What the exercises of chapter 6 share: attention's gradients in float64, the error that a right answer may have, and inputs."""
 
-from __future__ import annotations
-
 import functools
 import math
 

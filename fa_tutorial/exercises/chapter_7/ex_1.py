@@ -1,5 +1,3 @@
-"""Exercise 7.1, delta_kernel."""
-
 import torch
 
 from fa_tutorial import hardware

@@ -1,5 +1,3 @@
-"""Exercise 7.2, dkdv_tile_kernel."""
-
 from fa_tutorial.exercises.chapter_7 import shared
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.matmul import tl, triton

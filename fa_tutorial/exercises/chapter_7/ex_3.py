@@ -1,5 +1,3 @@
-"""Exercise 7.3, dkdv_loop_kernel."""
-
 import torch
 
 from fa_tutorial.exercises.chapter_7 import shared

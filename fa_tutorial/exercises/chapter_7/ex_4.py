@@ -1,5 +1,3 @@
-"""Exercise 7.4, dkdv_kernel."""
-
 import torch
 
 from fa_tutorial.algorithm import causal_rows

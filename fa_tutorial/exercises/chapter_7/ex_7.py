@@ -1,5 +1,3 @@
-"""Exercise 7.7, grouped_dkdv_kernel."""
-
 from fa_tutorial.backward import add_to_dkdv
 from fa_tutorial.exercises.chapter_7 import ex_4, shared
 from fa_tutorial.exercises.chapter_7.shared import grouped

@@ -1,5 +1,3 @@
-"""Exercise 7.8, FlashAttention."""
-
 import torch
 
 from fa_tutorial import backward, forward

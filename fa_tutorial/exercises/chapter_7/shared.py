@@ -1,7 +1,5 @@
 """What exercises 7.2 to 7.7 share: what a backward kernel gets and should give, the inputs, and the tolerance."""
 
-from __future__ import annotations
-
 import functools
 from dataclasses import dataclass
 from functools import cached_property

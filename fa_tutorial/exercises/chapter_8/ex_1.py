@@ -1,5 +1,3 @@
-"""Exercise 8.1, one_more_program."""
-
 import math
 import random
 

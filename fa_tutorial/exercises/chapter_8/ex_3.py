@@ -1,5 +1,4 @@
-"""Exercise 8.3, flash_forward_descriptor_kernel."""
-
+import traceback
 from dataclasses import replace
 from unittest import mock
 
@@ -9,8 +8,8 @@ from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_5.inner_step import FALLS, FIRST, HALF, LOW, half_inputs, logits, one_tile_inputs, two_tiles_input
 from fa_tutorial.exercises.forward_cases import TILE, WIDENED, attention_case, by_infinity, draw_qkv, o_truth, tolerance, widens, with_fresh
 from fa_tutorial.exercises.harness import Exercise
-from fa_tutorial.exercises.harness_kernel import In, Launch, Out, results
-from fa_tutorial.exercises.with_descriptors import with_descriptors
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out, launched_by, results
+from fa_tutorial.exercises.running import Wrong, chain, where_in
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot
 
@@ -55,15 +54,9 @@ HIDDEN = '        s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))  # a key
 MISTAKES = {
     "keys past S_k are zeros, and a score of 0 still weighs exp(0 − m): the mask on the scores stays, with −inf": (HIDDEN, ""),
     "k's and v's row counts tiles: a tile's coordinate counts rows": (KV, "_desc.load([b, h, start_n // BLOCK_N, 0])"),
-    "k's row counts tiles: a tile's coordinate counts rows": (f"k{KV}", "k_desc.load([b, h, start_n // BLOCK_N, 0])"),
-    "v's row counts tiles: a tile's coordinate counts rows": (f"v{KV}", "v_desc.load([b, h, start_n // BLOCK_N, 0])"),
-    "every step loads the first tile of k: its row is start_n": (f"k{KV}", "k_desc.load([b, h, 0, 0])"),
-    "every step loads the first tile of v: its row is start_n": (f"v{KV}", "v_desc.load([b, h, 0, 0])"),
     "head and row are exchanged for k and v: a tile's coordinates are [b, h, row, 0]": (KV, "_desc.load([b, start_n, h, 0])"),
-    "every step loads the first tile of k and v: their row is start_n": (KV, "_desc.load([b, h, 0, 0])"),
     "o's row is counted over all heads: it starts anew in each, at row_block · BLOCK_M, as q's": (
         "o_desc.store([b, h, start_m,", "o_desc.store([b, h, tl.program_id(0) * BLOCK_M,"),
-    "batch and head are exchanged: pid // row_blocks is b · H + h, so // H gives b and % H gives h": ("b, h = batch", "h, b = batch"),
     "k is not transposed: a descriptor gives [BLOCK_N, D], and tl.trans turns it": ("tl.trans(k)", "k"),
     "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": (ACC, "acc + dot"),
     "alpha multiplies p v, too: it rescales the old acc alone, before p v is added": (
@@ -72,7 +65,6 @@ MISTAKES = {
     "acc isn't divided by l: after the loop, o = acc / l": ("(acc / l[:, None])", "acc"),
     "keys are counted to S_q: a head has S_k of them, in the loop and in the mask": [
         ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"), ("offs_n[None, :] < S_k", "offs_n[None, :] < S_q")],
-    "the loop ends at S_q: its tiles are of keys, and a head has S_k of them": ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"),
     "the scale is missing: s = scale · q kᵀ": ("scale * dot(q", "dot(q"),
     "softmax is in base 2: scores in units of scale · q kᵀ take tl.exp, and tl.exp2 takes them times log₂ e": ("tl.exp(", "tl.exp2("),
 }  # fmt: skip
@@ -122,6 +114,33 @@ def inputs():
     low = "scores may be as low as −2³⁰: −inf stands where a key is missing, and where m starts"
     yield attention_case(*logits(-(2.0**30), -(2.0**30), S_k=20), "S_k = 20, BLOCK_N = 16, all logits −2³⁰", low)
     yield from half_inputs()
+
+
+@launched_by
+def with_descriptors(kernel, grid, *args, **meta):
+    """The kernel gets a descriptor in place of each of its first four arguments, the tensors q, k, v and o."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    rows = (meta["BLOCK_M"], meta["BLOCK_N"], meta["BLOCK_N"], meta["BLOCK_M"])
+    descriptors = [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, n, x.shape[3]]) for x, n in zip(args[:4], rows, strict=True)]
+    try:
+        kernel[grid](*descriptors, *args[4:], **meta)
+        return
+    except Exception as error:
+        if not (why := shape_fault(error)):
+            raise
+        why += where_in(error, kernel)
+    raise Wrong(why)
+
+
+def shape_fault(error):
+    """Words for a tile that is still of four dimensions, or no longer; "" for another error."""
+    root = chain(error)[-1]
+    if isinstance(root, AssertionError) and "equal ranks" in str(root):
+        return "a descriptor loads a tile of shape [1, 1, rows, D], and tl.dot takes two dimensions: drop the ones by .reshape([rows, D])"
+    if isinstance(root, AssertionError) and any("store" in frame.name for frame in traceback.extract_tb(root.__traceback__)):
+        return "o_desc.store takes a tile of shape [1, 1, BLOCK_M, D]: give o its ones back by .reshape([1, 1, BLOCK_M, D])"
+    return ""
 
 
 def refused(kernel):

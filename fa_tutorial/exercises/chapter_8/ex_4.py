@@ -1,5 +1,3 @@
-"""Exercise 8.4, cycles_in_turns."""
-
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
@@ -17,7 +15,7 @@ def cycles_in_turns(D, block_m, block_n, num_warps, instructions, exponentials):
 
 
 TILES, MATMULS, TURNS = "64 * 64 / (block_m * block_n)", "2 * 2 * 64 * 64 * D / 4096", "matmuls + max(issuing, exponentiating)"
-ISSUING, TO_ISSUE = "issuing = instructions * to_issue", "tiles * num_warps / 4"
+ISSUING = "issuing = instructions * to_issue"
 REMOVABLE = "max(0, instructions - exponentiating / to_issue)"
 MISTAKES = {
     "that is for the program's whole tile: the result is for 64 x 64 scores, whatever the tile": (TILES, "1"),
@@ -32,20 +30,11 @@ MISTAKES = {
     "that is the model of 64 x 64 tiles with four warps, whose exponentials are hidden: count all warps, and the tile's share": (
         TURNS, "matmuls + instructions"),
     "the 16 exponentials a cycle are the SM's: its four schedulers share them": ("* 32 / 16", "* 32 / 16 / 4"),
-    "an exponential is one of the instructions, and takes an issue slot, too: in the cycles, and in what can leave": [
-        (ISSUING, "issuing = (instructions - exponentials) * to_issue"),
-        (REMOVABLE, "max(0, instructions - exponentials - exponentiating / to_issue)")],
     "removable is negative: where the exponentials decide, nothing that leaves the loop saves a cycle, so it is 0": (
         REMOVABLE, "instructions - exponentiating / to_issue"),
     "removable counts all that are no exponentials: once issuing takes no longer than the exponentials, one more saves nothing": (
         REMOVABLE, "instructions - exponentials"),
     "the cycles are rounded down: they may be a fraction, so divide by /, not by //": (TURNS, "(matmuls + max(issuing, exponentiating)) // 1"),
-    "removable counts all warps' instructions: it is asked for one warp's instructions": (
-        REMOVABLE, f"num_warps * {REMOVABLE}"),
-    "removable is one too few: as long as issuing takes longer than the exponentials, one more still saves": (
-        REMOVABLE, "max(0, instructions - exponentiating / to_issue - 1)"),
-    "removable counts cycles: it is asked for a warp's instructions, each of which takes an SM num_warps / 4 cycles for its tile": (
-        REMOVABLE, "max(0, issuing - exponentiating)"),
 }  # fmt: skip
 
 

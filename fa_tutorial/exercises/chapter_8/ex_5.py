@@ -60,7 +60,6 @@ MISTAKES = {
         ("tl.exp2(m - shift)", "tl.exp2((m - shift) * scale_log2)")],
     "s is not scaled: p = 2^(s · scale_log2 − m_new)": ("s * scale_log2 - shift", "s - shift"),
     "l adds p in v's dtype: it adds p as it is, in float32": ("tl.sum(p, axis=1)", "tl.sum(p.to(k_tile.dtype), axis=1)"),
-    "l adds p in fp16: it adds p as it is, in float32": ("tl.sum(p, axis=1)", "tl.sum(p.to(tl.float16), axis=1)"),
     "p is rounded to fp16 before l adds it: only p v takes p in v's dtype": ("    l = alpha", "    p = p.to(tl.float16)\n    l = alpha"),
     "q is scaled and rounded before q kᵀ: multiply it as it is, and scale s in the exponent": [
         ("dot(q_tile, tl", "dot((q_tile * scale_log2).to(q_tile.dtype), tl"), ("axis=1) * scale_log2", "axis=1)"), ("s * scale_log2 - shift", "s - shift")],

@@ -1,5 +1,3 @@
-"""Exercise 8.6, launch_order."""
-
 import heapq
 import itertools
 import random

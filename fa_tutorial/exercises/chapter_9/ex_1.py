@@ -1,5 +1,3 @@
-"""Exercise 9.1, ring_phase."""
-
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case

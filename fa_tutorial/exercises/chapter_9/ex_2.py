@@ -1,5 +1,3 @@
-"""Exercise 9.2, ring_roles."""
-
 import random
 
 from fa_tutorial.barriers import arrive, load, use, wait

@@ -18,7 +18,6 @@ def alternation(first, second):
     return p + r - 2 * both, p * (1 - r) + r * (1 - p)
 
 
-WINDOW = "start, stop = max(first[0][0], second[0][0]), min(first[-1][0], second[-1][0])"
 CUT = "max(0, min(end, stop) - max(begin, start))"
 ONE, CHANCE = "return p + r - 2 * both", "p * (1 - r) + r * (1 - p)"
 MISTAKES = {

@@ -1,5 +1,3 @@
-"""Exercise 9.7, persistent_roles."""
-
 import itertools
 import random
 from collections.abc import Callable

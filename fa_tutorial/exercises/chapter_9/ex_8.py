@@ -1,5 +1,3 @@
-"""Exercise 9.8, meeting_consumer."""
-
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -25,7 +23,6 @@ def meeting_consumer(c, blocks, full, empty, ds_full):
         yield use(i, ds_rows(stage, 1 - c))  # dq
 
 
-READY, FIRST = "        yield wait(full[stage], parity)\n", "        yield use(i, stage)  # s, dp and dv\n"
 WRITE, TELL = "        yield write(i, ds_rows(stage, c))\n", "        yield arrive(ds_full[stage])\n"
 DK, RELEASE = "        yield use(i, stage)  # dk\n", "        yield arrive(empty[stage])\n"
 MEET, DQ = "        yield wait(ds_full[stage], parity)  # the meeting\n", "        yield use(i, ds_rows(stage, 1 - c))  # dq"
