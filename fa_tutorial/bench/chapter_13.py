@@ -123,6 +123,8 @@ def times_of(rows: pd.DataFrame, way: str = "forward") -> pd.DataFrame:
 
 
 LAUNCHES = 32_768  # in sequences up to so long they decide, not x
+LONG = 131_072  # tokens of the running case
+MILLION = 1_048_576
 CASES = (("NVLink", 131_072), ("host memory", 131_072), ("host memory", 262_144))  # images/explore/ring_clock.html's
 
 
@@ -134,55 +136,75 @@ def cases(rows: pd.DataFrame, way: str) -> list[tuple[str, float, float]]:
 
 
 def long_ones(rows: pd.DataFrame, way: str) -> pd.DataFrame:
-    """times_of all cases in which launches don't decide, by INDEX."""
+    """times_of all cases that were measured five times and in which launches don't decide, by INDEX."""
     found = times_of(rows, way).sort_values(["link", "S", "H_k"], ascending=[True, True, False])
-    return found[found["S"] > LAUNCHES].set_index(INDEX)
+    return found[found["S"].between(LAUNCHES + 1, MILLION - 1)].set_index(INDEX)
 
 
 def print_orders(rows: pd.DataFrame) -> None:
     """Forward in plain and in zigzag order: four GPUs, 16 key heads, over NVLink."""
     times = times_of(rows)
     print("forward, ms         plain    zigzag   ratio")
-    for _, case in times[times["H_k"].eq(16) & times["link"].eq("NVLink") & (times["S"] >= LAUNCHES)].iterrows():
-        plain, zigzag = case["plain order"], case["ring"]
-        print(f"{case['S']:9,} tokens {plain:8,.1f} {zigzag:9,.1f} {plain / zigzag:7.2f}")
+    for _, case in times[times["H_k"].eq(16) & times["link"].eq("NVLink")].iterrows():
+        if LAUNCHES <= case["S"] < MILLION:
+            plain, zigzag = case["plain order"], case["ring"]
+            print(f"{case['S']:9,} tokens {plain:8,.1f} {zigzag:9,.1f} {plain / zigzag:7.2f}")
 
 
-def parts_of(S: int, rank: int) -> tuple[float, float]:
-    """Ms of a rank's four tiles and of its three joins, each measured by itself on one GPU."""
-    visitors = {"earlier": rank, "later": 3 - rank}
-    tiles = part_of("ring_tile", "own", S, counter=True)["ms"]
-    tiles += sum(n * part_of("ring_tile", name, S, counter=True)["ms"] for name, n in visitors.items())
-    return tiles, sum(n * part_of("ring_join", name, S)["ms"] for name, n in visitors.items())
+def visitors(rank: int) -> dict[str, int]:
+    """How many of a rank's three visitors come from earlier ranks, and how many from later ones."""
+    return {"earlier": rank, "later": 3 - rank}
+
+
+def tiles_of(rank: int) -> float:
+    """Ms of a rank's four tiles, each measured by itself on one GPU."""
+    tiles = {"own": 1} | visitors(rank)
+    return sum(n * part_of("ring_tile", name, LONG, counter=True)["ms"] for name, n in tiles.items())
+
+
+def joins_of(rank: int, way: str = "ring_join") -> float:
+    """Ms of a rank's three joins, each measured by itself on one GPU. way: a key of PASSES."""
+    return sum(n * part_of(way, name, LONG)["ms"] for name, n in visitors(rank).items())
 
 
 def print_parts(rows: pd.DataFrame) -> None:
     """Ms of a quarter of the heads on one GPU; of four tiles and three joins of the first rank and of the last; and of
     a run of all ranks that sends nothing."""
-    times = times_of(rows)
-    times = times[times["link"].eq("NVLink") & times["H_k"].eq(16)].set_index("S")
-    print("forward, ms              a quarter of   four  three          all four ranks,")
-    print("                  rank      the heads  tiles  joins     sum  sending nothing")
-    for S, rank in itertools.product((131_072, 1_048_576), (0, 3)):
-        tiles, joins = parts_of(S, rank)
-        told = [part_of("ring_tile", "one GPU", S)["ms"], tiles, joins, tiles + joins, times["computing alone"][S]]
-        print(f"{S:9,} tokens {rank:6}", "{:14,.1f} {:7,.1f} {:5.1f} {:8,.1f} {:15,.1f}".format(*told))
+    alone = times_of(rows).set_index(INDEX).loc[("NVLink", LONG, 16), "computing alone"]
+    quarter = part_of("ring_tile", "one GPU", LONG)["ms"]
+    print("forward, ms   a quarter of   four  three          all four ranks,")
+    print("                 the heads  tiles  joins     sum  sending nothing")
+    for rank in (0, 3):
+        told = quarter, tiles_of(rank), joins_of(rank), tiles_of(rank) + joins_of(rank), alone
+        print(f"rank {rank}       ", "{:14,.1f} {:6,.1f} {:6.1f} {:7,.1f} {:16,.1f}".format(*told))
 
 
-def print_frequencies() -> None:
-    """Of a million tokens: a tile's ms and its SMs' frequency, by one GPU's whole row, the own tile, and a visitor's by
-    equal shares, by the counter, and with few keys at once."""
-    print("1,048,576 tokens                                        ms   the SMs' frequency")
-    for words, provider, wanted in (
-        ("one GPU, a sixteenth of its time", "one GPU", {"counter": True}),
-        ("the own tile", "own", {"counter": True}),
-        ("a later rank's keys, equal shares", "later", {"counter": False}),
-        ("a later rank's keys, counter", "later", {"counter": True}),
-        ("the same, 32,768 keys at a time, not joined", "later", {"counter": True, "keys_at_once": 32_768}),
+PASSES = {"ring_join": ("PyTorch's operations", 8.5), "ring_join_kernel": ("one kernel", 2.5)}  # of a float32 o
+
+
+def print_joins() -> None:
+    """Ms of the join of an earlier rank's part, by its passes at a copy's speed and measured; and of rank 3's joins."""
+    copied = 2.5 / part_of("ring_join_copy", "earlier", LONG)["ms"]  # passes in a ms, by a copy of as many bytes
+    print("an earlier rank's part, ms   passes   at a copy's speed   measured   rank 3's three joins")
+    for way, (name, passes) in PASSES.items():
+        measured = part_of(way, "earlier", LONG)["ms"]
+        print(f"{name:26} {passes:8} {passes / copied:19.3f} {measured:10.3f} {joins_of(3, way):22.1f}")
+
+
+def print_million(rows: pd.DataFrame) -> None:
+    """Of a million tokens: one GPU and four; a tile's ms and its SMs' frequency, of one GPU's run and of a later rank's
+    keys."""
+    case = rows[rows["S"].eq(MILLION)].set_index("provider")
+    for way in ("forward", "backward"):
+        one, four = case[f"{way}_ms"]["one GPU"], case[f"{way}_ms"]["ring"]
+        times = f"{one:6,.0f} ms on one GPU, {four:5,.0f} on four"
+        print(f"{MILLION:,} tokens, {way:8}: {times}: {one / four:.1f} times as fast")
+    for words, provider, parts in (
+        ("a sixteenth of one GPU's forward", "one GPU", 4),
+        ("a later rank's tile", "later", 1),
     ):
-        row = part_of("ring_tile", provider, 1_048_576, **wanted)
-        ms = row["ms"] / (4 if provider == "one GPU" else 1)  # its row has a quarter of the heads
-        print(f"{words:48} {ms:9,.1f} {row['mhz']:9,.0f} MHz, {row['watts']:.0f} W")
+        row = part_of("ring_tile", provider, MILLION, counter=True)  # one GPU's has a quarter of the heads
+        print(f"{words:33}: {row['ms'] / parts:.0f} ms at {row['mhz']:,.0f} MHz and {row['watts']:.0f} W")
 
 
 def part_of(kernel: str, provider: str, S: int, **wanted) -> pd.Series:
@@ -257,13 +279,69 @@ def added(found: pd.DataFrame, way: str, **how) -> list[float]:
     return [on_clock(way, T_c, T_s, **how) - 4 * T_c for T_c, T_s in zip(found["T_c"], found["T_s"], strict=True)]
 
 
-def print_ms(table: pd.DataFrame, *columns: str) -> None:
-    """These columns of forward_sends or backward_sends, or all."""
-    table = table[list(columns or table)]
-    print(f"{'ms':{21}}   g", *(f"{name:>13}" for name in table))
-    for (link, S, H_k), case in table.iterrows():
-        cells = (f"{'–' if pd.isna(ms) else f'{ms:.1f}':>13}".replace("-", "−") for ms in case)
-        print(f"{S:9,} {link:11} {16 // H_k:3}", *cells)
+MODELS = {  # of what is measured
+    "equal shares": "late programs", "counter": "clock",
+    "two messages": "late second", "one message": "clock", "one, again": "clock",
+}  # fmt: skip
+
+
+def print_misses(tables: dict[str, pd.DataFrame]) -> None:
+    """The most that sends add to a measured ms, and how far it is from its model at most, over each link.
+
+    tables: forward_sends or backward_sends, by a name that stands before each program's.
+    """
+    print(f"{'ms':33} NVLink         host memory")
+    print(f"{'':29}  up to  off by     up to  off by")
+    for words, table in tables.items():
+        for name in (name for name in MODELS if name in table):
+            found = [table.loc[link] for link in ("NVLink", "host memory")]
+            told = [(one[name].max(), (one[name] - one[MODELS[name]]).abs().max()) for one in found]
+            print(f"{words + name:29}", "   ".join(f"{most:6.1f} {miss:7.1f}" for most, miss in told))
+
+
+LOOKS = {  # programs and their models
+    "late programs": "vermilion", "late second": "vermilion", "equal shares": "vermilion", "two messages": "vermilion",
+    "clock": "blue", "counter": "blue", "one message": "blue", "one, again": "blue",
+}  # fmt: skip
+MARKERS = {"marker": "s", "fillstyle": "none"}, {"marker": "o", "fillstyle": "full"}  # for another model, for the clock
+
+
+def plot_sends(tables: dict[str, pd.DataFrame]) -> Figure:
+    """What sends add to the ms of each case, by the models and measured. tables: as print_misses, one a panel."""
+    figure = Figure(figsize=(9, 3.9))
+    axes = figure.subplots(1, len(tables), sharex=True, sharey=True, squeeze=False)[0]
+    for ax, (words, table) in zip(axes, tables.items(), strict=True):
+        programs = [name for name in MODELS if name in table]
+        first = {"clock": 0.17} | {MODELS[programs[0]]: -0.17}  # each model, and what it tells, in a line of its own
+        for name in programs:
+            model, colour = MODELS[name], figures.COLOURS[LOOKS[name]]
+            for y, (_, case) in enumerate(table.iterrows()):
+                at = y + first[model]
+                ax.plot([case[model], case[name]], [at, at], color=colour, linestyle="-", linewidth=1)
+                ax.plot(case[model], at, "|", color=colour, markersize=11, markeredgewidth=2.5)
+                ax.plot(case[name], at, color=colour, markersize=6, **MARKERS[model == "clock"])
+        for y in range(1, len(table)):
+            ax.axhline(y - 0.5, color="#DDDDDD", linestyle="-", linewidth=0.8)
+        ax.grid(visible=False, axis="y")
+        ax.set(title=words.strip(" ,"), xlabel="ms that sends add", ylim=(len(table) - 0.5, -0.5))
+        ax.set_yticks(range(len(table)), [f"{S:,} {link}, G = {16 // H_k}" for link, S, H_k in table.index])
+        ax.tick_params(axis="y", length=0)
+    ax = axes[0]
+    for model in (MODELS[programs[0]], "clock"):
+        told = " and ".join(name for name in programs if MODELS[name] == model and name != "one, again")
+        look = {"color": figures.COLOURS[LOOKS[model]], "linestyle": "none"}
+        ax.plot([], [], "|", markersize=11, markeredgewidth=2.5, label=f"model: {model}", **look)
+        ax.plot([], [], markersize=6, label=f"measured: {told}", **look, **MARKERS[model == "clock"])
+    figure.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=2)
+    return figure
+
+
+def print_noise(rows: pd.DataFrame) -> None:
+    """How far two measurements of the package's backward are apart at most."""
+    found = long_ones(rows, "backward")
+    apart = (found["ring"] - found["own tile last, one message"]).abs()
+    shares = apart / found["ring"]
+    print(f"one message, measured twice: up to {apart.max():.1f} ms apart, and up to {shares.max():.0%}")
 
 
 WAYS = {"ring": ("blue", "-", "o"), "all-gather": ("orange", "--", "s"), "Ulysses": ("vermilion", "-.", "^")}
@@ -272,29 +350,29 @@ WAYS = {"ring": ("blue", "-", "o"), "all-gather": ("orange", "--", "s"), "Ulysse
 def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
     """How many times as fast as one GPU four are, forward, against x = T_c / T_s: exercise 13.8's `ways`, and measured.
 
-    rows: load()'s. Shorter sequences are left out: launches decide there.
+    rows: load()'s, of which long_ones.
     """
-    times = times_of(rows)
-    times = times[times["S"] > LAUNCHES]
-    figure = Figure(figsize=(9, 3.6))
-    shares = [2 ** (i / 8) for i in range(-24, 57)]
+    times = long_ones(rows, "forward").reset_index()
+    figure = Figure(figsize=(9, 3.8))
+    shares = [2 ** (i / 8) for i in range(-24, 33)]
     for ax, H_k in zip(figure.subplots(1, 2, sharey=True), (16, 4), strict=True):
+        here = times[times["H_k"].eq(H_k)]
         for i, (way, (colour, line, marker)) in enumerate(WAYS.items()):
             look = {"color": figures.COLOURS[colour]}
             speeds = [16 * share / ways(share, 1.0, 4, 16 // H_k)[i] for share in shares]
             ax.plot(shares, speeds, linestyle=line, **look)
             ax.plot([], [], marker, linestyle=line, label=way, **look)
             for link, fill in (("host memory", "full"), ("NVLink", "none")):
-                here = times[times["link"].eq(link) & times["H_k"].eq(H_k)]
-                ax.plot(here["x"], here["one GPU"] / here[way], marker, fillstyle=fill, **look)
-                for S, x in zip(here["S"], here["x"], strict=True) if way == "ring" else ():  # how many tokens, once
-                    y = 0.1 if fill == "full" else 0.95
-                    ax.text(x, y, f"{S:,}", rotation=90, fontsize=8, ha="center", va="bottom")
-        ax.set_title(f"g = {16 // H_k}")
+                one = here[here["link"].eq(link)]
+                ax.plot(one["x"], one["one GPU"] / one[way], marker, fillstyle=fill, **look)
+        for S, x, lowest in zip(here["S"], here["x"], (here["one GPU"] / here[[*WAYS]].max(axis=1)), strict=True):
+            label = ax.annotate(f"{S:,}", (x, lowest), (0, -9), textcoords="offset points", fontsize=10)
+            label.set(ha="center", va="top", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1})
+        ax.set_title(f"G = {16 // H_k}")
         ax.set_xscale("log", base=2)
-        ax.set_xticks([1 / 8, 1, 8, 64], ["1/8", "1", "8", "64"])
+        ax.set_xticks([1 / 8, 1 / 2, 2, 8], ["1/8", "1/2", "2", "8"])
         ax.minorticks_off()
-        ax.set_xlabel("x = T_c / T_s")
+        ax.set_xlabel("$x = T_c / T_s$")
         ax.plot([], [], color="grey", label="line: the clock")
         ax.plot([], [], "o", color="grey", label="full: host memory")
         ax.plot([], [], "o", color="grey", fillstyle="none", label="open: NVLink")
@@ -305,7 +383,7 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
 
 
 def in_order(times: pd.DataFrame) -> pd.DataFrame:
-    """The rows of times_of in which x decides and each way was measured: by g, and then by x."""
+    """The rows of times_of in which x decides and each way was measured: by G, and then by x."""
     times = times[(times["S"] > LAUNCHES) & times["Ulysses"].notna()]
     return times.sort_values(["H_k", "x"], ascending=[False, True])
 
@@ -313,13 +391,22 @@ def in_order(times: pd.DataFrame) -> pd.DataFrame:
 def print_ways(ways: Callable, rows: pd.DataFrame) -> None:
     """Forward ms of each way on four GPUs, by exercise 13.8's `ways` and measured, where launches don't decide."""
     print("                                  clock                        measured")
-    print("forward, ms               g     x    ring  Ulysses  all-gather    ring  Ulysses  all-gather")
+    print("forward, ms               G     x    ring  Ulysses  all-gather    ring  Ulysses  all-gather")
     for _, case in in_order(times_of(rows)).iterrows():
-        g = 16 // case["H_k"]
-        ring_ms, gather_ms, exchange_ms = ways(case["T_c"], case["T_s"], 4, g)
+        group = 16 // case["H_k"]
+        ring_ms, gather_ms, exchange_ms = ways(case["T_c"], case["T_s"], 4, group)
         clock = f"{ring_ms:7.1f} {exchange_ms:8.1f} {gather_ms:11.1f}"
         measured = f"{case['ring']:7.1f} {case['Ulysses']:8.1f} {case['all-gather']:11.1f}"
-        print(f"{case['S']:9,} {case['link']:13} {g:3} {case['x']:5.2f} {clock} {measured}")
+        print(f"{case['S']:9,} {case['link']:13} {group:3} {case['x']:5.2f} {clock} {measured}")
+
+
+def print_new_joins(rows: pd.DataFrame) -> None:
+    """Forward ms over NVLink: the ring, the ring less what rank 3's joins save by one kernel, and Ulysses."""
+    saved = joins_of(3) - joins_of(3, "ring_join_kernel")
+    print("forward, ms, over NVLink      ring, measured   with the kernel, calculated   Ulysses, measured")
+    for (S, H_k), case in long_ones(rows, "forward").loc["NVLink"].iterrows():
+        told = case["ring"], case["ring"] - saved * S / LONG, case["Ulysses"]  # as many more rows, as much longer
+        print(f"{S:9,} tokens, G = {16 // H_k}", "{:20.1f} {:29.1f} {:19.1f}".format(*told))
 
 
 def print_training(rows: pd.DataFrame) -> None:
@@ -330,7 +417,7 @@ def print_training(rows: pd.DataFrame) -> None:
     for _, case in in_order(forward.reset_index()).iterrows():
         here, names = (case["link"], case["S"], case["H_k"]), ["ring", "Ulysses"]
         if (back := backward.loc[here]).notna()["Ulysses"]:
-            print(f"{case['S']:9,} {case['link']:13} g = {16 // case['H_k']}", end="")
+            print(f"{case['S']:9,} {case['link']:13} G = {16 // case['H_k']}", end="")
             print("{:14.1f}{:9.1f}{:12.1f}{:9.1f}".format(*(case + back)[names], *peaks.loc[here][names]))
 
 

@@ -2,6 +2,7 @@ import functools
 
 import torch
 from edits import edit
+from right_answers.chapter_13 import backward_with_own_tile_last_at_home
 
 from fa_tutorial.algorithm import attention_backward
 from fa_tutorial.exercises.chapter_13.played import attend
@@ -115,6 +116,26 @@ def overlapped_where_the_last_gradients_wait_before_the_own_tile(kv, ranks, star
     return home.wait() + tile(own)
 
 
+def overlapped_with_the_own_tile_last_where_keys_are_waited_for_in_turn(kv, ranks, start, tile):
+    own, dkv = kv, None
+    for step in range(1, ranks):
+        kv = start(kv).wait()
+        if step > 1:
+            home = start(dkv)
+        dkv = tile(kv) + (home.wait() if step > 1 else 0)
+    home = start(dkv)
+    return tile(own) + home.wait()
+
+
+def backward_that_counts_its_own_pair_twice(q, k, v, o, do, lse, ranks):
+    dq, dk, dv = (x.to(lse.dtype) for x in attention_backward(q, k, v, o, do, lse))
+    for _ in range(ranks):
+        k, v, dk, dv = yield k, v, dk, dv
+        parts = attention_backward(q, k, v, o, do, lse)
+        dq, dk, dv = (x + part for x, part in zip((dq, dk, dv), parts, strict=True))
+    return dq, dk, dv
+
+
 PAIR = "attention_backward(q, k, v, o, do, lse)"
 PART = f"dq_part, dk_part, dv_part = {PAIR}"
 OWN_O, OWN_LSE = "played.attend(q, k, v)[0]", "played.attend(q, k, v)[1]"
@@ -145,8 +166,11 @@ WRONG_ANSWERS = (
     edit("13.2", "its own keys masked", ("    o, lse = attend(q, k, v)", "    o, lse = attend(q, k, v, True)"), told="attention without a mask"),
     edit("13.2", "visitors masked", (JOIN, JOIN.replace("k, v)", "k, v, is_causal=True)")), told="a shard's k and v, unmasked"),
     edit("13.2", "the largest lse", (JOIN, "part, more = attend(q, k, v)\n        o, _ = join(o, lse, part, more)\n        lse = torch.maximum(lse, more)"), told="lse is that of all keys so far"),
+    edit("13.2", "the two lse exchanged", (JOIN, "part, more = attend(q, k, v)\n        o, lse = join(o, more, part, lse)"),
+         told="join takes o and lse of what is there, and then o and lse of the part"),
+    edit("13.3", "neighbours", ("rank, 2 * ranks - 1 - rank", "2 * rank, 2 * rank + 1"), told="each rank's work, in chunks × chunks: 2 ranks gives (2, 6)"),
     edit("13.3", "from 1", ("rank, 2 * ranks - 1 - rank", "rank + 1, 2 * ranks - rank"), told="each of 0 to 3 must go to one rank"),
-    edit("13.3", "four ranks", ("2 * ranks - 1", "7"), told="with 2 ranks chunks 0, 1, 6, 7 are dealt out"),
+    edit("13.3", "four ranks", ("2 * ranks - 1", "7"), told="2 ranks: chunks 0, 1, 6, 7 are dealt out: each of 0 to 3"),
     edit("13.3", "half of the sequence", ("2 * ranks - 1", "ranks - 1"), told="chunks 0, 0, 1, 1 are dealt out"),
     edit("13.3", "striped", ("rank, 2 * ranks - 1 - rank", "2 * rank % ranks, 2 * rank"), told="must go to one rank"),
     edit("13.3", "one chunk", ("rank, 2 * ranks - 1 - rank", "rank"), told="chunks_of(0, 2) gives 0, want a tuple or a list of two whole numbers"),
@@ -181,6 +205,15 @@ WRONG_ANSWERS = (
     edit("13.6", "dq in q's dtype", (ADD, f"{ADD}\n        dq = dq.to(q.dtype)"), told="rounded in each step"),
     edit("13.6", "dk in q's dtype", (ADD, f"{ADD}\n        dk = dk.to(q.dtype)"), told="rounded in each step"),
     edit("13.6", "never wider", ("    dq, dk, dv = (x.to(lse.dtype) for x in (dq, dk, dv))  # float32, where q is bf16\n", ""), told="rounded in each step"),
+    ("13.6", backward_that_counts_its_own_pair_twice, "its own pair is counted twice, first and last"),
+    edit("13.6", "k and v in float32", (YIELD_ALL, "k, v, dk, dv = yield k.to(lse.dtype), v.to(lse.dtype), dk, dv\n        k, v = k.to(q.dtype), v.to(q.dtype)"),
+         told="a rank sends 240 bytes, and k and v in bf16, dk and dv in float32 are 184: each travels no wider"),
+    edit("13.6", "always float64", ("x.to(lse.dtype)", "x.double()"), told="each travels no wider than that"),
+    edit("13.7", "the last wait", ("return start(dkv).wait()", "return start(dkv)"), told="it returns a Message, which is still on its way"),
+    edit("13.7", "four ranks", ("range(1, ranks)", "range(1, 4)"), ("ranks - 1", "3"), told="it computes 4 tiles: there are `ranks` ranks, which aren't always 4"),
+    edit("13.7", "four ranks, the own tile last", ("range(1, ranks)", "range(1, 4)"), ("step < ranks - 1", "step < 3"),
+         told="it computes 4 tiles: there are `ranks` ranks, which aren't always 4", base=backward_with_own_tile_last_at_home),
+    ("13.7", overlapped_with_the_own_tile_last_where_keys_are_waited_for_in_turn, "k and v are waited for right after their start"),
     edit("13.7", "no keys", ("kv = passing.wait()", "passing.wait()"), told="the parts of all ranks"),
     ("13.7", overlapped_where_all_keys_come_before_any_tile_and_the_own_is_last, "wait only where what comes is needed"),
     ("13.7", overlapped_where_the_last_gradients_wait_before_the_own_tile, "the last dk and dv are waited for before your own tile, which could hide them"),

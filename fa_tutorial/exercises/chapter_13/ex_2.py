@@ -38,6 +38,8 @@ MISTAKES = {
     "its own keys count twice: pass them on first, then attend to what comes": (
         YIELD + "        o, lse = join(o, lse, *attend(q, k, v))", "        o, lse = join(o, lse, *attend(q, k, v))\n        k, v = yield k, v"),
     "two yields are two steps: k and v travel in one, k, v = yield k, v": (YIELD, "        k = yield k\n        v = yield v\n"),
+    "join takes o and lse of what is there, and then o and lse of the part: join(o, lse, *attend(q, k, v))": (
+        JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = join(o, lse_part, part, lse)"),
     "o = 0 with lse = 0 counts as one more key, of score 0: before any key lse is −∞": (
         FIRST, f"{FIRST}    o, lse = join(torch.zeros_like(o), torch.zeros_like(lse), o, lse)\n"),
 }  # fmt: skip

@@ -8,10 +8,11 @@ def chunks_of(rank, ranks):
 
 
 PAIR = "rank, 2 * ranks - 1 - rank"
+WORK = "; each rank's work, in chunks × chunks"
 MISTAKES = {
-    "two neighbours: the last rank's queries see nearly all keys, and the first one's hardly any": (PAIR, "2 * rank, 2 * rank + 1"),
-    "the two chunks lie half the sequence apart for every rank, so the later ranks still have more": (PAIR, "rank, rank + ranks"),
-    "both chunks come earlier for a later rank: one must come earlier and one later": (PAIR, "ranks - 1 - rank, 2 * ranks - 1 - rank"),
+    f"two neighbours: the last rank's queries see nearly all keys, and the first one's hardly any{WORK}": (PAIR, "2 * rank, 2 * rank + 1"),
+    f"the two chunks lie half the sequence apart for every rank, so the later ranks still have more{WORK}": (PAIR, "rank, rank + ranks"),
+    f"both chunks come earlier for a later rank: one must come earlier and one later{WORK}": (PAIR, "ranks - 1 - rank, 2 * ranks - 1 - rank"),
 }  # fmt: skip
 
 
@@ -33,18 +34,16 @@ def adapt(answer, ranks):
             raise Wrong(f"chunks_of({rank}, {ranks}) gives {show(chunks)}, want a tuple or a list of two whole numbers")
     dealt = sorted(chunk for chunks in given for chunk in chunks)
     if dealt != [*range(2 * ranks)]:
-        raise Wrong(
-            f"with {ranks} ranks chunks {', '.join(map(str, dealt))} are dealt out: each of 0 to {2 * ranks - 1} must go to one rank"
-        )
+        raise Wrong(f"chunks {', '.join(map(str, dealt))} are dealt out: each of 0 to {2 * ranks - 1} must go to one rank")
     return tuple(map(work, given))
 
 
 def inputs():
-    yield case(2, on="two ranks' work, in units of a chunk times a chunk")
-    yield case(3, on="three ranks' work, in units of a chunk times a chunk")
-    yield case(4, on="four ranks' work, in units of a chunk times a chunk")
-    yield case(7, on="seven ranks' work, in units of a chunk times a chunk")
-    yield case(1, on="one rank")
+    yield case(2, on="2 ranks")
+    yield case(3, on="3 ranks")
+    yield case(4, on="4 ranks")
+    yield case(7, on="7 ranks")
+    yield case(1, on="1 rank")
 
 
 EXERCISE = Exercise(
@@ -57,7 +56,7 @@ EXERCISE = Exercise(
     reasoning="Chunk c has work c + ½. The numbers of the two chunks always add up to 2 · ranks − 1, so every rank has the work 2 · ranks.",
     inputs=inputs,
     truth=truth,
-    rule="every rank has the same work where the numbers of its two chunks have the same sum",
+    rule=f"every rank has the same work where the numbers of its two chunks have the same sum{WORK}",
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,

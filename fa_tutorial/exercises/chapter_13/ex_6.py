@@ -38,6 +38,8 @@ MISTAKES = {
     "its own pair is counted twice, and the last pair never: pass on first, then take the gradients of what came": (
         f"        {YIELD}\n        dq_part, dk_part, dv_part = {TILE}\n        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part\n",
         f"        dq_part, dk_part, dv_part = {TILE}\n        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part\n        {YIELD}\n"),
+    "its own pair is counted twice, first and last: k and v stay with the rank before their own, and dk and dv come home alone": [
+        ("for _ in range(1, ranks):", "for _ in range(ranks):"), (HOME, "")],
     "dk and dv leave only after the next pair has joined, so that gradients of different keys are added up: they leave with their keys": [
         (YIELD, "k, v = yield k, v"), ("dv + dv_part\n", "dv + dv_part\n        dk, dv = yield dk, dv\n"), (HOME, "")],
     "dk and dv are overwritten in each step: add to what the earlier ranks have put in": (
@@ -61,7 +63,7 @@ def most_sent(ranks):
 @adapting
 def adapt(answer, *args):
     """As `played_on`. Right gradients may be sent by fewer tensors than most_sent: the own dk and dv may stay at home."""
-    *gradients, sent = played_on(answer, *args)
+    *gradients, sent, _ = played_on(answer, *args)
     *want, most = truth(*args)
     is_right = are_close(gradients, want)
     if not is_right and (whose := own_results(*args, gradients)):
@@ -102,15 +104,15 @@ def own_results(q, k, v, do, ranks, gradients):
 
 
 def note(answer):
-    sent = played_on(answer, *played.draws(1, 2, 4, 4, fresh=False), 4)[-1]
+    *_, sent, _ = played_on(answer, *played.draws(1, 2, 4, 4, fresh=False), 4)
     return "your own dk and dv stay at home, so a rank sends less than ours" if sent < most_sent(4) else ""
 
 
-def played_on(answer, q, k, v, do, ranks):
-    """The answer's program on every rank, after a forward pass: dq, dk and dv of the whole sequence, and how many tensors as large as
-    a shard of k a rank sends."""
+def played_on(answer, q, k, v, do, ranks, lse_dtype=torch.float64):
+    """The answer's program on every rank, after a forward pass: dq, dk and dv of the whole sequence, how many tensors as large as
+    a shard of k a rank sends, and their bytes."""
     o, lse = played.attend(q, k, v)
-    sent = []
+    lse, sent, nbytes = lse.to(lse_dtype), [], []
 
     def look(message, mine):
         tensors = [*played.tensors_of(message)]
@@ -119,20 +121,28 @@ def played_on(answer, q, k, v, do, ranks):
             if any(x.data_ptr() == leaves.data_ptr() or (name == "q" and torch.equal(x, leaves)) for leaves in tensors):
                 raise Wrong(f"a rank sends its {name}: q, o, do, lse and dq stay, and keys and values come to them")
         sent.extend(x.numel() for x in tensors)
+        nbytes.extend(x.nbytes for x in tensors)
 
     results, _ = played.play(answer, (q, k, v, o.to(q.dtype), do, lse), ranks, look)
-    return *played.joined(results, ("dq", "dk", "dv")), sum(sent) / k.numel()
+    return *played.joined(results, ("dq", "dk", "dv")), sum(sent) / k.numel(), sum(nbytes) // ranks
 
 
 def refused(answer):
-    """Eight ranks of one bf16 row each. Every part of a gradient is exact, a power of two, but bf16 can't add the small ones to the large one."""
+    """Eight ranks of one bf16 row each, lse in float32. Every part of a gradient is exact, a power of two, but bf16 can't add the small ones to the large one."""
     part, sign = torch.full((1, 2, 8, 1), 2.0**-9, dtype=torch.bfloat16), torch.tensor([1.0, -1.0] * 4).bfloat16()[:, None]
     part[:, :, 0] = 1
     q, k, v = torch.zeros_like(part), part * sign, sign.expand_as(part)  # equal scores: p is 1/8, and o is 0
     q[:, 1], k[:, 1] = 1, 0  # the first head gives dq, and the second dk
-    got, want = played_on(answer, q, k, v, part, 8), truth(*(x.double() for x in (q, k, v, part)), 8)
-    if all(torch.allclose(x.double(), y.double(), rtol=2.0**-8) for x, y in zip(got[:3], want[:3], strict=True)):
-        return ""
+    *got, _, nbytes = played_on(answer, q, k, v, part, 8, torch.float32)
+    *want, _ = truth(*(x.double() for x in (q, k, v, part)), 8)
+    most = 2 * (7 * k.nbytes + 8 * 2 * k.nbytes) // 8  # k and v in bf16, dk and dv in float32
+    if all(torch.allclose(x.double(), y.double(), rtol=2.0**-8) for x, y in zip(got, want, strict=True)):
+        if nbytes <= most:
+            return ""
+        return (
+            f"with 8 ranks, bf16 inputs and lse in float32 a rank sends {nbytes} bytes, and k and v in bf16, dk and dv in float32 "
+            f"are {most}: each travels no wider than that"
+        )
     return "with bf16 inputs dq, dk or dv is rounded in each step, so errors of all steps add up: sum them in lse's dtype"
 
 

@@ -1,3 +1,4 @@
+import itertools
 import random
 
 import torch
@@ -62,23 +63,46 @@ def adapt(answer, ranks, tile_s):
     events = []
     dkv, now, sent = ring.play_backward(watched(answer, events), ranks, tile_s, KV_S, DKV_S)
     want, *most = truth(ranks, tile_s)
+    is_right = isinstance(dkv, torch.Tensor) and dkv.equal(want)
     least = ranks * tile_s + KV_S
-    if isinstance(dkv, torch.Tensor) and dkv.equal(want) and now < least - 1e-6:
+    if is_right and now < least - 1e-6:
         raise Wrong(
             f"with {ranks} ranks it takes {now:.3g} s, but `ranks` tiles and one message of k and v take {least:.3g} s in any order: "
             "compute each visitor's tile, and use what comes only after its wait()"
         )
-    if (
-        isinstance(dkv, torch.Tensor)
-        and dkv.equal(want)
-        and now > most[0].item() + 1e-6
-        and events[-3:] == ["start dkv", "wait dkv", "own tile"]
-    ):
+    if isinstance(dkv, ring.Message):
+        raise Wrong("it returns a Message, which is still on its way: its wait() returns what comes")
+    if not is_right and tiles_of(answer, 2) == tiles_of(answer, 3) == 4:
+        raise Wrong(f"with {ranks} ranks it computes 4 tiles: there are `ranks` ranks, which aren't always 4")
+    is_late = is_right and now > most[0].item() + 1e-6
+    if is_late and waits_in_turn(events):
+        raise Wrong(
+            f"with {ranks} ranks it takes {now:.3g} s: your own tile is last, but each visitor's k and v are waited for right after their "
+            "start: start them before the tile that can hide them, and wait after it"
+        )
+    if is_late and events[-3:] == ["start dkv", "wait dkv", "own tile"]:
         raise Wrong(
             f"with {ranks} ranks it takes {now:.3g} s: the last dk and dv are waited for before your own tile, which could hide them: "
             "start them, compute tile(own), and only then wait (in a sum Python takes the left side first)"
         )
     return dkv, *map(max, (now, sent), (x.item() for x in most))
+
+
+def tiles_of(answer, ranks):
+    """How many tiles it computes; 0 where it raises."""
+    events = []
+    try:
+        ring.play_backward(watched(answer, events), ranks)
+    except Exception:
+        return 0
+    return sum(event.endswith("tile") for event in events)
+
+
+def waits_in_turn(events):
+    """Whether the own tile is last, and k and v are waited for at once after the first visitor's, too, for which nothing else is there."""
+    tiles = [i for i, event in enumerate(events) if event.endswith("tile")]
+    later = events[tiles[0] :] if tiles else []
+    return bool(tiles) and events[tiles[-1]] == "own tile" and ("start kv", "wait kv") in itertools.pairwise(later)
 
 
 def watched(answer, events):
