@@ -364,7 +364,7 @@ def descriptor_loops(kernel: Any) -> list[dict[str, Any]]:
 
 def show_power(kernels: pd.DataFrame) -> None:
     """Print the clock and the power at which two kernels settle on the H200. kernels: results.load's."""
-    words = {"tuned": "the finished kernel", "sdpa_cudnn": "cuDNN"}
+    words = {"tuned": "this chapter's kernel", "sdpa_cudnn": "cuDNN"}
     clocks = results.select(kernels, chapter=8, kernel="clock").set_index("provider")
     for name, told in words.items():
         row = clocks.loc[name]
@@ -475,7 +475,7 @@ def draw_tiles(tiles: pd.DataFrame) -> Figure:
             axis.set_major_locator(FixedLocator([500, 700, 1000, 1500, 2000, 3000]))
             axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
             axis.set_minor_locator(NullLocator())
-    figure.axes[0].set_ylabel("cycles on the H200")
+    figure.axes[0].set_ylabel("cycles of the finished kernel on the H200")
     plain = {"linestyle": "", "markeredgecolor": "black", "markersize": 9}
     handles = [
         Line2D([], [], marker="o", markerfacecolor=COLOURS[colour], label=f"{n} program{'s' * (n > 1)}", **plain)
