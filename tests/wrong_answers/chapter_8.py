@@ -107,6 +107,8 @@ WRONG_ANSWERS = (
          ("instructions - exponentiating / to_issue", "instructions - 8 * exponentials"), told="4 · 34 · 32 / 16 = 272 of exponentials"),
     edit("8.4", "one scheduler", ("issuing = instructions * to_issue", "issuing = tiles * instructions * num_warps"),
          told="four schedulers issue at the same time"),
+    edit("8.4", "four warps, always", ("num_warps / 4", "1"), ("exponentials * num_warps * 32", "exponentials * 4 * 32"),
+         told="num_warps is left out"),
     edit("8.4", "step 1's model", ("max(issuing, exponentiating)", "instructions"), told="that is the model of 64 x 64 tiles"),
     edit("8.4", "issuing beside the matmuls", ("matmuls + max(issuing, exponentiating)", "max(matmuls, issuing) + exponentiating"),
          told="then the longer of 468 of issuing"),

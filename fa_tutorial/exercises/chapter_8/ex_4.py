@@ -31,6 +31,8 @@ MISTAKES = {
         "max(issuing, exponentiating)", "issuing + exponentiating"),
     "that is the model of 64 x 64 tiles with four warps, whose exponentials are hidden: count all warps, and the tile's share": (
         TURNS, "matmuls + instructions"),
+    "num_warps is left out: that is right for four warps, one on each scheduler, and a tile may have more or fewer": [
+        (TO_ISSUE, "tiles"), ("exponentials * num_warps * 32", "exponentials * 4 * 32")],
     "the 16 exponentials a cycle are the SM's: its four schedulers share them": ("* 32 / 16", "* 32 / 16 / 4"),
     "an exponential is one of the instructions, and takes an issue slot, too: in the cycles, and in what can leave": [
         (ISSUING, "issuing = (instructions - exponentials) * to_issue"),
