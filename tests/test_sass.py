@@ -1,6 +1,7 @@
 """The machine code of chapters 8 and 9: a reader's kernel is read, and what is stored is of the kernels as they are."""
 
 import ast
+import itertools
 import json
 import re
 
@@ -14,7 +15,7 @@ from fa_tutorial.exercises import catalogue
 from fa_tutorial.exercises.chapter_8 import ex_3
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.source import defined, edited, source_of
-from fa_tutorial.tiles import dot, load_tile
+from fa_tutorial.tiles import TileConfig, dot, load_tile
 from fa_tutorial.tuned import steps
 
 triton = require_triton("These tests")
@@ -185,6 +186,15 @@ def test_chapter_8s_finished_loop_waits_once_for_all_matmuls_and_then_exponentia
     matmul = next(i for i, line in enumerate(loop) if i > wait and line.name.startswith("HGMMA"))
     assert loop[wait].text.endswith("gsb0, 0x0")
     assert all(wait < i < matmul for i, line in enumerate(loop) if line.name.startswith("MUFU.EX2"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("D", "stages", "order"), [
+    (64, 1, ["UTMALDG", "HGMMA", "MUFU", "UTMALDG", "HGMMA"]), (128, 2, ["HGMMA", "MUFU", "HGMMA", "UTMALDG"]),
+])  # fmt: skip
+def test_the_finished_loop_waits_for_k_and_v_with_one_stage_and_with_two_asks_for_the_next_tiles_last(D, stages, order):
+    names = [line.name.split(".")[0] for line in sass.loop_of(steps.LAST, TileConfig(64, 64, 4, stages), D)]
+    assert [name for name, _ in itertools.groupby(name for name in names if name in order)] == order
 
 
 @pytest.mark.slow

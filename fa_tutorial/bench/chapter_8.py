@@ -16,6 +16,7 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from fa_tutorial import compiling, forward, hardware, tuned
 from fa_tutorial.bench import peers, results
@@ -100,7 +101,7 @@ TILES = {
 }
 
 
-# Of D = 128, measured in one run with TILES': they test the reader's rule.
+# Of D = 128, measured in one run with TILES' in "unseen tile": they test the reader's rule.
 UNSEEN = [
     (32, 64, 4, 2),
     (64, 32, 4, 3),
@@ -113,6 +114,9 @@ UNSEEN = [
     (128, 64, 8, 2),
     (128, 128, 4, 2),
 ]
+
+
+TILE_RUN = {64: "tile", 128: "unseen tile"}  # by D: the rows of the run with the most tiles
 
 
 def in_words(tile: TileConfig) -> str:
@@ -156,8 +160,8 @@ def tile_report(tile: TileConfig, D: int, is_causal: bool) -> dict[str, Any]:
             return tile_row(tile, shape)
     except OutOfResources as error:
         return {"reason": f"does not fit: {error}"}
-    found = (row for row in kernels_of_h200("tile") if wanted.items() <= row.items())
-    return next(found, {"reason": "not one of the table's, so it takes a GPU"})
+    found = (row for row in kernels_of_h200(TILE_RUN[D]) if wanted.items() <= row.items())
+    return next(found, {"reason": "not one of those that were timed, so it takes a GPU"})
 
 
 # ---------------------------------------------------------------- steps
@@ -248,6 +252,18 @@ def step_noise(number: str) -> float:
     return max(abs(b[number] / a[number] - 1) for a, b in pairs if a["tile"] == b["tile"])
 
 
+def run_noise(number: str) -> float:
+    """By how much `number`, "tflops" or "cycles", of the finished kernel with one tile differs at most between two runs
+    of the H200, relatively.
+    """
+    found: dict[tuple[int, bool, str], list[float]] = {}
+    steps = [row | {"provider": row["tile"]} for row in kernels_of_h200("step") if row["provider"] == LARGER_TILE]
+    for row in itertools.chain(steps, *map(kernels_of_h200, TILE_RUN.values())):
+        if number in row:
+            found.setdefault((row["D"], row["is_causal"], row["provider"]), []).append(row[number])
+    return max(max(numbers) / min(numbers) - 1 for numbers in found.values())
+
+
 Programs = Callable[[int, int, int], int]  # (num_warps, registers, shared_bytes) -> programs on an SM, exercise 8.1
 
 
@@ -335,31 +351,14 @@ def show_capped(name: str, programs: Programs) -> None:
             print(f"{fit:9} {cycles:7.0f} {mhz(row):6,.0f} {row['tflops']:8.0f}")
 
 
-def show_fourth_program() -> None:
-    """Print what the H200 takes with three programs on an SM, and with four: D = 64, full, 64 x 64 tiles, 4 warps."""
-    capped, tiles = (
-        [row for row in kernels_of_h200(kernel) if (row["D"], row["is_causal"]) == (64, False)]
-        for kernel in ("registers", "tile")
-    )
-    pairs = {
-        f"{name}, registers capped": [row for row in capped if row["provider"] == name]
-        for name in ("chapter 5", "base 2")
-    }
-    of = {row["provider"]: row for row in tiles}
-    pairs["finished, 2 stages for 3"] = [of[in_words(TileConfig(64, 64, 4, stages))] for stages in (3, 2)]
-    print("H200, D = 64, full: cycles, with 3 programs -> with 4")
-    for words, rows in pairs.items():
-        print(f"{words:27} {changed(*(tile_cycles(row, 64, False) for row in rows))}")
-
-
 def descriptor_loops(kernel: Any) -> list[dict[str, Any]]:
     """compiling.descriptor_loops of exercise 8.3's kernel: a reader's, or the course's where that doesn't compile."""
     return compiling.descriptor_loops(kernel, ex_3.flash_forward_descriptor_kernel)
 
 
 def show_power(kernels: pd.DataFrame) -> None:
-    """Print the clock and the power at which three kernels settle on the H200. kernels: results.load's."""
-    words = {"sdpa_flash": "FlashAttention-2", "tuned": "the finished kernel", "sdpa_cudnn": "cuDNN"}
+    """Print the clock and the power at which two kernels settle on the H200. kernels: results.load's."""
+    words = {"tuned": "this chapter's kernel", "sdpa_cudnn": "cuDNN"}
     clocks = results.select(kernels, chapter=8, kernel="clock").set_index("provider")
     for name, told in words.items():
         row = clocks.loc[name]
@@ -391,43 +390,97 @@ SHOWN_TILES = {64: [TILES[64][n] for n in (0, 2, 6, 7, 9, 10)], 128: TILES[128]}
 
 
 def tiles_of_h200() -> pd.DataFrame:
-    """Of each of TILES: what the compiler makes of the finished kernel's loop, and, in one run of the H200, its cycles
-    for 64 x 64 scores, its clock and its rates in full attention and under the causal mask.
+    """Of each tile in TILE_RUN's run: what the compiler makes of the finished kernel's loop, and the H200's cycles for
+    64 x 64 scores, its clock and its rates in full attention and under the causal mask.
 
     shown: six tiles for each D.
     """
-    rates = {(row["D"], row["provider"], row["is_causal"]): row for row in kernels_of_h200("tile")}
+    made = {(row["D"], in_words(TileConfig(*row["tile"]))): row for row in compiled_tiles()}
+    tile_of = {in_words(TileConfig(*tile)): tile for tile in (*TILES[64], *TILES[128], *UNSEEN)}
+    stored = [row for D, kernel in TILE_RUN.items() for row in kernels_of_h200(kernel) if row["D"] == D]
+    causal = {(row["D"], row["provider"]): row["tflops"] for row in stored if row["is_causal"]}
     rows = []
-    for made in compiled_tiles():
-        D, words = made["D"], in_words(TileConfig(*made["tile"]))
-        full, causal = (rates[D, words, is_causal] for is_causal in (False, True))
+    for full in (row for row in stored if not row["is_causal"]):
+        D, words = full["D"], full["provider"]
+        code = full if "loop" in full else made[D, words]
         rows.append(
-            {"name": words, "stages": made["tile"][3], "spills loaded": made["LDL"]}
-            | {"shown": tuple(made["tile"]) in SHOWN_TILES[D]}
-            | made
-            | {"cycles": round(tile_cycles(full, D, False)), "MHz": round(mhz(full))}
-            | {"TFLOP/s": round(full["tflops"]), "causal": round(causal["tflops"])}
+            {"D": D, "name": words, "tile": tile_of[words], "stages": tile_of[words][3], "spills loaded": code["LDL"]}
+            | {key: code[key] for key in ("loop", "MUFU.EX2", "HGMMA", "registers", "shared_bytes")}
+            | {"shown": tile_of[words] in SHOWN_TILES[D], "cycles": round(tile_cycles(full, D, False))}
+            | {"MHz": round(mhz(full)), "TFLOP/s": round(full["tflops"]), "causal": round(causal[D, words])}
         )
     return pd.DataFrame(rows)
 
 
-def unseen_of_h200() -> pd.DataFrame:
-    """As tiles_of_h200, in another run: TILES of D = 128, and UNSEEN.
+PROGRAM_COLOURS = {1: "vermilion", 2: "yellow", 3: "sky", 4: "blue"}  # by the programs on an SM
+STAGE_MARKERS = {1: "^", 2: "o", 3: "s", 4: "D"}
+MARKER_SIZES = {1: 10, 2: 8, 3: 11, 4: 15}  # by stages: three tiles of D = 64 lie on one place
+LEFT, ABOVE, BELOW = (-8, -4, "right"), (0, 9, "center"), (0, -17, "center")
+LABELS_AT = {  # by D and tile: where its label stands, in points from its point; else to the right
+    64: {
+        (64, 64, 4, 3): (4, -20, "left"),
+        (64, 128, 4, 2): BELOW,
+        (128, 64, 4, 3): LEFT,
+        (128, 64, 8, 3): (10, -5, "left"),
+        (128, 128, 4, 2): LEFT,
+        (128, 128, 8, 2): ABOVE,
+    },
+    128: {
+        (64, 32, 4, 3): (9, -8, "left"),
+        (64, 64, 4, 1): (-8, -11, "right"),
+        (64, 64, 4, 2): (9, -2, "left"),
+        (64, 64, 4, 3): (9, -6, "left"),
+        (64, 128, 4, 1): LEFT,
+        (64, 128, 4, 2): LEFT,
+        (128, 32, 4, 3): ABOVE,
+        (128, 64, 4, 2): (-8, 0, "right"),
+        (128, 64, 4, 3): ABOVE,
+        (128, 64, 8, 2): ABOVE,
+        (128, 64, 8, 3): (8, -11, "left"),
+        (128, 128, 8, 2): LEFT,
+    },
+}
 
-    shown: tiles_of_h200 has it.
+
+def draw_tiles(tiles: pd.DataFrame) -> Figure:
+    """The H200's cycles of each of tiles_of_h200's tiles over those "by (8.4)": colours tell the "programs" on an SM,
+    markers the stages, a cross that the loop loads spilled registers.
     """
-    tile_of = {in_words(TileConfig(*tile)): tile for tile in TILES[128] + UNSEEN}
-    stored = [row | {"tile": tile_of[row["provider"]]} for row in kernels_of_h200("unseen tile")]
-    causal = {row["provider"]: row["tflops"] for row in stored if row["is_causal"]}
-    rows = [
-        row
-        | {"name": row["provider"], "stages": row["tile"][3], "spills loaded": row["LDL"]}
-        | {"shown": row["tile"] in TILES[128], "causal": round(causal[row["provider"]])}
-        | {"cycles": round(tile_cycles(row, 128, False)), "MHz": round(mhz(row)), "TFLOP/s": round(row["tflops"])}
-        for row in stored
-        if not row["is_causal"]
+    figure = Figure(figsize=(10.5, 6.2))
+    for ax, D in zip(figure.subplots(1, 2, sharey=True), (64, 128), strict=True):
+        ends = (440, 1500)
+        ax.plot(ends, ends, color="black", linestyle=":", zorder=1)
+        for row in tiles[tiles["D"] == D].sort_values("stages", ascending=False).to_dict("records"):
+            x, y, (block_m, block_n, warps, stages) = row["by (8.4)"], row["cycles"], row["tile"]
+            look = {"markerfacecolor": COLOURS[PROGRAM_COLOURS[row["programs"]]], "markeredgecolor": "black"}
+            ax.plot(x, y, STAGE_MARKERS[stages], markersize=MARKER_SIZES[stages], **look)
+            if row["spills loaded"]:
+                ax.plot(x, y, "x", color="black", markersize=6)
+            if (D, block_m, block_n, warps, stages) in ((64, 64, 64, 4, 2), (64, 64, 64, 4, 4)):
+                continue  # one label for the three
+            *at, ha = LABELS_AT[D].get(tuple(row["tile"]), (8, -4, "left"))
+            words = f"{block_m}x{block_n}" + (", 8 warps" if warps == 8 else "")
+            over_line = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+            ax.annotate(words, (x, y), at, textcoords="offset points", fontsize=9, ha=ha, bbox=over_line, zorder=1.5)
+        ax.set(title=f"D = {D}", xlabel="cycles by your model (8.4)", xscale="log", yscale="log", ylim=(440, 3300))
+        ax.set_xlim({64: (425, 1150), 128: (560, 1650)}[D])
+        for axis in (ax.xaxis, ax.yaxis):
+            axis.set_major_locator(FixedLocator([500, 700, 1000, 1500, 2000, 3000]))
+            axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+            axis.set_minor_locator(NullLocator())
+    figure.axes[0].set_ylabel("cycles of the finished kernel on the H200")
+    plain = {"linestyle": "", "markeredgecolor": "black", "markersize": 9}
+    handles = [
+        Line2D([], [], marker="o", markerfacecolor=COLOURS[colour], label=f"{n} program{'s' * (n > 1)}", **plain)
+        for n, colour in PROGRAM_COLOURS.items()
+    ] + [
+        Line2D([], [], marker=marker, markerfacecolor="white", label=f"{n} stage{'s' * (n > 1)}", **plain)
+        for n, marker in STAGE_MARKERS.items()
     ]
-    return pd.DataFrame(rows)
+    handles.append(Line2D([], [], color="black", marker="x", linestyle="", label="spills"))
+    handles.append(Line2D([], [], color="black", linestyle=":", label="as predicted"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
+    return figure
 
 
 WASTES = {  # what is stored -> its words
@@ -488,7 +541,7 @@ def show_ideas() -> None:
 # instructions of a loop, by what they are for -> their opcodes, a colour
 KINDS = {
     "exp2": (("MUFU.EX2",), "vermilion"),
-    "softmax": (("FFMA", "FMNMX", "FADD"), "orange"),
+    "multiply-add, max, sum": (("FFMA", "FMNMX", "FADD"), "orange"),
     "multiply": (("FMUL",), "blue"),
     "compare": (("FSETP",), "purple"),
     "to fp16": (("F2FP",), "green"),
@@ -507,8 +560,8 @@ def draw_kinds(names: Sequence[str]) -> Figure:
             left = 0
             for kind, width in counts.items():
                 ax.barh(y, width, left=left, color=colours[kind], height=0.5)
-                if width > 20:
-                    ax.text(left + width / 2, y, f"{width}", ha="center", va="center", fontsize=9)
+                if width > 12:
+                    ax.text(left + width / 2, y, f"{width}", ha="center", va="center", fontsize=9 if width > 20 else 7)
                 left += width
             ax.text(left + 5, y, f"{row['loop']}", va="center")
         ax.set(title=f"D = {D}", ylim=(len(names) - 0.4, -0.5), xlabel="instructions of a warp's loop")

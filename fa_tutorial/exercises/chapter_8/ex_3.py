@@ -50,6 +50,8 @@ START = "a program's rows start at row_block · BLOCK_M, in q and in o, and a he
 OWN = "b and h are coordinates of their own, 0 and 1: h = (pid // row_blocks) % H, b = (pid // row_blocks) // H"
 KV = "_desc.load([b, h, start_n, 0])"
 ACC, L = "alpha[:, None] * acc + dot", "alpha * l + tl.sum(p, axis=1)"
+TF32 = "tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't"
+S_BY_TL, PV_BY_TL = ("scale * dot(q", "scale * tl.dot(q"), (f"{ACC}(p", f"{ACC.replace('dot', 'tl.dot')}(p")
 HIDDEN = '        s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))  # a key of zeros has the score 0\n'
 MISTAKES = {
     "keys past S_k are zeros, and a score of 0 still weighs exp(0 − m): the mask on the scores stays, with −inf": (HIDDEN, ""),
@@ -66,6 +68,9 @@ MISTAKES = {
     "keys are counted to S_q: a head has S_k of them, in the loop and in the mask": [
         ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"), ("offs_n[None, :] < S_k", "offs_n[None, :] < S_q")],
     "the scale is missing: s = scale · q kᵀ": ("scale * dot(q", "dot(q"),
+    f"q kᵀ is rounded to TF32: {TF32}": S_BY_TL,
+    "p and v are rounded to 11 bits: tl.dot makes TF32 of fp32, and tl.float16 has no more; dot(p.to(v.dtype), v) keeps fp32": PV_BY_TL,
+    f"q kᵀ and p v are rounded to TF32: {TF32}": [S_BY_TL, PV_BY_TL],
     "softmax is in base 2: scores in units of scale · q kᵀ take tl.exp, and tl.exp2 takes them times log₂ e": ("tl.exp(", "tl.exp2("),
 }  # fmt: skip
 

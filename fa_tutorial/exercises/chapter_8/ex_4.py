@@ -29,12 +29,13 @@ MISTAKES = {
         "max(issuing, exponentiating)", "issuing + exponentiating"),
     "that is the model of 64 x 64 tiles with four warps, whose exponentials are hidden: count all warps, and the tile's share": (
         TURNS, "matmuls + instructions"),
+    "num_warps is left out: that is right for four warps, one on each scheduler, and a tile may have more or fewer": [
+        ("tiles * num_warps / 4", "tiles"), ("exponentials * num_warps * 32", "exponentials * 4 * 32")],
     "the 16 exponentials a cycle are the SM's: its four schedulers share them": ("* 32 / 16", "* 32 / 16 / 4"),
     "removable is negative: where the exponentials decide, nothing that leaves the loop saves a cycle, so it is 0": (
         REMOVABLE, "instructions - exponentiating / to_issue"),
     "removable counts all that are no exponentials: once issuing takes no longer than the exponentials, one more saves nothing": (
         REMOVABLE, "instructions - exponentials"),
-    "the cycles are rounded down: they may be a fraction, so divide by /, not by //": (TURNS, "(matmuls + max(issuing, exponentiating)) // 1"),
 }  # fmt: skip
 
 
