@@ -179,6 +179,7 @@ WRONG_ANSWERS = (
     edit("9.4", "released when the next p is there", (BEFORE_RELEASED, ""), (NEXT_P, NEXT_P + BEFORE_RELEASED), told="you release a stage late"),
     edit("9.4", "l rescaled again", ("return l, acc", "return alpha * l, acc"), told="acc is right. softmax_step has rescaled l"),
     edit("9.3", "the two results exchanged", ("return l, acc", "return acc, l"), told="returns (acc, l), want (l, acc)"),
+    edit("9.3", "p's layout by a number", ("left_operand(p, acc,", "left_operand(p, blocks,"), told="left_operand takes p, acc and v.dtype"),
     edit("9.4", "acc rescaled under way", ("        acc = rescaled(acc, alpha)\n", ""),
          ("        acc, p = warpgroup_mma_wait", "        acc = rescaled(acc, alpha)\n        acc, p = warpgroup_mma_wait"),
          told="acc is a matmul that is under way: acc, p = warpgroup_mma_wait(0, [acc, p])"),
