@@ -254,6 +254,8 @@ WRONG_ANSWERS = (
     edit("9.8", "arrives at full", ("arrive(empty[stage])", "arrive(full[stage])"), told="arrives at full[0], which expects the producer"),
     edit("9.8", "the last is not released", ("yield arrive(empty[stage])", "if i < blocks - 1:\n            yield arrive(empty[stage])"),
          told="where “arrive at empty[0]” is due"),
+    edit("9.8", "a barrier for each consumer", ("arrive(ds_full[stage])", "arrive(ds_full[c])"), told="a consumer does not arrive at ds_full[stage]"),
+    edit("9.8", "a stage by the parity", ("write(i, ds_rows(stage, c))", "write(i, ds_rows(parity, c))"), told="in the stage of the block before"),
     edit("9.9", "no meeting before dq", *moved("meet", "issue dq"), told="dq = ds k reads the other consumer's rows"),
     edit("9.9", "dk after the meeting", *moved("issue dk", "meet"), told="dk and s′ need nothing of the other consumer"),
     edit("9.9", "s′ after the meeting", *moved("issue s′", "meet"), told="dk and s′ need nothing of the other consumer"),
