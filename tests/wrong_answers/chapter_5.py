@@ -262,4 +262,5 @@ WRONG_ANSWERS = (
     edit("5.7", "lse stored past the end", ("mask=offs_m < S_q", "mask=offs_m < row_blocks * BLOCK_M"),
          told="a row past S_q, or of another head, is loaded or stored"),
     edit("5.7", "S_k − BLOCK_N", ("S_q) + S_k - S_q", "S_q) + S_k - BLOCK_N"), told="one past the last key that its last row sees"),
+    edit("5.7", "full_n in floats", ("// BLOCK_N * BLOCK_N\n        end_n", "// BLOCK_N / BLOCK_N\n        end_n"), told="the loops meet at full_n", gpu=None),
 )  # fmt: skip
