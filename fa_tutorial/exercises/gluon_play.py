@@ -371,6 +371,8 @@ class Stage:
                 raise Wrong("left_operand's dtype is v.dtype: both operands of a matmul have one dtype, and acc, l and s another")
             if isinstance(acc, Pending):
                 raise Wrong("acc is a matmul that is under way, and has no layout for left_operand yet: wait for acc first")
+            if getattr(acc, "ndim", 0) != 2:
+                raise Wrong("left_operand takes p, acc and v.dtype: it lays p out for the matmul that adds to acc")
             self.next_begins("left_operand")
             return Operand(done(p, "p").double())
 

@@ -32,4 +32,6 @@ WRONG_ANSWERS = (
     edit("0.5", "always p", ("max(saved, key=saved.get)", '"p"'), told="compute what each of the three saves by these times"),
     edit("0.5", "other kernels", ('("softmax", "p v"', '("divide", "p v"'), ('("divide", "softmax"', '("q kᵀ", "softmax"'), told="a tensor joins the kernel that"),
     edit("0.5", "a vector too many", ("2 * vectors + scores)", "3 * vectors + scores)"), ("scores + 2 * vectors", "scores + 3 * vectors"), told="48 bytes"),
+    edit("0.5", "seconds", ("ms[a] + ms[b] - moved / bandwidth * 1e3", "(ms[a] + ms[b]) / 1e3 - moved / bandwidth"), told="that is in seconds"),
+    edit("0.5", "s by 1,000", ("bandwidth * 1e3", "bandwidth / 1e3"), told="your fused kernel takes no time, or next to none"),
 )  # fmt: skip

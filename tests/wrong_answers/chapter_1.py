@@ -125,6 +125,7 @@ WRONG_ANSWERS = (
     edit("1.2", "stops", ("            continue", "            if m > -math.inf:\n                break\n            continue"),
          told="one edge is left: a −inf entry adds nothing, wherever it stands: x = [1, −inf, 2]"),
     edit("1.2", "needs a first", ("m, l = -math.inf", "m, l = x[0].item()"), told="one edge is left: an empty vector: raises IndexError"),
+    edit("1.2", "no exp", ("l * math.exp(m - m_new)", "l * (m - m_new)"), told="l is NaN from the first element on"),
     ("1.3", merge_numbers_only, "torch.where decides for each"),
     edit("1.3", "shift for m", ("return m,", "return shift,"), told="one edge is left: two empty parts give an empty part, (−inf, 0)"),
     edit("1.3", "shift clamped", ("torch.where(m == -math.inf, 0.0, m)", "m.clamp(min=-1e9)"),

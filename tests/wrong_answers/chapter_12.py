@@ -91,4 +91,5 @@ WRONG_ANSWERS = (
     edit("12.7", "rounded down", ("32 + diagonal > 0", "32 + diagonal > 15"), told="a row is wrong if the loop reads a key before 0"),
     edit("12.7", "half of the block", ("row + diagonal >= -16", "row >= 16"), told="a row is wrong if the loop reads a key before 0"),
     edit("12.7", "rows in words", ("return [row for row", "return [str(row) for row"), told="want a list of whole numbers"),
+    edit("12.7", "row 31 sees key 0 alone", ("32 + diagonal > 0", "32 + diagonal > 1"), told="ruined(33, 2) gives"),
 )  # fmt: skip

@@ -183,6 +183,7 @@ WRONG_ANSWERS = (
     edit("13.5", "rounded up", ("return H_k * itemsize * flops / (H_q * bandwidth)", "return -(-(H_k * itemsize * flops) // (H_q * bandwidth))"), told="don't round"),
     edit("13.4", "the last key", ("return 0, rows // 2, False", "return 0, rows // 2 - 1, False"), told="keys 0 … end − 1"),
     edit("13.4", "never causal", ("return 0, rows, True", "return 0, rows, 0"), told="is_causal = 0, want True"),
+    edit("13.4", "every owner earlier", ("owner < rank", "owner < rows"), told="for a later owner you give first = 0 and half of its keys"),
     ("13.6", backward_that_stores_all_parts, "a rank holds as much as a whole sequence"),
     edit("13.6", "ends early", (LOOP, "for _ in range(2, ranks):"), told="dq stays, and adds up the parts of all keys"),
     edit("13.6", "dq alone", ("return dq, dk, dv", "return dq"), told="each rank returns a tuple (dq, dk, dv)"),
@@ -221,6 +222,8 @@ WRONG_ANSWERS = (
     ("13.7", overlapped_without_waits, "use what comes only after its wait()"),
     edit("13.7", "a message", ("        kv = passing.wait()\n", "        kv = passing\n"), told="tile takes k and v, got their Message: wait() returns them"),
     edit("13.7", "a tuple", ("home = start(dkv)", "home = start((kv, dkv))"), told="start takes one tensor, got a tuple"),
+    edit("13.7", "one message of k and v", ("        if step < ranks - 1:\n            passing = start(kv)\n", ""),
+         told="the parts of all ranks come home to the keys that began here"),
     edit("13.8", "o stays", ("(1 + group)", "(1 + group / 2)"), told="and q and o group · T_s; a rank keeps 1 / ranks of each"),
     edit("13.8", "ring and all-gather exchanged", ("return ring, all_gather", "return all_gather, ring"), told="each tile but the last has a message beside it"),
 )  # fmt: skip

@@ -166,6 +166,7 @@ WRONG_ANSWERS = (
     edit("2.8", "loads twice", ("    p = ", "    x = tl.load(x_ptr + rows * stride_x + offs, mask=mask, other=-float('inf')).to(tl.float32)\n    p = "),
          told="load the tile once", gpu=None),
     ("2.3", add_in_program_0, "a program for each block", None),
+    edit("2.3", "one element a program", ("+ tl.arange(0, BLOCK)", "+ 0"), told="element i of out is x[i] + y[i]"),
     ("2.4", transpose_column_by_column, "load and store a whole tile at once", None),
     edit("2.5", "PyTorch's copy", ("return out", "return x.t().contiguous()"), told="it isn't the tensor that the kernel writes to"),
     ("2.7", softmax_in_program_0, "program i takes row i alone", None),

@@ -100,6 +100,8 @@ WRONG_ANSWERS = (
     edit("3.3", "shared memory for c's tile", ("block_k * (block_m + block_n)", "block_m * block_n"),
          told="shared memory holds num_stages tiles of a, block_m × block_k, and as many of b"),
     edit("3.3", "the FLOPs per byte are returned", ("return best", "return most"), told="want a tuple (block_m, block_n)"),
+    edit("3.3", "twice the registers", ("registers / 2", "registers * 2"), told="at most half of the registers are for it"),
+    edit("3.3", "a tile's sides divided", ("2 * block_m * block_n /", "2 * block_m / block_n /"), told="both fit: the larger does more FLOPs per byte"),
     edit("3.4", "by float", ("pid // (group * tiles_n)", "int(pid / (group * tiles_n))"), told="this works in Python only"),
     edit("3.4", "by divmod", (BAND, "band, within = divmod(pid, group * tiles_n)"), told="this works in Python only"),
     edit("3.4", "by tl.minimum", ("min(tiles_m - first_row, group)", "tl.minimum(tiles_m - first_row, group)"),

@@ -33,6 +33,7 @@ WRONG_ANSWERS = (
            told="goes over its keys twice: the scores of all keys come before the first product")
       for number, hidden in (("4.2", ""), ("4.4", ".masked_fill(torch.arange(S_k) > i + S_k - S_q, -math.inf)"))),
     edit("4.2", "a row of scores kept", (KEY_LOOP, TILES_KEPT + KEY_LOOP), (S, "s = tiles[key_block]"), told="goes over its keys twice"),
+    edit("4.2", "o never stored", ("        o[:, :, rows] = acc / l[..., None]  # (4.4)\n", ""), told="o is NaN everywhere: store"),
     edit("4.3", "math.ceil", ("    first = ", "    import math\n    first = "), ("-(-seen_by_last // block_n)", ("math.ceil(seen_by_last "
                                                                                                                 "/ block_n)")), told=("/ makes a float: stay "
                                                                                                                                      "with integers")),
@@ -59,6 +60,7 @@ WRONG_ANSWERS = (
     edit("4.4", "lse unwritten", ("lse[:, :, rows] = m + torch.log(l)", "pass"), told="lse = m + log l"),
     edit("4.4", "no scale", ("s = scale * (", "s = ("), told="s = scale · q kᵀ: q kᵀ ="),
     edit("4.4", "in half", (".float()", "", 3), told="one edge is left: float16"),
+    edit("4.4", "the mask hides all", ("j > i + S_k - S_q", "j > i - S_k - S_q"), told="the tiles from full to end − 1 add nothing"),
     edit("4.1", "l + 1e-10", ("l_new = alpha * l + p.sum(dim=-1)", "l_new = alpha * l + p.sum(dim=-1) + 1e-10"),
          told="or a small constant is added"),
     edit("4.5", "no room for scores rounded to float32", ("rounding = 1e-3 if dtype == torch.float32 else 4e-3", "rounding = 1e-5 if dtype == torch.float32 else 4e-3"),

@@ -24,7 +24,7 @@ def online_normalizer(x):
 TERM, RESCALED = "math.exp(value - m_new)", "l * math.exp(m - m_new)"
 MISTAKES = {
     "your l is not rescaled when the maximum grows": (RESCALED, "l"),
-    "your l is rescaled with the wrong sign in the exponent, so that the first element makes 0 · exp(∞), which is NaN: exp(m − m_new)": (
+    "l is NaN from the first element on: m is −∞ there and l is 0, and 0 · ∞ is NaN, so l takes the factor exp(m − m_new), which is 0": (
         RESCALED, "l * math.exp(m_new - m)"),
     "the exponentials are not shifted by m": [(f"{RESCALED} + {TERM}", "l + math.exp(value)")],
     "the new element is measured from the old maximum": (TERM, "math.exp(value - m if l else 0.0)"),

@@ -52,8 +52,8 @@ BOTH, OWN = "(distance <= 0) & (distance >= -aux.left)", "j - (i + aux.shift)"
 MISTAKES = {
     ("every pair is seen: join the two comparisons by &, each in its own brackets, because & binds tighter than <= and "
     ">="): (BOTH, BOTH.replace("&", "|")),
-    ("no key is too far back: the comparison with −aux.left is missing, or has no effect, because & binds tighter than <=: put each "
-    "comparison in its own brackets"): (
+    ("no key is too far back: distance >= −aux.left is missing or has no effect, as without brackets, because & binds tighter than "
+    "<= and >="): (
         BOTH, "distance <= 0"),
     "later keys are seen: the window ends at the query's own position": (BOTH, "distance >= -aux.left"),
     "the window starts at the top left: query i stands at key i + aux.shift": (OWN, "j - i"),

@@ -25,14 +25,14 @@ def score_gradients(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD: tl.constexpr,
 
 @triton.jit
 def capped(s, b, h, i, j, aux):
-    """A soft cap at aux.c, stretched by aux.of_heads for each batch entry and twice for each head, and a penalty for distance."""
-    return (1 + aux.of_heads * (b + 2 * h)) * aux.c * tanh(s / aux.c) + 0.125 * (j - i)
+    """A soft cap at aux.c, stretched by aux.of_heads differently for each batch entry, head, query and key, and a penalty for distance."""
+    return (1 + aux.of_heads * (b + 2 * h + 0.5 * i + 0.25 * j)) * aux.c * tanh(s / aux.c) + 0.125 * (j - i)
 
 
 @triton.jit
 def capped_grad(s, b, h, i, j, aux):
     t = tanh(s / aux.c)
-    return (1 + aux.of_heads * (b + 2 * h)) * (1 - t * t)
+    return (1 + aux.of_heads * (b + 2 * h + 0.5 * i + 0.25 * j)) * (1 - t * t)
 
 
 BLOCK, B, H = 16, 1, 2  # the number of the batch entry, and of the head
@@ -102,13 +102,16 @@ CONDITIONS = {
 def truth(s, dp, lse, delta, left, cap, turned, of_heads):
     s, dp, delta = s.double(), dp.double(), delta.double()
     p = torch.softmax(modified(s, cap, of_heads).masked_fill(~visible(*s.shape, left), -math.inf), dim=-1).nan_to_num()
-    return p, p * (dp - delta[:, None]) * (1 + of_heads * (B + 2 * H)) * (1 - torch.tanh(s / cap) ** 2)
+    return p, p * (dp - delta[:, None]) * stretch(*s.shape, of_heads) * (1 - torch.tanh(s / cap) ** 2)
 
 
 def modified(s, cap, of_heads=0.0):
-    return (1 + of_heads * (B + 2 * H)) * cap * torch.tanh(s / cap) + 0.125 * (
-        torch.arange(s.shape[-1]) - torch.arange(s.shape[-2])[:, None]
-    )
+    i, j = torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])
+    return stretch(*s.shape[-2:], of_heads) * cap * torch.tanh(s / cap) + 0.125 * (j - i)
+
+
+def stretch(S_q, S_k, of_heads):
+    return 1 + of_heads * (B + 2 * H + 0.5 * torch.arange(S_q)[:, None] + 0.25 * torch.arange(S_k))
 
 
 def visible(S_q, S_k, left):
@@ -122,7 +125,7 @@ def inputs():
         lse = modified(s, cap, of_heads).masked_fill(~visible(S_q, S_k, left), -math.inf).logsumexp(dim=-1)
         mask = "every third key seen" if left == THIRD else f"a window of {left} key{'s' * (left != 1)} and the query's own"
         on = f"{S_q} quer{'y' if S_q == 1 else 'ies'}, {S_k} keys, {mask}, soft cap {cap}{', the tile transposed' * turned}"
-        on += ", and a score of the head's own" * (of_heads > 0)
+        on += ", and a score of the head's and the pair's own" * (of_heads > 0)
         return case(s, dp, lse, torch.randn(S_q, generator=draw), left, cap, turned, of_heads, on=on, otherwise=otherwise, **options)
 
     plain = {
@@ -137,7 +140,7 @@ def inputs():
     yield rows(4, 4, 3, 5.0, "another cap: the mods know what a score becomes, so call SCORE_MOD and SCORE_GRAD, and hand them aux")
     yield rows(5, 8, 3, 2.0, "the mask and score mods get b, h, i, j and aux as they are, whichever way the tile lies", turned=True)
     yield rows(3, 9, THIRD, 2.0, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux")
-    heads = "a score may differ by batch entry and head, as ALiBi's does: SCORE_MOD and SCORE_GRAD get b and h as they are"
+    heads = "a score may differ by batch entry, head, query and key: SCORE_MOD and SCORE_GRAD get b, h, i and j as they are"
     yield rows(4, 6, 2, 2.0, heads, of_heads=0.25)
     yield rows(16, 16, 7, 3.0, draw=generator(), of_heads=0.25, fresh=True)
     yield rows(1, 4, 3, 200.0, size=200.0, edge="large")

@@ -40,6 +40,18 @@ def inputs():
     )
     yield case(1, 8, 2, 1000, 10, 4, 100, 5.0, 400.0, otherwise="4 splits of 2 key heads are 8 programs, and all parts are read in a step")
     yield case(3, 6, 2, 1000, 10, 4, 100, 5.0, 400.0, otherwise="3 sequences bring three caches, and 24 programs")
+    yield case(
+        2,
+        12,
+        3,
+        700,
+        10,
+        2,
+        100,
+        5.0,
+        400.0,
+        otherwise="2 sequences with 3 key heads of 700 tokens are 168,000 bytes, and 12 programs pull 60 GB/s",
+    )
     yield case(1, 8, 2, 1000, 10, 64, 100, 3.0, 400.0, otherwise="128 programs on 100 SMs: 100 are busy")
     yield case(1, 8, 2, 1000, 10, 64, 100, 5.0, 400.0, otherwise="the SMs could pull 500 GB/s, and the memory gives 400")
     for _ in range(10):

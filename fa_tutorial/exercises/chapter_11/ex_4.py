@@ -23,7 +23,8 @@ MISTAKES = {
     "the fewest tiles are taken, however many splits they need: take the fewest splits within 5 % of them": ("1.05 * least", "least"),
     "the most splits within 5 % of the best are taken: each costs something, so take the fewest": (CHOSEN, CHOSEN.replace("next(", "max(")),
     "the slots are doubled: `slots` counts all programs that run at once": (PROGRAMS, "math.ceil(n * splits / (2 * slots))"),
-    "the parts are rounded up to whole tiles, and so is the number of programs of a slot: round up both quotients, then multiply": (PROGRAMS, "(n * splits / slots)"),
+    "one split is always the best by your count: count the busiest slot's tiles, those of a part, tiles / splits, times its programs, n · splits / slots, both rounded up": (
+        PROGRAMS, "(n * splits / slots)"),
     "the parts are not rounded up: they are whole tiles": (PART, "(tiles / splits)"),
     "a split may have a single tile: tiles / splits is at least 4": (POSSIBLE, "range(1, tiles + 1)"),
     "more than one program a slot is never tried, and with many heads more and shorter parts may be even": (

@@ -101,6 +101,8 @@ def inputs():
 
     behind = "key n is row n % 16 of page table[b, n // 16], so each tile starts at its page's row 0; each split has one tile"
     yield paged((32,), 1, 16, 2, behind)
+    own = "each row sees the keys up to its own token's position"
+    yield paged((16,), 1, 16, 1, own, S_q=4)
     yield paged(
         (40,),
         1,
@@ -124,7 +126,7 @@ def inputs():
         2,
         "two sequences, two key heads: a sequence has its own length and its own row of the table, and a key head its own part of each page",
     )
-    yield paged((52,), 1, 32, 2, "each row sees the keys up to its own token's position", S_q=4)
+    yield paged((52,), 1, 32, 2, own, S_q=4)
     yield paged((90, 7, 33), 2, 32, 3, table=torch.tensor([[4, 0, 7], [2, 8, 1], [3, 6, 5]]), S_q=2, D=12, draw=generator(), fresh=True)
     yield paged((35, 70), 1, 64, 2, D=20, dtype=torch.float16, draw=generator(), fresh=True)
 

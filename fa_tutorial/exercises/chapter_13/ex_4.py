@@ -32,7 +32,7 @@ MISTAKES = {
     "that is right for shards in plain order: in zigzag order an earlier owner's second chunk is hidden, and a later owner's keys are seen by the second chunk of queries": [
         (EARLIER, "return 0, rows, False"), (LATER, "return rows, 0, False")],
     "a later owner's keys are all seen by the second chunk: both its chunks come before that": (LATER, "return rows // 2, rows // 2, False"),
-    "that many queries see the keys, but they are the last ones: first is rows // 2": (LATER, "return 0, rows // 2, False"),
+    "for a later owner you give first = 0 and half of its keys: its keys are all seen, by the second half of the queries": (LATER, "return 0, rows // 2, False"),
     "end is one more than the last key: the keys are 0 … end − 1": [
         (EARLIER, "return 0, rows // 2 - 1, False"), (LATER, "return rows // 2, rows - 1, False"), (OWN, "return 0, rows - 1, True")],
     "rows counts both chunks of a shard: a chunk has rows // 2": [(EARLIER, "return 0, rows, False"), (LATER, "return rows, 2 * rows, False"),

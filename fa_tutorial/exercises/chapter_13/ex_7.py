@@ -85,7 +85,8 @@ def adapt(answer, ranks, tile_s):
             f"with {ranks} ranks it takes {now:.3g} s: the last dk and dv are waited for before your own tile, which could hide them: "
             "start them, compute tile(own), and only then wait (in a sum Python takes the left side first)"
         )
-    return dkv, *map(max, (now, sent), (x.item() for x in most))
+    right = isinstance(dkv, torch.Tensor) and dkv.equal(want)  # else nothing is as right, and how long it takes tells mistakes apart
+    return (dkv, *map(max, (now, sent), (x.item() for x in most))) if right else (dkv, now, sent)
 
 
 def tiles_of(answer, ranks):

@@ -60,6 +60,7 @@ def inputs():
     two = f"{STARTS}; 2 programs of 4 fill 8 elements exactly"
     yield add(x[:4], y[:4], 4, stray=one)
     yield add(x, y, 4, two, stray=two)
+    yield add(x, y, 8, f"{STARTS}; 1 program of 8 has all elements")
     yield add(x[:5], y[:5], 4, "the last program has more lanes than elements are left: every load and the store need mask=offs < n")
     yield add(x[:1], y[:1], 4, "one element is left for four lanes: every load and the store need mask=offs < n")
     third = torch.tensor([1 / 3, 2 / 3, 1e-3, 1000.1])

@@ -24,7 +24,7 @@ MISTAKES = {
     "the tile that reads the fewest bytes is taken: count its FLOPs for each of these bytes": (
         RATE, "1 / (block_m + block_n)"),
     "acc is counted with itemsize: it is float32 whatever the inputs are": (ACC, "acc = block_m * block_n * itemsize"),
-    "acc's numbers are counted, and it takes 4 bytes for each": (ACC, "acc = block_m * block_n"),
+    "acc gets four times its room: each of its numbers takes 4 bytes, and at most half of the registers are for it": (ACC, "acc = block_m * block_n"),
     "acc is kept in shared memory here: it stays in registers": ("buffers <= shared", "acc + buffers <= shared"),
     "shared memory is counted by block_m · block_n, c's tile: a step takes a tile of a, block_m × block_k, and one of b, block_k × block_n": (
         BUFFERS, BUFFERS.replace("(block_m + block_n)", "block_m * block_n")),
@@ -64,6 +64,7 @@ def inputs():
     yield case([(16, 16), (32, 32)], 16, 1, 2, large, large, otherwise="both fit: the larger does more FLOPs per byte")
     long = "all fit: compare FLOPs per byte, not sizes"
     yield case([(64, 64), (32, 256), (16, 512)], 16, 1, 2, large, large, otherwise=long)
+    yield case([(16, 32), (64, 16)], 16, 1, 2, large, large, otherwise=long)
     unrounded = f"{long}, and don't round them: here they are 7.76 and 7.88"
     yield case([(16, 512), (16, 1024), (128, 16)], 16, 1, 4, large, large, otherwise=unrounded)
     acc = "acc has block_m · block_n float32 numbers, which may take at most half of the registers"

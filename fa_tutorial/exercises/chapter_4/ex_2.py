@@ -34,7 +34,8 @@ MISTAKES = {
     "your acc is not rescaled when the maximum grows, and l is": (ACC, ACC.replace("alpha[..., None] * ", "")),
     "the new block's p v is rescaled as well: rescale only what was summed before it": (
         ACC, "alpha[..., None] * (acc + p @ v[:, :, keys].float())"),
-    "acc is divided by alpha, which is 0 in the first block: multiply by alpha": (ACC, ACC.replace("alpha[..., None] * acc", "acc / alpha[..., None]")),
+    "o is NaN everywhere: store acc / l in each block of rows, and multiply acc by alpha, by which a division gives NaN in the first block": (
+        ACC, ACC.replace("alpha[..., None] * acc", "acc / alpha[..., None]")),
     "acc is not divided by l": (O, "acc"),
     "acc / l divides element [i, d] by row d's l, and it takes row i's: l[..., None]": (O, "acc / l"),
     "acc is divided by l in every block, but the next block needs the undivided sum: divide once, at the end": [

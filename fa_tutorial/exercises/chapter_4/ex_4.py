@@ -48,7 +48,7 @@ MISTAKES = {
     "i counts rows from the tile's own start: add that start, so that it is the row's number in q": (I, LOCAL_I),
     "the mask compares places in the tile: add the tile's own start, to i and to j": [(I, LOCAL_I), (J, LOCAL_J)],
     "the loop over keys starts at full: the whole tiles before it need no mask, but they count": ("range(end)", "range(full, end)"),
-    "the loop over keys ends at full: the masked tiles, from full to end − 1, count as well": ("range(end)", "range(full)"),
+    "the tiles from full to end − 1 add nothing: the loop over keys goes on to end, and there a query sees the keys up to i + S_k − S_q": ("range(end)", "range(full)"),
     "hidden scores are set to 0, and exp(0 − m) is a weight like any other: use −inf": (MASKED, MASKED.replace("-math.inf", "0.0")),
     "end counts tiles, and your loop takes it for a number of keys: loop over range(end)": (
         "range(end)", "range(math.ceil(end / block_n))"),

@@ -44,8 +44,8 @@ MISTAKES = {
     "l is not rescaled when the maximum grows: l = alpha · l + Σ p": (L, "l + tl.sum(p, axis=1)"),
     ("neither acc nor l is rescaled when the maximum grows: alpha = exp(m_old − m_new), taken before m is "
     "replaced"): (ALPHA, "tl.exp(m_new - m_new)"),
-    ("the first iteration gives NaN: m is still −∞ there, so exp(s − m) and exp(m_new − m) are ∞; p is exp(s − m_new), and alpha "
-    "exp(m − m_new)"): (ALPHA, "tl.exp(m_new - m)"),
+    ("o is NaN everywhere: before the first tile m is −∞ and l is 0, so exp(s − m) and exp(m_new − m) are ∞, and 0 / 0 is NaN: p is "
+    "exp(s − m_new), alpha exp(m − m_new), by which l and acc are multiplied, and o acc / l after the last tile"): (ALPHA, "tl.exp(m_new - m)"),
     "alpha multiplies the columns of acc: alpha[:, None] gives one number to each row": ("acc * alpha[:, None]", "acc * alpha"),
     "p v is rescaled too: bring acc to the new maximum first, acc · alpha, and then add p v": (
         ACC, "dot(p.to(v_tile.dtype), v_tile, acc) * alpha[:, None]"),

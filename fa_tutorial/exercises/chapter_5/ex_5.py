@@ -39,12 +39,17 @@ PAST = "the last tile may be ragged: with MASK load_tile gets S_k, and last_seen
 
 def truth(q_tile, k, v, at, last_seen, MASK, blocks, scale):
     start_n = (k.shape[2] - 1) // blocks[1] * blocks[1]
-    s = scale * q_tile.double() @ k[at].double().T
+    s = scale * q_tile[:, : k.shape[-1]].double() @ k[at].double().T
     j = torch.arange(k.shape[2])
     s = s.masked_fill((j >= start_n) & (j > last_seen[:, None]) & MASK, -torch.inf)
     m = s.amax(-1)
     p = torch.exp(s - m[:, None]).nan_to_num()  # 0 for a row that sees nothing
-    return m, p.sum(-1), p @ v[at].double()
+    return m, p.sum(-1), to_columns(p @ v[at].double(), blocks[2])
+
+
+def to_columns(x, block_d):
+    """x with BLOCK_D columns, as load_tile gives it: those from D on are 0."""
+    return torch.nn.functional.pad(x, (0, block_d - x.shape[-1]))
 
 
 def launch(q_tile, k, v, at, last_seen, MASK, blocks, scale):
@@ -67,7 +72,7 @@ def step(one, last_seen=None, at=(0, 0)):
     """A case of attend from one of attention: its first block of rows, the last tile of keys with MASK if last_seen is given."""
     q, k, v, blocks, _, scale, _ = one.args
     seen = torch.full((blocks[0],), k.shape[2] - 1) if last_seen is None else last_seen
-    return replace(one, args=(q[at], k, v, at, seen.int(), last_seen is not None, blocks, scale), wanted={})
+    return replace(one, args=(to_columns(q[at], blocks[2]), k, v, at, seen.int(), last_seen is not None, blocks, scale), wanted={})
 
 
 def inputs():
@@ -92,6 +97,8 @@ def inputs():
     yield step(
         attention_case(*draw_qkv(1, 1, 32, 16, 64), "MASK, BLOCK_M = 32, BLOCK_N = 16, BLOCK_D = 64", other, **blocks), torch.arange(32)
     )
+    narrow = "D may be smaller than BLOCK_D: load_tile gets D, and gives 0 in the columns from D on"
+    yield step(attention_case(*draw_qkv(1, 1, 16, 32, 12), "S_k = 32, D = 12, BLOCK_D = 16", narrow))
     blind = "MASK, one tile, last_seen = −8, −7, … 7"
     yield step(attention_case(*draw_qkv(1, 1, 16, 16, 16), blind, edge="unseen"), rows - 8)
     yield step(attention_case(*draw_qkv(1, 1, 32, 32, 64), "no MASK, BLOCK_M = 32, BLOCK_N = 16, BLOCK_D = 64", edge="mask", **blocks))

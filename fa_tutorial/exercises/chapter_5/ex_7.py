@@ -55,6 +55,8 @@ def inputs():
     q, k, v = draw_qkv(1, 2, 24, 16, 16, H_k=1)
     on = "causal, H_q = 2, H_k = 1, S_q = 24, S_k = 16"
     yield attention_case(q, k, v, on, is_causal=True, stray=outside, edge="causal")
+    short = "the loops meet at full_n, in whole tiles of keys, and the second ends at end_n, one past the last key that its last row sees: min(start_m + BLOCK_M, S_q) + S_k − S_q"
+    yield attention_case(*draw_qkv(1, 1, 8, 280, 16), "causal, S_q = 8, S_k = 280, BLOCK_N = 16", short, is_causal=True, edge="causal")
     nothing = "without a key o is 0, and lse is −inf, the logarithm of an empty sum"
     unread = "without a key nothing may be read"
     yield attention_case(*draw_qkv(1, 1, 16, 0, 16), "S_k = 0", nothing, stray=unread, edge="empty")

@@ -59,7 +59,7 @@ MISTAKES = {
     "the mask is strict: first_seeing holds the first query that sees each key, j − (S_k − S_q)": (" - (S_k - S_q)", " - (S_k - S_q) + 1"),
     "the mask compares with positions in the block of keys: compare positions in the sequence, which begin at start_n": (
         "first_seeing = start_n + ", "first_seeing = "),
-    "nothing is hidden: blocks of queries from first_m to full_m see only some of the keys, so they need MASK = True": (
+    "nothing is hidden: blocks of queries from first_m to full_m see only some of the keys, so they need MASK = True, and first_seeing, the first query that sees each key": (
         "scale, True, ", "scale, False, "),
     "the loop starts with the block of query start_n: add S_q − S_k": (START, "start_n // BLOCK_M * BLOCK_M"),
     "first_m is rounded up: earlier queries of the block that holds query start_n + S_q − S_k are left out, and some see a key": (
@@ -70,7 +70,8 @@ MISTAKES = {
     "full_m is rounded down, and not every query of its block sees all of the keys: round it up": (
         FULL, "tl.maximum(last_key + S_q - S_k, 0) // BLOCK_M * BLOCK_M"),
     "blocks from full_m on count twice: the loop with the mask ends at full_m": ("range(first_m, full_m", "range(first_m, S_q"),
-    "full_m comes from the block's first key: its last key decides which queries see all of them": (FULL, FULL.replace("last_key", "start_n")),
+    "full_m comes from the block's start: the block's last key decides which queries see all of its keys": (
+        FULL, FULL.replace("last_key", "start_n")),
 }  # fmt: skip
 
 
@@ -113,7 +114,7 @@ def inputs():
     tensors[0][:, :, :32] = tensors[3][:, :, :32] = torch.nan  # whoever reads them gets NaN
     unseen = "blocks of queries that see none of the keys are not read: start with the block of the first that does"
     yield shared.causal(48, 16, unseen, "unseen", on=", so that rows 0 to 31 see no key, and hold NaN", tensors=tensors)
-    for S_q, S_k in ((96, 96), (33, 33)):  # two_loops counts their masked tiles
+    for S_q, S_k in ((96, 96), (33, 33), (32, 96)):  # two_loops counts their masked tiles
         on = f"causal, S_q = {S_q}, S_k = {S_k}, BLOCK_M = 32, BLOCK_N = 16"
         yield shared.given((1, 1, S_q, S_k, 64), on, is_causal=True, blocks=(32, 16, 64), edge="loops")
 

@@ -54,10 +54,10 @@ TF32 = "tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't"
 S_BY_TL, PV_BY_TL = ("scale * dot(q", "scale * tl.dot(q"), (f"{ACC}(p", f"{ACC.replace('dot', 'tl.dot')}(p")
 HIDDEN = '        s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))  # a key of zeros has the score 0\n'
 MISTAKES = {
-    "keys past S_k are zeros, and a score of 0 still weighs exp(0 − m): the mask on the scores stays, with −inf": (HIDDEN, ""),
+    "keys past S_k count: they are zeros, and a score of 0 weighs exp(0 − m), so set the scores with offs_n ≥ S_k to −inf": (HIDDEN, ""),
     "k's and v's row counts tiles: a tile's coordinate counts rows": (KV, "_desc.load([b, h, start_n // BLOCK_N, 0])"),
     "head and row are exchanged for k and v: a tile's coordinates are [b, h, row, 0]": (KV, "_desc.load([b, start_n, h, 0])"),
-    "o's row is counted over all heads: it starts anew in each, at row_block · BLOCK_M, as q's": (
+    "only the first head of the first batch entry is stored: b and h come from the program's number, and o's row is q's, which starts anew in each head": (
         "o_desc.store([b, h, start_m,", "o_desc.store([b, h, tl.program_id(0) * BLOCK_M,"),
     "k is not transposed: a descriptor gives [BLOCK_N, D], and tl.trans turns it": ("tl.trans(k)", "k"),
     "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": (ACC, "acc + dot"),

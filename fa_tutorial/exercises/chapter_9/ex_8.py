@@ -36,9 +36,9 @@ MISTAKES = {
     "a consumer reads its own rows for dq: those it has, and it meets the other for the other's": ("1 - c", "c"),
     "both consumers write consumer 0's rows": ("write(i, ds_rows(stage, c))", "write(i, ds_rows(stage, 0))"),
     "nobody releases q and do, so the producer cannot load a third block": (RELEASE, ""),
-    "a consumer does not arrive at ds_full, where the other waits for it": (TELL, ""),
+    "a consumer does not arrive at ds_full[stage], where the other waits for it": (TELL, ""),
     "the parities flip with every block: a stage's phase number grows once a round": ("i // 2 % 2", "i % 2"),
-    "all blocks meet in stage 0: a consumer writes the next ds while the other may still read this one": (
+    "a block's ds is written in the stage of the block before, whose ds the other consumer may still read": (
         "ds_rows(stage, ", "ds_rows(0, ", 2),
 }  # fmt: skip
 STEPS = "s, dp and dv", "ds", "dk", "dq"
