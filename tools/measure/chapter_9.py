@@ -23,7 +23,7 @@ from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
-from measure import alone, backward_orders, chapter_8_clock
+from measure import alone, backward_orders, chapter_8_clock, two_rings
 from measure.chapter_8 import counter_row, repeated_us, settled
 from measure.clocks import cycles_in_turns, settled_in_turns
 
@@ -79,7 +79,7 @@ def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 Call = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool, float], Any]
 
 
-# ladder.attend with ping_pong's clock. A block's stamps begin where p v of the block before is issued.
+# ladder.attend with ping_pong's clock.
 TWO_STOPS = """
 @gluon.jit
 def attend_two_stops(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, turns, first, stamps_ptr,
@@ -88,17 +88,18 @@ def attend_two_stops(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks,
     for i in range(blocks):
         stage, parity = i % STAGES, i // STAGES % 2
         mbarrier.wait(full.index(stage), parity)
+        stamp(stamps_ptr, i, 0, m, STAMPED)
         s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, [s])
         stamp(stamps_ptr, i, 2, m, STAMPED)
         p, m, l, alpha = softmax_step(s, m, l, scale_log2)
         stamp(stamps_ptr, i, 3, l, STAMPED)
-        stamp(stamps_ptr, i, 4, l, STAMPED)
         acc = rescaled(acc, alpha)
-        stamp(stamps_ptr, (i + 1) % blocks, 0, l, STAMPED)
-        stamp(stamps_ptr, (i + 1) % blocks, 1, l, STAMPED)
-        acc = warpgroup_mma(left_operand(p, acc, v.dtype), v.index(stage), acc, is_async=True)
+        p = left_operand(p, acc, v.dtype)
+        stamp(stamps_ptr, i, 5, l, STAMPED)
+        acc = warpgroup_mma(p, v.index(stage), acc, is_async=True)
         acc = warpgroup_mma_wait(0, [acc])
+        stamp(stamps_ptr, i, 6, l, STAMPED)
         mbarrier.arrive(empty.index(stage), count=1)
     return l, acc
 
@@ -108,9 +109,9 @@ def consumer("""
 
 
 def clocked_cases() -> Iterator[Measurement]:
-    """When a consumer is where in its loop, by the SM's clock: full, S = 4,096, every loop with 3 stages."""
-    for D, loop in itertools.product((64, 128), ("two stops", *ping_pong.LOOPS)):
-        shape = dataclasses.replace(POINT, D=D, H_q=2048 // D, H_k=2048 // D)
+    """When a consumer is where in its loop, by the SM's clock: D = 128, full, S = 4,096, 3 stages."""
+    shape = dataclasses.replace(POINT, D=128, H_q=16, H_k=16)
+    for loop in ("two stops", "one stop"):
         yield (
             about(9, "clocked", f"{loop}, 3 stages", **vars(shape)),
             partial(_clocked_row, shape, loop),
@@ -118,15 +119,16 @@ def clocked_cases() -> Iterator[Measurement]:
 
 
 def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
-    """The mean cycles from each of ping_pong.STAMPS to the next, of all blocks in the middle of the loop; the stamps of
-    both consumers of one program in four blocks, from the first of them on; and of several programs the mean share of
-    the time in which 0, 1, 2 of their consumers are at a softmax."""
+    """The SM cycles of calls with stamps; of the last the mean cycles from each of ping_pong.STAMPS to the next, of all
+    blocks in the middle of the loop; the stamps of both consumers of one program in four blocks, from the first of them
+    on; and of several programs the mean share of the time in which 0, 1, 2 of their consumers are at a softmax."""
     q, k, v = inputs(shape)
-    flash_forward, stamps = _stamped(loop), stamps_of(shape)
-    for _ in range(3):
-        flash_forward(q, k, v, False, shape.D**-0.5, stages=3, stamps=stamps)
-    clock = stamps.cpu()[:, :, 4:-4]
+    stamps = stamps_of(shape)
+    call = partial(_stamped(loop), q, k, v, False, shape.D**-0.5, stages=3, stamps=stamps)
+    cycles = cycles_in_turns({loop: call}, rounds=1)[loop]
+    clock = alone.completed(stamps.cpu())[:, :, 4:-4]
     return {
+        "call": cycles,
         "cycles": alone.mean_parts(clock),
         "stamps": _of_the_usual(clock),
         "softmax_at_once": _at_once(clock),
@@ -197,7 +199,7 @@ def _late_in_turns(shape: Shape, loop: str) -> dict[int, dict[str, Any]]:
         stamps = stamps_of(shape)
         for _ in range(3):
             call(stamps=stamps)
-        clock = stamps.cpu()[:, :, 4:-4]
+        clock = alone.completed(stamps.cpu())[:, :, 4:-4]
         begun = clock[..., ping_pong.STAMPS.index("stop")]
         rows[late] = {
             "cycles": cycles[late],
@@ -209,6 +211,7 @@ def _late_in_turns(shape: Shape, loop: str) -> dict[int, dict[str, Any]]:
     return rows
 
 
+SMALLER = TileConfig(64, 64, 4, 3)  # a consumer's rows, and the keys and stages of "two programs"
 SHARE_OF = {
     128: {
         "two programs": alone.Alone(2, 1, 64, 3, 128), "one program": alone.Alone(1, 2, 64, 3),
@@ -217,31 +220,32 @@ SHARE_OF = {
     64: {},
 }  # fmt: skip
 LATER = 1200  # cycles by which a late consumer 1 begins after consumer 0
-LAST_LOOPS = {  # finished kernels, without stamps
-    "k's own ring": hopper.forward.STEPS["overlap"],
-    "persistent": hopper.forward.STEPS["order"],
-    "hopper": hopper.forward.BEST,
-}
+# The finished kernel, a program for each work tile; a wait for both matmuls, and a wait for each.
+FINISHED = {"finished loop, one wait": "roles", "finished loop": "overlap"}
 
 
 def remedies_of(D: int) -> dict[str, Call]:
     """Name -> a forward that takes 64 rows and 128 keys, or as many scores, a block: chapter 8's, and each remedy that
     chapter 9 tries, in its order. Without a mask and at D = 128, "persistent" is hopper's kernel."""
     found: dict[str, Call] = {"chapter 8's": partial(tuned.flash_forward, tile=steps.LARGER[D])}
+    if D == 128:
+        found["chapter 8's, 64 x 64"] = partial(tuned.flash_forward, tile=SMALLER)
     for name, how in SHARE_OF[D].items():
         found[name] = lambda q, k, v, _, __, how=how: alone.attend(q, k, v, how)
     found["two stops"] = _stamped("two stops")
     found["two stops, consumer 1 late"] = _stamped("two stops", LATER)
     found |= {loop: _stamped(loop) for loop in ping_pong.LOOPS}
-    config = hopper.forward.CONFIGS[D]
+    config, named = hopper.forward.CONFIGS[D], hopper.forward.STEPS
     if D == 64:
         two = dataclasses.replace(config, consumers=2, registers=240)
-        found["k's own ring"] = partial(hopper.flash_forward, step=LAST_LOOPS["k's own ring"], config=two)
-        found["third consumer"] = partial(hopper.flash_forward, step=LAST_LOOPS["k's own ring"], config=config)
-        return found | {name: partial(hopper.flash_forward, step=LAST_LOOPS[name]) for name in ("persistent", "hopper")}
-    return found | {
-        name: partial(hopper.flash_forward, step=LAST_LOOPS[name]) for name in ("k's own ring", "persistent")
-    }
+        found["finished loop"] = partial(hopper.flash_forward, step=named["overlap"], config=two)
+        found["third consumer"] = partial(hopper.flash_forward, step=named["overlap"], config=config)
+    else:
+        for name, change in two_rings.CHANGES.items():
+            found[name] = lambda q, k, v, _, __, change=change: two_rings.flash_forward(q, k, v, change)
+        found |= {name: partial(hopper.flash_forward, step=named[step]) for name, step in FINISHED.items()}
+    found["persistent"] = partial(hopper.flash_forward, step=named["order"])
+    return found | ({"hopper": partial(hopper.flash_forward, step=hopper.forward.BEST)} if D == 64 else {})
 
 
 def remedy_cases() -> Iterator[Measurement]:
@@ -262,48 +266,16 @@ def _remedies_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     calls = {name: partial(call, q, k, v, False, shape.D**-0.5) for name, call in remedies_of(shape.D).items()}
     rows = settled_in_turns(calls, flops_of(shape))
     for name, row in rows.items():
-        if name == "chapter 8's":
-            row["softmax_at_once"] = chapter_8_clock.shares(shape)
+        if name.startswith("chapter 8's"):
+            tile = SMALLER if name.endswith("64 x 64") else steps.LARGER[shape.D]
+            row["softmax_at_once"] = chapter_8_clock.shares(shape, tile)
         elif name in SHARE_OF[shape.D]:
             row["softmax_at_once"] = alone.shares(shape, SHARE_OF[shape.D][name])
         elif name.startswith("two stops") or name in ping_pong.LOOPS:
             stamps = stamps_of(shape)
             for _ in range(3):
                 calls[name](stamps=stamps)
-            row["softmax_at_once"] = _at_once(stamps.cpu()[:, :, 4:-4])
-    return rows
-
-
-SMALLER = TileConfig(64, 64, 4, 3)  # a consumer's rows, and the keys and stages of "two programs"
-
-
-def path_of(D: int) -> dict[str, Call]:
-    """Name -> a forward, from chapter 8's to the one stop of ping_pong, that changes one thing at a time: the tile, a
-    producer, a shared program, 128 keys a block. All have one stop."""
-    one_stop = partial(ping_pong.flash_forward, loop="one stop")
-    found: dict[str, Call] = {"chapter 8's": partial(tuned.flash_forward, tile=steps.LARGER[D])}
-    found["chapter 8's, 64 x 64"] = partial(tuned.flash_forward, tile=SMALLER)
-    for name in ("two programs", "one program"):
-        found[name] = lambda q, k, v, _, __, how=SHARE_OF[D][name]: alone.attend(q, k, v, how)
-    return found | {"one stop": one_stop}
-
-
-def path_cases() -> Iterator[Measurement]:
-    """Each of path_of in turns, D = 128, full, S = 4,096: as remedy_cases."""
-    shape = dataclasses.replace(POINT, D=128, H_q=16, H_k=16)
-    for name in path_of(128):
-        yield about(9, "path", name, **vars(shape)), lambda name=name: _path_in_turns(shape)[name]
-
-
-@functools.cache
-def _path_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    q, k, v = inputs(shape)
-    calls = {name: partial(call, q, k, v, False, shape.D**-0.5) for name, call in path_of(shape.D).items()}
-    rows = settled_in_turns(calls, flops_of(shape))
-    for name, tile in (("chapter 8's", steps.LARGER[shape.D]), ("chapter 8's, 64 x 64", SMALLER)):
-        rows[name]["softmax_at_once"] = chapter_8_clock.shares(shape, tile)
-    for name in ("two programs", "one program"):
-        rows[name]["softmax_at_once"] = alone.shares(shape, SHARE_OF[shape.D][name])
+            row["softmax_at_once"] = _at_once(alone.completed(stamps.cpu())[:, :, 4:-4])
     return rows
 
 
@@ -371,8 +343,7 @@ def busy_cases() -> Iterator[Measurement]:
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
-        step_cases(), remedy_cases(), alone.alone_cases(), clocked_cases(), late_cases(), late_cases(64, ["two stops"]),
-        path_cases(),
+        step_cases(), remedy_cases(), alone.alone_cases(), clocked_cases(), late_cases(),
         chapter_8_clock.clocked_cases(), backward_orders.order_cases(),
         error_cases(), clock_cases(), auto_rule_cases(), busy_cases(),
     )  # fmt: skip
