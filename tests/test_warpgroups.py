@@ -82,6 +82,14 @@ def test_the_model_takes_its_lengths_from_the_stamps():
     assert (one["stop"], sum(one.values()) - one["stop"] - one["turn"]) == warpgroups.ONE_STOP[1:]
 
 
+def test_the_parts_of_a_block_fill_it():
+    for loop in chapter_9.LOOPS:
+        row = chapter_9.clocked(results.load("h200"), loop, 128)
+        parts = chapter_9.mean_parts(row)
+        assert sum(cycles for _, cycles in parts) == sum(row["cycles"].values()), loop
+        assert [part for part, _ in parts].count("matmul") == (2 if loop == "two stops" else 1)
+
+
 def test_a_producer_makes_chapter_8s_programs_alternate():
     one = chapter_9.remedies(results.load("h200"), 128)["one"]
     assert one["chapter 8's"] < 0.6 and one["chapter 8's, 64 x 64"] < 0.6 < 0.7 < one["two programs"]

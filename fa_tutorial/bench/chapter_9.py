@@ -169,7 +169,7 @@ def draw_account(card: dict[str, Any], until: str = CHANGES[-1][1]) -> Figure:
             who = f"suspect {bar.suspect}" if bar.suspect else "none"
             said += f"   {bar.change:+,}   {who}".replace("-", "−")
         ax.text(max(bar.cycles, bar.cycles - bar.change) + 15, n, said, va="center", size="small")
-        if bar.one:
+        if bar.one and len(bars) > 1:
             ax.text(15, n, f"one at a softmax: {bar.one:.0%}", va="center", size="small")
     ax.axvline(matmuls, color="black", linestyle="--", linewidth=1.3)
     ax.text(matmuls + 15, -0.6, f"the matmuls alone (9.1): {matmuls:,}", ha="left", va="bottom", size="small")
