@@ -178,7 +178,7 @@ def by_turns(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
 
 def compiled(attend) -> dict[str, Any]:
     """What becomes of a loop that takes the place of ladder.attend, D = 128: {"instructions", "events"} as stored() has
-    them; "counts" of KINDS; "spills"; "ptx", a loop whose "events" are ptx_events.
+    them; "counts" of KINDS; "around", where they stand; "spills"; "ptx", a loop whose "events" are ptx_events.
 
     Compiles for capability 9.0, with D = 64 and 128, in a process of its own, with no GPU. ValueError with the
     compiler's words where it refuses. A loop with turns is consumer 0's; their barriers stand for others.
@@ -280,6 +280,7 @@ def _loop_with(attend) -> dict[str, Any]:
         "instructions": len(loop),
         "events": events(loop),
         "counts": counts(loop),
+        "around": around(loop),
         "spills": compiling.read_ptxas(log)[1],
         "ptx": {"events": ptx_events(kernel.asm["ptx"])},
     }
@@ -337,9 +338,18 @@ def counts(loop: Sequence[str]) -> dict[str, int]:
     return {name: sum(op.startswith(name) for op in loop) for name in KINDS}
 
 
+def around(loop: Sequence[str], middle: str = "MUFU.EX2") -> dict[str, list[int]]:
+    """How many instructions of each of KINDS stand before the first `middle`, between the first and the last, and
+    after the last."""
+    places = [place for place, op in enumerate(loop) if op.startswith(middle)]
+    parts = loop[: places[0]], loop[places[0] : places[-1] + 1], loop[places[-1] + 1 :]
+    return {name: [sum(op.startswith(name) for op in part) for part in parts] for name in KINDS}
+
+
 def stored() -> dict[str, Any]:
     """The loops of chapter 9 as they are stored: "triton", its version; "fingerprints", the kernels'; "D".
 
-    And for each loop {"instructions": of the loop, "events": events()}.
+    And for each loop {"instructions": of the loop, "events": events(), "maxima": of its FMNMX how many stand before the
+    first wait for matmuls, between it and the last, and after that}.
     """
     return json.loads(STORED.read_text(encoding="utf-8"))

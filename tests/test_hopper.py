@@ -228,7 +228,7 @@ def test_each_loop_is_right_with_and_without_a_clock(D, S, loop, is_causal):
         for clock in (None, None, None, stamps) if not is_causal else (None, None, None):
             o = ping_pong.flash_forward(q, k, v, is_causal, D**-0.5, loop=loop, stages=stages, stamps=clock)
             reference.assert_accurate(o, truth, plain)
-        assert (stamps[:, :, 1:].diff(dim=3) > 0).all() or is_causal
+        assert (stamps[:, :, 1:-1, :6].diff(dim=3) > 0).all() or is_causal
 
 
 @on_hopper

@@ -150,6 +150,10 @@ def test_what_auto_goes_by_is_one_launchers_time(monkeypatch, mode):
     assert [x.dim() for x in ran] == ([4, 3] if mode == "fwd" else [4, 4, 4])
 
 
+def test_a_stamp_that_a_loop_does_not_store_is_the_one_before_it():
+    assert alone.completed(torch.tensor([[5, 0, 7, 9, 0, 11, 0]])).tolist() == [[5, 5, 7, 9, 9, 11, 11]]
+
+
 def test_two_consumers_that_alternate_are_never_at_a_softmax_together():
     stamps = torch.arange(60)[:, None] * 1000 + torch.tensor([0, 10, 110, 610, 660])  # [blocks, stamps]
     neither, one, both = alone.softmax_at_once(torch.stack([stamps, stamps + 500]))

@@ -258,3 +258,8 @@ def test_a_loop_is_overlapped_where_exponentials_run_under_a_matmul():
     assert {name: sass.has_overlap(sass.stored()[name]) for name in ("attend", "attend_one_stop", "overlapped")} == {
         "attend": False, "attend_one_stop": False, "overlapped": True,
     }  # fmt: skip
+
+
+def test_what_stands_before_between_and_after_the_exponentials():
+    found = sass.around(["FMNMX", "MUFU.EX2", "FADD", "MUFU.EX2", "FMUL"])
+    assert [found[name] for name in ("FMNMX", "MUFU.EX2", "FADD", "FMUL")] == [[1, 0, 0], [0, 2, 0], [0, 1, 0], [0, 0, 1]]

@@ -47,11 +47,13 @@ def disassembled(loop: str) -> str:
 
 
 def loops() -> dict[str, Any]:
-    """Of each of LOOPS {"instructions": how many, "events": sass.events}, with the D that they are compiled for."""
+    """Of each of LOOPS {"instructions": how many, "events": sass.events, "maxima": how many before the first wait for
+    matmuls, between it and the last, and after that}, with the D that they are compiled for."""
     found: dict[str, Any] = {"D": sass.D}
     for name in LOOPS:
         loop = sass.inner_loop(disassembled(name))
         found[name] = {"instructions": len(loop), "events": sass.events(loop)}
+        found[name]["maxima"] = sass.around(loop, "WARPGROUP.DEPBAR")["FMNMX"]
     return found
 
 

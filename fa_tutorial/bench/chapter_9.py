@@ -30,7 +30,7 @@ def gpu(card: dict[str, Any]) -> str:
 
 
 # What is stored of each, the chapter's with three stages.
-LOOPS = {loop: f"{loop}, 3 stages" for loop in ("two stops", *ping_pong.LOOPS)} | {"chapter 8's": "tuned"}
+LOOPS = {loop: f"{loop}, 3 stages" for loop in ("two stops", "one stop")} | {"chapter 8's": "tuned"}
 
 
 def block_of(loop: str) -> str:
@@ -41,114 +41,151 @@ def block_of(loop: str) -> str:
     return "\n".join(line.split("  #")[0] for line in lines if not line.startswith(("stamp(", "mbarrier.arrive(empty")))
 
 
-# Each row of the chapter's table, in its order, and the suspect that it tests: 1, they don't alternate; 2, a long
-# softmax; 3, the time goes elsewhere.
-TESTS = {
-    "chapter 8's": "", "two programs": "1", "one program": "3", "one program, each tile loaded twice": "3",
-    "two stops": "", "one stop": "1", "overlapped": "2", "two stops, consumer 1 late": "1", "ping-pong": "1",
-    "k's own ring": "3", "third consumer": "2", "persistent": "3", "hopper": "1",
-}  # fmt: skip
+# The rows of the chapter's tables, in their order.
+ROWS_SHOWN = (
+    "chapter 8's", "chapter 8's, 64 x 64", "two programs", "one program", "one program, each tile loaded twice",
+    "two stops", "two stops, consumer 1 late", "one stop", "overlapped", "ping-pong", "finished softmax", "o by TMA",
+    "finished loop, one wait", "finished loop", "third consumer", "persistent", "hopper",
+)  # fmt: skip
 IN_FULL = {
-    "chapter 8's": "chapter 8's, one stop", "two programs": "two programs, 64 keys, one stop",
+    "chapter 8's": "chapter 8's, one stop",
     "one program": "one program, 64 keys, one stop",
     "one program, each tile loaded twice": "the same, each tile loaded twice",
+    "finished loop": "finished loop, two consumers",
+    "third consumer": "finished loop, three consumers",
+    "persistent": "the same, persistent",
+    "hopper": "the same, ping-pong",
 }  # fmt: skip
 
 
 def remedies(card: dict[str, Any], D: int) -> pd.DataFrame:
-    """The rows of one run, full, S = 4,096, by name, in the order of TESTS: cycles of an SM for 64 x 128 scores, MHz,
+    """The rows of one run, full, S = 4,096, by name, in ROWS_SHOWN's order: cycles of an SM for 64 x 128 scores, MHz,
     TFLOP/s, W, and where there are stamps the share of the time in which exactly one consumer is at a softmax."""
     found = results.select(card["kernels"], kernel="remedy", D=D).set_index("provider")
-    return _table(card, found.loc[[name for name in TESTS if name in found.index]])
-
-
-def print_remedies(card: dict[str, Any], D: int, *new: str, beside: Sequence[str] = ()) -> None:
-    """The rows `new`, which are marked, and those of `beside`, in the order of TESTS."""
-    table = remedies(card, D)
-    watts = table["watts"]
-    head = f"{gpu(card)}, D = {D}, full, S = 4,096; {watts.min():.0f} to {watts.max():.0f} W"
-    print(f"{head:42}   cycles    MHz  TFLOP/s  one at a softmax  suspect")
-    for name in [name for name in table.index if name in (*beside, *new)]:
-        mark = ">" if name in new else " "
-        print(f"{mark} {IN_FULL.get(name, name):40}{_numbers(table.loc[name])}{TESTS[name]:>9}".rstrip())
-
-
-def _numbers(row: pd.Series) -> str:
-    """A row of _table's, in columns."""
-    one = f"{row['one']:.0%}" if pd.notna(row["one"]) else ""
-    return f"{row['cycles']:9,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}{one:>18}"
-
-
-def _table(card: dict[str, Any], found: pd.DataFrame) -> pd.DataFrame:
-    """MHz, TFLOP/s, W, cycles of an SM for 64 x 128 scores, and the share of the time in which exactly one consumer is
-    at a softmax, of these stored rows."""
+    found = found.loc[[name for name in ROWS_SHOWN if name in found.index]]
     table = found[["mhz", "tflops", "watts"]].copy()
     table["cycles"] = [_cycles_a_block(card, row) for _, row in found.iterrows()]
     table["one"] = [of[1] if isinstance(of, list) else None for of in found["softmax_at_once"]]
     return table
 
 
-# What changes from each row of the table to the next, from chapter 8's kernel to the finished one.
+def print_remedies(card: dict[str, Any], D: int, *new: str, beside: Sequence[str] = ()) -> None:
+    """The rows `new`, which are marked, and those of `beside`, in the order of ROWS_SHOWN."""
+    table = remedies(card, D)
+    watts = table["watts"]
+    head = f"{gpu(card)}, D = {D}, full, S = 4,096; {watts.min():.0f} to {watts.max():.0f} W"
+    print(f"{head:42}   cycles    MHz  TFLOP/s  one at a softmax")
+    for name in [name for name in table.index if name in (*beside, *new)]:
+        row, mark = table.loc[name], ">" if name in new else " "
+        one = f"{row['one']:.0%}" if pd.notna(row["one"]) else ""
+        numbers = f"{row['cycles']:9,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}"
+        print(f"{mark} {IN_FULL.get(name, name):40}{numbers}{one:>18}".rstrip())
+
+
+SUSPECTS = {1: "they don't alternate", 2: "a long softmax", 3: "loads, or a program's ends", None: "no suspect"}
+LOOKS = {1: "C0", 2: "C1", 3: "C2", None: "0.6"}
+# What is changed from each kernel to the next, from chapter 8's to the finished one, D = 128, and the suspect that the
+# change tests.
 CHANGES = (
-    ("64 x 64 blocks, and a producer", "two programs"),
-    ("one program for both consumers", "one program"),
-    ("128 keys a block", "one stop"),
-    ("a ring for k, one for v", "k's own ring"),
-    ("a persistent program", "persistent"),
+    ("chapter 8's kernel", "chapter 8's", None),
+    ("64 x 64 blocks", "chapter 8's, 64 x 64", None),
+    ("a producer for each program, in Gluon", "two programs", 1),
+    ("one program for both consumers", "one program", None),
+    ("128 keys a block: “one stop”", "one stop", None),
+    ("two rings of 2 stages, p in pairs, m unscaled", "finished softmax", None),
+    ("o by TMA", "o by TMA", 3),
+    ("the rest of the finished kernel", "finished loop, one wait", None),
+    ("a wait for each matmul, as in 9.4", "finished loop", 2),
+    ("a persistent program", "persistent", 3),
 )
 
 
+class Bar(NamedTuple):
+    """A kernel of the account: its cycles a block, what the change before it gave, and the suspect; one: the share of
+    the time in which one consumer is at a softmax, where there are stamps."""
+
+    words: str
+    name: str
+    suspect: int | None
+    cycles: int
+    change: int
+    one: float | None
+
+
+def account(card: dict[str, Any]) -> list[Bar]:
+    """From chapter 8's kernel to the finished one, D = 128, full, S = 4,096: a kernel for each of CHANGES, in turns."""
+    table, bars = remedies(card, 128), []
+    for words, name, suspect in CHANGES:
+        cycles, one = round(table.loc[name, "cycles"]), table.loc[name, "one"]
+        change = cycles - bars[-1].cycles if bars else 0
+        bars.append(Bar(words, name, suspect, cycles, change, one if pd.notna(one) else None))
+    return bars
+
+
+def draw_account(card: dict[str, Any], until: str = CHANGES[-1][1]) -> Figure:
+    """The account up to one of its kernels: a bar for its cycles, with what its change saved or cost; the line is what
+    the matmuls take by (9.1)."""
+    every = account(card)
+    bars = every[: [bar.name for bar in every].index(until) + 1]
+    figure = Figure(figsize=(10, 1.25 + 0.36 * len(bars)))
+    ax, edge, matmuls = (
+        figure.subplots(),
+        {"height": 0.72, "edgecolor": "black", "linewidth": 0.5},
+        2 * matmul_cycles(128),
+    )
+    for n, bar in enumerate(bars):
+        ax.barh(n, min(bar.cycles, bar.cycles - bar.change), facecolor="0.9", **edge)
+        left = min(bar.cycles, bar.cycles - bar.change)
+        ax.barh(
+            n, abs(bar.change), left=left, facecolor=LOOKS[bar.suspect], hatch="" if bar.change < 0 else "////", **edge
+        )
+        said = f"{bar.cycles:,}"
+        if n:
+            who = f"suspect {bar.suspect}" if bar.suspect else "none"
+            said += f"   {bar.change:+,}   {who}".replace("-", "−")
+        ax.text(max(bar.cycles, bar.cycles - bar.change) + 15, n, said, va="center", size="small")
+        if bar.one and len(bars) > 1:
+            ax.text(15, n, f"one at a softmax: {bar.one:.0%}", va="center", size="small")
+    ax.axvline(matmuls, color="black", linestyle="--", linewidth=1.3)
+    ax.text(matmuls + 15, -0.6, f"the matmuls alone (9.1): {matmuls:,}", ha="left", va="bottom", size="small")
+    ax.set_yticks(range(len(bars)), [bar.words for bar in bars])
+    ax.set_ylim(len(bars) - 0.5, -1.15)
+    ax.set_xlim(0, 2_450)
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.set_xlabel(f"cycles of an SM for 64 x 128 scores, {gpu(card)}, D = 128, full, S = 4,096")
+    ax.grid(False)
+    found = [suspect for suspect in SUSPECTS if suspect in {bar.suspect for bar in bars[1:]}]
+    if found:
+        handles = [Patch(facecolor=LOOKS[suspect], edgecolor="black") for suspect in found]
+        words = [f"{suspect}: {SUSPECTS[suspect]}" if suspect else SUSPECTS[suspect] for suspect in found]
+        figure.legend(handles, words, loc="outside lower center", ncols=4)
+    return figure
+
+
 def print_account(card: dict[str, Any]) -> None:
-    """D = 128: from chapter 8's cycles to those of the finished kernel, a change a line; and what the latter consist
-    of: its matmuls (9.1), and what SMs idle because some have one work tile less than others."""
-    table = remedies(card, 128)["cycles"].round().astype(int)
-    before = "chapter 8's"
-    lines = [(f"{gpu(card)}, D = 128, full, S = 4,096", "cycles"), (IN_FULL[before], f"{table[before]:,}")]
-    for words, name in CHANGES:
-        lines.append((f"  {words}", f"{table[name] - table[before]:+,}".replace("-", "−")))
-        before = name
-    row = results.select(card["kernels"], kernel="remedy", D=128, provider=before).iloc[0]
+    """D = 128: from chapter 8's cycles to those of the finished kernel, a line for all changes of a suspect; and what
+    the latter consist of: its matmuls (9.1), and what SMs idle because some have one work tile less than others."""
+    bars = account(card)
+    first, last = bars[0], bars[-1]
+    lines = [(f"{gpu(card)}, D = 128, full, S = 4,096", "cycles"), (first.words, f"{first.cycles:,}")]
+    for suspect, words in SUSPECTS.items():
+        saved = sum(bar.change for bar in bars if bar.suspect == suspect)
+        lines.append((f"  {suspect or '-'}: {words}".replace("-: ", ""), f"{saved:+,}".replace("-", "−")))
+    row = results.select(card["kernels"], kernel="remedy", D=128, provider=last.name).iloc[0]
     tiles, sms = row["B"] * row["H_q"] * row["S_q"] // (2 * ROWS), card["provenance"]["multiprocessors"]
-    matmuls, unequal = 2 * matmul_cycles(128), round(table[before] * (1 - tiles / sms / -(-tiles // sms)))
-    lines += [("the finished kernel", f"{table[before]:,}"), ("  its matmuls", f"{matmuls:,}")]
+    matmuls, unequal = 2 * matmul_cycles(128), round(last.cycles * (1 - tiles / sms / -(-tiles // sms)))
+    lines += [("the finished kernel", f"{last.cycles:,}"), ("  its matmuls", f"{matmuls:,}")]
     lines += [(f"  {tiles:,} work tiles on {sms} SMs: {tiles // sms} or {-(-tiles // sms)} each", unequal)]
-    lines += [("  the rest", table[before] - matmuls - unequal)]
+    lines += [("  the rest", last.cycles - matmuls - unequal)]
     print("\n".join(f"{words:46}{number:>8}" for words, number in lines))
 
 
 def print_cycles(card: dict[str, Any], name: str) -> None:
-    """The cycles of a row of the table, for D = 64 and 128, as a line of another."""
-    cycles = (remedies(card, D).loc[name, "cycles"] for D in (64, 128))
-    print(f"{f'{name}, measured, {gpu(card)}':42}" + "".join(f"{each:9,.0f}" for each in cycles))
+    """The cycles of a row of the table, D = 128, as a line of another."""
+    print(f"{f'{name}, measured, {gpu(card)}':42}{remedies(card, 128).loc[name, 'cycles']:9,.0f}")
 
 
-# From chapter 8's kernel to one stop, a change a row: its tile, a producer, a shared program, 128 keys a block.
-PATH = {
-    "chapter 8's": "chapter 8's, 128 x 64 blocks", "chapter 8's, 64 x 64": "64 x 64 blocks",
-    "two programs": "a producer for each program", "one program": "one program for both consumers",
-    "one stop": "128 keys a block: “one stop”",
-}  # fmt: skip
-
-
-def print_path(card: dict[str, Any]) -> None:
-    """The rows of PATH, D = 128, which all have one stop, in a run of their own."""
-    table = _table(card, results.select(card["kernels"], kernel="path").set_index("provider"))
-    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096, another run':46}cycles    MHz  TFLOP/s  one at a softmax")
-    for name, words in PATH.items():
-        print(f"{words:43}{_numbers(table.loc[name])}".rstrip())
-
-
-def late_starts(card: dict[str, Any], D: int) -> list[tuple]:
-    """Two stops: for each start of consumer 1 how many cycles late it is, both consumers' softmaxes in a few blocks,
-    and the cycles of an SM for a block: in the loop's middle, and of the whole call."""
-    rows = results.select(card["kernels"], kernel="late", D=D, provider=LOOPS["two stops"])
-    return [
-        (int(row["late"]), _softmaxes(row["stamps"]), row["block"] / 2, _cycles_a_block(card, row))
-        for _, row in rows.iterrows()
-    ]
-
-
-def _cycles_a_block(card: dict[str, Any], row: pd.Series) -> float:
+def _cycles_a_block(card: dict[str, Any], row: pd.Series | dict[str, Any]) -> float:
     """Cycles of an SM for 64 x 128 scores that are seen."""
     blocks = row["B"] * row["H_q"] * ledger.visible_pairs(row["S_q"], row["S_q"], row["is_causal"]) / (ROWS * KEYS)
     return row["cycles"] / blocks * card["provenance"]["multiprocessors"]
@@ -160,22 +197,38 @@ def clocked(card: dict[str, Any], loop: str, D: int) -> pd.Series:
 
 
 def softmaxes(card: dict[str, Any], loop: str, D: int) -> list[list[tuple[int, int]]]:
-    """For each consumer of one program the (begin, end) of its softmaxes in a few blocks."""
-    return _softmaxes(clocked(card, loop, D)["stamps"])
-
-
-def _softmaxes(stamps: list) -> list[list[tuple[int, int]]]:
+    """For each consumer of one program, or program of one SM, the (begin, end) of its softmaxes in a few blocks."""
     begin, end = (ping_pong.STAMPS.index(name) for name in ("stop", "softmax"))
-    return [[(block[begin], block[end]) for block in blocks] for blocks in stamps]
+    return [[(block[begin], block[end]) for block in blocks] for blocks in clocked(card, loop, D)["stamps"]]
 
 
-# What a consumer does from one of ping_pong.STAMPS to a later one, how it is called, and how it is drawn.
-PARTS_OF_A_BLOCK = (
-    ("turn", "stop", "issue, and wait for the matmuls", {"facecolor": "C0"}),
-    ("stop", "softmax", "softmax", {"facecolor": "C1"}),
-    ("softmax", "turn", "rescale, p to fp16, next tiles", {"facecolor": "0.85"}),
-)
+# What a consumer does, how it is called, and how it is drawn.
+PARTS = {
+    "matmul": ("waits for matmuls", {"facecolor": "C0"}),
+    "softmax": ("softmax", {"facecolor": "C1"}),
+    "rest": ("rescales, p to fp16", {"facecolor": "0.85"}),
+    "tiles": ("releases, waits for tiles", {"facecolor": "white", "hatch": "....."}),
+}
 IDLE = {"facecolor": "white", "hatch": "////"}
+
+
+def parts_of(block: Sequence[int], after: Sequence[int]) -> list[tuple[str, int, int]]:
+    """(part, from, to) of a block, by its stamps and those of the block after it. Chapter 8's programs have the first
+    stamps alone, and wait for their tiles somewhere in "matmul" or "rest"."""
+    at = dict(zip(ping_pong.STAMPS, block, strict=False))
+    found = [("matmul", at["turn"], at["stop"]), ("softmax", at["stop"], at["softmax"])]
+    if "packed" not in at:
+        return [*found, ("rest", at["softmax"], after[1])]
+    found += [("rest", at["softmax"], at["packed"])]
+    if at["done"] > at["packed"]:
+        found.append(("matmul", at["packed"], at["done"]))
+    return [*found, ("tiles", at["done"], after[1])]
+
+
+def mean_parts(row: pd.Series) -> list[tuple[str, int]]:
+    """(part, cycles) of a clocked row's mean block, in its order."""
+    block = [0, *itertools.accumulate(row["cycles"].values())]
+    return [(part, end - start) for part, start, end in parts_of(block[:-1], [block[-1] + at for at in block])]
 
 
 def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
@@ -191,34 +244,33 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
         _draw_lanes(ax, row)
         cycles, alone = sum(row["cycles"].values()), row["cycles"]["stop"]
         chance = 2 * alone * (cycles - alone) / cycles**2
-        one = remedies(card, D).loc[loop, "one"]
-        parts = " + ".join(f"{_from_to(row['cycles'], start, end):,}" for start, end, *_ in PARTS_OF_A_BLOCK)
-        words = f"one at a softmax {one:.0%}, by chance {chance:.0%}"
+        parts = " + ".join(f"{each:,}" for _, each in mean_parts(row))
+        words = f"one at a softmax {row['softmax_at_once'][1]:.0%}, by chance {chance:.0%}"
         ax.set_title(
             f"{IN_FULL.get(loop, loop)}: {parts} = {cycles:,} cycles a block; {words}", loc="left", fontsize="medium"
         )
     panels[-1].set_xlim(0, 13_000)
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
-    panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = {D}, full, S = 4,096")
-    handles: list[Any] = [Patch(edgecolor="black", **look) for look in (*(part[3] for part in PARTS_OF_A_BLOCK), IDLE)]
-    words = [*(part[2] for part in PARTS_OF_A_BLOCK), "no matmul issued"]
-    figure.legend(handles, words, loc="outside lower center", ncols=4)
+    note = "; chapter 8's waits for tiles lie in blue or grey" if "chapter 8's" in loops else ""
+    panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = {D}, full, S = 4,096{note}")
+    handles: list[Any] = [Patch(edgecolor="black", **look) for look in (*(look for _, look in PARTS.values()), IDLE)]
+    words = [*(words for words, _ in PARTS.values()), "no matmul issued"]
+    figure.legend(handles, words, loc="outside lower center", ncols=5)
     return figure
 
 
 def _draw_lanes(ax: Axes, row: pd.Series) -> None:
     """A lane for each consumer, by its stamps, and one for the matmuls that are under way."""
     edge = {"height": 0.7, "edgecolor": "black", "linewidth": 0.5}
-    names, cycles, lane = list(ping_pong.STAMPS), row["cycles"], len(row["stamps"])
+    lane = len(row["stamps"])
     for c, blocks in enumerate(row["stamps"]):
         for n, (block, after) in enumerate(itertools.pairwise(blocks)):
-            for start, end, _, look in PARTS_OF_A_BLOCK:
-                first, mean = names.index(start), _from_to(cycles, start, end)
-                left, right = block[first], (after if end == "turn" else block)[names.index(end)]
-                ax.barh(c, right - left, left=left, **edge, **look)
-                if n == 0 and mean > 300:
-                    look = {"color": "black" if end == "turn" else "white", "fontsize": "small"}
-                    ax.text((left + right) / 2, c, f"{mean:,}", ha="center", va="center", **look)
+            for (part, left, right), (_, mean) in zip(parts_of(block, after), mean_parts(row), strict=True):
+                ax.barh(c, right - left, left=left, **edge, **PARTS[part][1])
+                if n == 0 and mean > 400:
+                    ax.text(
+                        (left + right) / 2, c, f"{mean:,}", ha="center", va="center", color="white", fontsize="small"
+                    )
     first, last, under_way = matmuls_under_way(row["stamps"])
     ax.barh(lane, last - first, left=first, **edge, **IDLE)
     for start, end in under_way:
@@ -229,43 +281,43 @@ def _draw_lanes(ax: Axes, row: pd.Series) -> None:
     ax.grid(False)
 
 
-def _from_to(cycles: dict[str, int], start: str, end: str) -> int:
-    """Cycles from one of ping_pong.STAMPS to the next time that `end` comes; cycles: from each to the one after it."""
-    stamps, found, n = ping_pong.STAMPS, 0, ping_pong.STAMPS.index(start)
-    while True:
-        found, n = found + cycles[stamps[n]], (n + 1) % len(stamps)
-        if stamps[n] == end:
-            return found
+def print_ends(card: dict[str, Any], *loops: str) -> None:
+    """Of calls with stamps, D = 128: an SM's cycles for a block in the middle of the loops, and of the whole call."""
+    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096, with stamps':46}   middle  whole call")
+    for loop in loops:
+        row = clocked(card, loop, 128)
+        call = _cycles_a_block(card, {**row, "cycles": row["call"]})
+        print(f"{IN_FULL.get(loop, loop):46}{sum(row['cycles'].values()) / 2:9,.0f}{call:12,.0f}")
 
 
-def print_softmax(card: dict[str, Any], counts: list[int]) -> None:
-    """The cycles of a softmax of 64 x 128 scores, D = 64: if its instructions overlap, if they take turns, and by
+def print_softmax(card: dict[str, Any], around: dict[str, list[int]]) -> None:
+    """The cycles of a softmax of 64 x 128 scores, D = 64: its exponentials; with what no exponential covers; and by
     stamps, alone and beside others.
 
-    counts: of a warp's instructions by kind, exponentials first. A scheduler has one warp of a consumer, and issues an
-    instruction in a cycle; the exponentials of one take eight.
+    around: of a warp's instructions by kind, how many stand before, between and after the exponentials. A scheduler has
+    one warp of a consumer, and issues an instruction in a cycle; the exponentials of one take eight.
     """
     of = results.select(card["kernels"], kernel="alone", D=64).set_index("provider")["clock"]
-    one = "1 program of 1 consumer"
-    exponentials, others = 4 * 2 * counts[0], sum(counts[1:])
+    exponentials = 4 * 2 * around["MUFU.EX2"][1]
+    uncovered = sum(around[kind][0] + around[kind][2] for kind in ("FMNMX", "FFMA", "FADD"))
     cycles = {
-        "by chapter 8's model": max(exponentials, sum(counts)),
-        f"in turns, {exponentials} + {others}": exponentials + others,
-        "measured, alone on an SM": of[one]["stop"],
+        "its exponentials": exponentials,
+        f"with what stands before and after, {exponentials} + {uncovered}": exponentials + uncovered,
+        "measured, alone on an SM": of["1 program of 1 consumer"]["stop"],
         "measured, beside a second consumer": of["2 consumers in 1 program"]["stop"],
     }
     for words, each in cycles.items():
-        print(f"a softmax {words:35} {each:5,} cycles")
+        print(f"{words:52} {each:5,} cycles")
 
 
 def matmuls_under_way(stamps: list) -> tuple[int, int, list[tuple[int, int]]]:
     """(from, to, spans): while both consumers have stamps, the spans in which a matmul of one or the other is issued
-    and not finished: from its turn to its stop.
+    and not finished.
     """
-    turn, stop = (ping_pong.STAMPS.index(name) for name in ("turn", "stop"))
     first, last = max(blocks[0][0] for blocks in stamps), min(blocks[-1][0] for blocks in stamps)
     found: list[tuple[int, int]] = []
-    for start, end in sorted((block[turn], block[stop]) for blocks in stamps for block in blocks[:-1]):
+    spans = (part for blocks in stamps for pair in itertools.pairwise(blocks) for part in parts_of(*pair))
+    for start, end in sorted((start, end) for part, start, end in spans if part == "matmul"):
         start, end = max(start, first, found[-1][1] if found else first), min(end, last)
         if start < end:
             found.append((start, end))
@@ -287,30 +339,15 @@ def print_errors(card: dict[str, Any], attend=None) -> None:
     print(f"largest error {ours:.1e}, of plain attention {plain:.1e}")
 
 
-def draw_compared(card: dict[str, Any], mode: str, *others: str) -> Figure:
-    """The speed of hopper over that of others, a line each, at the twelve points; and in words."""
+def print_compared(card: dict[str, Any], mode: str, *others: str) -> None:
+    """The speed of hopper over that of others, at the twelve points: its mean, the most and the least."""
     rates = tables.table(card["rows"], GRIDS["points"], mode, "fp16")
-    ratios = pd.DataFrame({peer: rates["hopper"] / rates[peer] for peer in others})
-    figure = Figure(figsize=(10, 3.0))
-    panels = figure.subplots(1, 4, sharey=True)
-    lengths = sorted({S for _, _, S in rates.index})
-    looks = {"tuned": "C1s--", "sdpa_cudnn": "C2^-.", "flash_attn_4": "C3D:"}
-    for ax, (D, is_causal) in zip(panels, itertools.product((64, 128), (False, True)), strict=True):
-        for peer in others:
-            of = [ratios.loc[(D, is_causal, S), peer] for S in lengths]
-            ax.plot(range(len(lengths)), of, looks[peer], label=f"over {peer}")
-        ax.axhline(1, color="black", linewidth=1)
-        ax.set_xticks(range(len(lengths)), [f"{S // 1024}" for S in lengths])
-        ax.set(title=f"D = {D}, {tables.mask(is_causal)}", xlabel="S / 1,024")
-    panels[0].set_ylabel(f"hopper over another,\n{MODES[mode]}, {gpu(card)}")
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     print(f"{MODES[mode]}, {gpu(card)}: speed of the hopper kernel over another's, twelve cases")
     for peer in others:
-        of = ratios[peer]
+        of = rates["hopper"] / rates[peer]
         mean, (D, is_causal, S) = np.exp(np.log(of).mean()), of.idxmin()
         least = f"least {of.min():.2f}, at D = {D}, {tables.mask(is_causal)}, S = {S:,}"
         print(f"  {peer:13} mean {mean:.2f}, most {of.max():.2f}, {least}")
-    return figure
 
 
 def print_speedup(card: dict[str, Any]) -> None:
@@ -412,10 +449,10 @@ def print_orders(card: dict[str, Any]) -> None:
     """The backward with other orders of a block: the cycles of a call over those of the kernel's, the clock at
     which it then ran, and its time."""
     found, first = results.select(card["kernels"], chapter=9, kernel="order").set_index("provider"), next(iter(ORDERS))
-    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096':52}cycles    MHz     ms")
+    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096':52}cycles    MHz      ms")
     for name, words in ORDERS.items():
         cycles, ms = found.loc[name, ["cycles", "ms"]]
-        print(f"{words:52}{cycles / found.loc[first, 'cycles']:6.2f}{cycles / ms / 1e3:7,.0f}{ms:7.2f}")
+        print(f"{words:52}{cycles / found.loc[first, 'cycles']:6.2f}{cycles / ms / 1e3:7,.0f}{ms:8.3f}")
 
 
 def print_backward_profiled(card: dict[str, Any]) -> None:

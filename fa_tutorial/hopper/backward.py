@@ -283,29 +283,29 @@ def one_block(ahead, dk, dv, block, after, dq_desc, shared, start_n, sizes, scal
     computed while dq is. Else its s_t, and p_t is computed while dp_t is.
     """
     dtype: gl.constexpr = shared.q.tiles.dtype
-    dp_t = issue_dp(block, shared, C, MINUS_DELTA=UNDER_DQ)  # dp − delta (6.9)
+    dp_t = issue_dp(block, shared, C, MINUS_DELTA=UNDER_DQ)  # issue dp (6.9), which starts at −delta
     p_t = ahead if UNDER_DQ else gl.exp2(ahead * scale_log2)
-    dp_t = warpgroup_mma_wait(0, [dp_t])
+    dp_t = warpgroup_mma_wait(0, [dp_t])  # wait for dp
     ds_t = p_t * dp_t if UNDER_DQ else p_t * (dp_t + row_values(shared.delta, block.n, dp_t))  # (6.10)
-    ds_pairs = pack(ds_t, dtype)  # two fp16 numbers a register
-    hand_over(ds_pairs, block.n, shared, C)
+    ds_pairs = pack(ds_t, dtype)  # two numbers of 16 bits in a register
+    hand_over(ds_pairs, block.n, shared, C)  # hand over ds
     if not UNDER_DQ:
         dv = issue_dkdv(pack(p_t, dtype), dv, shared.do, block.n)
-    dk = issue_dkdv(ds_pairs, dk, shared.q, block.n)  # (6.12)
+    dk = issue_dkdv(ds_pairs, dk, shared.q, block.n)  # issue dk (6.12)
     if not UNDER_DQ:
         dv = warpgroup_mma_wait(1, [dv])
     if MORE:
-        ahead = issue_s(after, shared, start_n, sizes, C, flags)  # s − lse / scale, of the next block
-    dq = issue_dq(block, shared, C)  # meets the other consumer, then (6.11)
+        ahead = issue_s(after, shared, start_n, sizes, C, flags)  # issue s′, which starts at −lse / scale
+    dq = issue_dq(block, shared, C)  # meet, issue dq (6.11)
     if MORE and UNDER_DQ:
-        ahead, dk = warpgroup_mma_wait(1, [ahead, dk])  # dq, issued last, stays under way
-        consumer_release(shared.q, block.n)  # this block of q and do is read
-        ahead = gl.exp2(ahead * scale_log2)  # p of the next block (6.7)
-        consumer_wait(shared.do, after.n)
-        dv = issue_dkdv(pack(ahead, dtype), dv, shared.do, after.n)  # (6.8)
-        dq = warpgroup_mma_wait(1, [dq])
-        add_dq(dq, block, dq_desc, shared, C)  # TMA, while dv is computed
-        dv = warpgroup_mma_wait(0, [dv])
+        ahead, dk = warpgroup_mma_wait(1, [ahead, dk])  # wait for dk, s′: dq, issued last, stays under way
+        consumer_release(shared.q, block.n)  # release q, do: the producer loads both when q's stage is empty
+        ahead = gl.exp2(ahead * scale_log2)  # p′ (6.7)
+        consumer_wait(shared.do, after.n)  # do′ is there
+        dv = issue_dkdv(pack(ahead, dtype), dv, shared.do, after.n)  # issue dv′ (6.8)
+        dq = warpgroup_mma_wait(1, [dq])  # wait for dq
+        add_dq(dq, block, dq_desc, shared, C)  # add dq: by TMA, while dv′ is computed
+        dv = warpgroup_mma_wait(0, [dv])  # wait for dv′
     else:
         dk = warpgroup_mma_wait(2 if MORE else 1, [dk])
         consumer_release(shared.q, block.n)

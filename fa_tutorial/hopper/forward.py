@@ -161,7 +161,7 @@ def next_block(q, pairs, m, l, acc, zeros, shared, turns, n, seen, scale_log2, C
     pairs, m, l, acc.
 
     Without flags.OVERLAP both matmuls are waited for before the softmax. With it p v is waited for after the softmax;
-    ptxas moves that wait up.
+    ptxas moves that wait up, and leaves half of the maximum before it.
     """
     take_turn(turns, n, C, flags.TURNS)
     s = issue_qk(q, shared, n, zeros)  # [ROWS, BLOCK_N]

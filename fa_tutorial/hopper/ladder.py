@@ -119,7 +119,7 @@ def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
 @gluon.jit
 def attend_one_stop(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
     """As attend, with p v of the block before under the softmax of this one (9.3): 2 stages or more. But ptxas moves
-    the wait for p v up, so this loop stops once, before the softmax, for both matmuls."""
+    the wait for p v up, so of the softmax only some of the maximum runs under p v."""
     STAGES: gl.constexpr = k.shape[0]
     mbarrier.wait(full.index(0), 0)
     s = warpgroup_mma(q, k.index(0).permute((1, 0)), zeros, use_acc=False, is_async=True)

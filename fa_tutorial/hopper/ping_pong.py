@@ -29,8 +29,9 @@ from triton.experimental import gluon  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
 
 LOOPS = ("one stop", "overlapped", "ping-pong")
-# When a consumer is in a block: its tiles are there, its turn has come, the stop is over, p is there, p v is in acc.
-STAMPS = ("tiles", "turn", "stop", "softmax", "end")
+# When a consumer is in a block: its tiles are there, its turn has come, the stop is over, p is there, p v is in acc,
+# acc is rescaled and p in fp16; with two stops: this block's own p v is in acc. A loop needn't store all.
+STAMPS = ("tiles", "turn", "stop", "softmax", "end", "packed", "done")
 N_STAMPS = gl.constexpr(len(STAMPS))
 
 
@@ -50,9 +51,9 @@ def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, turns, fi
            LOOP: gl.constexpr, STAMPED: gl.constexpr):  # fmt: skip
     """LOOP, one of LOOPS, in the order that ptxas gives it. first: [64, ROWS], what the first scores are added to.
 
-    "one stop": ladder.attend_one_stop. "overlapped": p v is issued when s is there, and ptxas leaves the wait for it
-    after the softmax. "ping-pong": one stop, and a consumer issues its matmuls when the other has issued its own;
-    turns: two barriers.
+    "one stop": ladder.attend_one_stop, but with one wait for both matmuls. "overlapped": p v is issued when s is there,
+    and ptxas leaves the wait for it after the softmax. "ping-pong": one stop, and a consumer issues its matmuls when
+    the other has issued its own; turns: two barriers.
     """
     STAGES: gl.constexpr = k.shape[0]
     mbarrier.wait(full.index(0), 0)
@@ -63,6 +64,7 @@ def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, turns, fi
     for i in range(1, blocks):
         stage, parity = i % STAGES, i // STAGES % 2
         before = (i - 1) % STAGES
+        stamp(stamps_ptr, i - 1, 5, l, STAMPED)
         mbarrier.wait(full.index(stage), parity)
         stamp(stamps_ptr, i, 0, m, STAMPED)
         if LOOP == "ping-pong":
@@ -159,7 +161,8 @@ def forward_kernel(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, stamps_ptr,
 def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float, *,
                   loop: str = "ping-pong", stages: int = 3,
                   stamps: torch.Tensor | None = None) -> torch.Tensor:  # fmt: skip
-    """o. loop: one of LOOPS. stamps: (B · H · S // ROWS, 2, S // ROWS, 5) int64 for the clock, full; row 0 stays."""
+    """o. loop: one of LOOPS. stamps: (B · H · S // ROWS, 2, S // ROWS, N_STAMPS) int64 for the clock, full; row 0 gets
+    "packed" alone."""
     B, H, S, D = q.shape
     o = torch.empty_like(q)
     tiles = [descriptor(x.view(-1, D)) for x in (q, k, v)]

@@ -173,6 +173,17 @@ def persistent_that_toggles(next_tile, blocks, full, empty, slot, told, taken):
 TURN, TILES = "        mbarrier.wait(turns.index(C), (i - C) % 2)\n", "        mbarrier.wait(full.index(stage), parity)\n"
 RELEASED = "        mbarrier.arrive(empty.index(before), count=1)"
 BOTH, STOP = "warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way", "warpgroup_mma_wait(0, [s, acc, p])"
+# 9.7's producer waits for the stage of the next load before it draws, and not again before it loads
+ROOM_FIRST = (
+    (
+        "            tile = next_tile()\n",
+        "            yield wait(empty[n % stages], 1 - n // stages % 2)\n            tile = next_tile()\n",
+    ),
+    (
+        "            for _ in range(blocks[tile]):\n                yield wait(empty",
+        "            for block in range(blocks[tile]):\n                if block:\n                    yield wait(empty",
+    ),
+)
 LATER = "the kernel issues s′ later, and the page measures both"
 RIGHT_ANSWERS = (
     ("9.1", phase_by_toggling),
@@ -192,6 +203,7 @@ RIGHT_ANSWERS = (
         ),
         ("return p + r - 2 * both", "return len(a ^ b) / (stop - start)"),
     ),
+    # who comes next needs the same tiles, so nobody waits longer
     edit("9.6", "the turn before the tiles", (TURN, ""), (TILES, TURN + TILES)),
     edit("9.6", "parity by a sum", ("(i - C) % 2", "(i + C) % 2")),
     edit(
@@ -201,6 +213,7 @@ RIGHT_ANSWERS = (
         (f"        acc, p = warpgroup_mma_wait(0, [acc, p])\n{RELEASED}\n", ""),
     ),
     ("9.7", persistent_that_toggles),
+    edit("9.7", "room for the next load before a number is drawn", *ROOM_FIRST),
     edit(
         "9.8",
         "phases that toggle",

@@ -1,4 +1,5 @@
 from edits import edit
+from right_answers.chapter_9 import ROOM_FIRST
 
 from fa_tutorial.barriers import load, use
 from fa_tutorial.exercises import catalogue
@@ -59,6 +60,9 @@ WAITED = "        acc, p = warpgroup_mma_wait(0, [acc, p])\n"
 BEFORE_RELEASED = "        mbarrier.arrive(empty.index(before), count=1)\n"
 NEXT_P = "        p = left_operand(p_new, acc, v.dtype)\n"
 TELL = "            yield arrive(told)\n"
+WRITE, FREE = "            slot[0] = tile\n", "            yield wait(taken, 1 - turn % 2)\n"
+READ, TAKE = "            tile = slot[0]\n", "            yield arrive(taken)\n"
+STORE, NEXT = '            yield work("store o")\n', "                yield arrive(empty[n % stages])\n"
 TURN, PASS = "        mbarrier.wait(turns.index(C), (i - C) % 2)\n", "        mbarrier.arrive(turns.index(1 - C), count=1)\n"
 
 
@@ -209,9 +213,21 @@ WRONG_ANSWERS = (
     edit("9.7", "blocks numbered", ("load(tile, n", "load(n, n"), told="yields “load tile 1 into stage 1”, where “load tile 0 into stage 1” is due"),
     edit("9.7", "the last stages not released", ("yield arrive(empty[n % stages])", "if n + stages < 3:\n                    yield arrive(empty[n % stages])"),
          told="where “arrive at empty[0]” is due"),
+    # the same slips, when the producer waits for room before it draws, which is right
+    edit("9.7", "room first, nothing stored", *ROOM_FIRST, (STORE, ""), told="where “store o” is due"),
+    edit("9.7", "room first, nothing released", *ROOM_FIRST, (NEXT, ""), told="where “arrive at empty[0]” is due"),
+    edit("9.7", "room first, told before the number is written", *ROOM_FIRST, (WRITE + TELL, TELL + WRITE),
+         told="consumer 0 ends, where “wait for full[0], parity 0” is due"),
+    edit("9.7", "room first, the first wait at parity 0", *ROOM_FIRST, ("1 - turn % 2", "turn % 2"),
+         told="where “wait for taken, parity 1” is due"),
+    edit("9.7", "room first, the ring's index anew", *ROOM_FIRST, ("            tile = next_tile()", "            n = 0\n            tile = next_tile()"),
+         told="where “wait for empty[1], parity 0” is due: a stage's parity flips once a round of its ring"),
+    edit("9.7", "room first, never waited for taken", *ROOM_FIRST, (FREE, ""), told="where “wait for taken, parity 0” is due"),
+    edit("9.7", "room first, read too late", *ROOM_FIRST, (READ + TAKE, TAKE + READ), told="consumer 1 ends, where “wait for full[2], parity 0” is due"),
     edit("9.5", "in percent", ("return p + r - 2 * both", "return 100 * (p + r - 2 * both)"), told="they alternate: one is at a softmax all the time"),
     edit("9.5", "chance left out", (", p * (1 - r) + r * (1 - p)", ""), told="want"),
-    edit("9.5", "the time from 0", ("max(first[0][0], second[0][0])", "0"), told="with each consumer's own share of the time that counts"),
+    edit("9.5", "the time from 0", ("max(first[0][0], second[0][0])", "0"), told="each consumer's own share of the time that counts"),
+    edit("9.5", "half of the time by chance", ("p * (1 - r) + r * (1 - p)", "0.5"), told="own share of the time that counts: alternation("),
     edit("9.5", "each consumer's own time", ("def share(spans):", "def share(spans, start=0, stop=0):\n        start, stop = spans[0][0], spans[-1][0]"),
          told="want"),
     edit("9.6", "passed when the matmuls are done", (PASS + WAIT_S, WAIT_S + PASS), told="pass the turn on as soon as both are issued"),

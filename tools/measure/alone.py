@@ -159,7 +159,7 @@ SHAPES = {D: Shape(2, 2048 // D, 2048 // D, 6144, 6144, D, False) for D in ALONE
 
 
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Alone, stamps: torch.Tensor | None = None):
-    """o. stamps: (programs, consumers, blocks, 5) int64 for ping_pong.STAMPS of each block; block 0 gets the SM."""
+    """o. stamps: (programs, consumers, blocks, n) int64 for ping_pong.STAMPS of each block; block 0 gets the SM."""
     S, D = q.shape[2:]
     o, rows = torch.empty_like(q), 64 * how.consumers
     tiles = [ladder.descriptor(x.view(-1, D), n) for x, n in ((q, rows), (k, how.keys), (v, how.keys))]
@@ -194,13 +194,21 @@ def clocked(shape: Shape, how: Alone) -> dict[str, int]:
 
 
 def stamped(shape: Shape, how: Alone) -> torch.Tensor:
-    """The stamps of a call: (programs, consumers, blocks, 5), with each program's SM first."""
+    """The stamps of a call: (programs, consumers, blocks, STAMPS), with each program's SM first."""
     q, k, v = inputs(shape)
     sizes = q.numel() // shape.D // 64 // how.consumers, how.consumers, shape.S_k // how.keys, len(ping_pong.STAMPS)
     stamps = torch.zeros(sizes, dtype=torch.int64, device=q.device)
     for _ in range(3):
         attend(q, k, v, how, stamps)
-    return stamps.cpu()
+    return completed(stamps.cpu())
+
+
+def completed(stamps: torch.Tensor) -> torch.Tensor:
+    """Stamps, [..., n], in which one that a loop doesn't store is the one before it."""
+    stamps = stamps.clone()
+    for n in range(1, stamps.shape[-1]):
+        stamps[..., n] = torch.where(stamps[..., n] == 0, stamps[..., n - 1], stamps[..., n])
+    return stamps
 
 
 def shares(shape: Shape, how: Alone) -> list[float]:
@@ -216,14 +224,15 @@ def shares(shape: Shape, how: Alone) -> list[float]:
 
 
 def mean_parts(blocks: torch.Tensor) -> dict[str, int]:
-    """The mean cycles from each of ping_pong.STAMPS to the next. blocks: stamps, [programs, consumers, blocks, 5]."""
+    """The mean cycles from each of ping_pong.STAMPS to the next, of the first n that `blocks` has: [programs,
+    consumers, blocks, n]."""
     until_next = torch.cat([blocks[:, :, :-1], blocks[:, :, 1:, :1]], dim=3).double().diff(dim=3)
-    return dict(zip(ping_pong.STAMPS, until_next.mean((0, 1, 2)).round().int().tolist(), strict=True))
+    return dict(zip(ping_pong.STAMPS, until_next.mean((0, 1, 2)).round().int().tolist(), strict=False))
 
 
 def softmax_at_once(alive: torch.Tensor) -> list[float]:
     """The share of the time in which 0, 1, … of one SM's consumers are at a softmax. alive: their stamps, [consumers,
-    blocks, 5]."""
+    blocks, n]."""
     times = torch.arange(int(alive[:, 0, 1].max()), int(alive[:, -1, 3].min()), 7)
     begun, ended = (
         torch.stack([torch.searchsorted(of[:, n].contiguous(), times, right=True) for of in alive]) for n in (2, 3)
@@ -238,7 +247,7 @@ def mean_shares(groups: Iterable[torch.Tensor]) -> list[float]:
 
 
 def together(clock: torch.Tensor, sm: torch.Tensor, one: int) -> list[int]:
-    """`one` and the programs that share most of its time on its SM. clock: their stamps, (programs, blocks, 5);
+    """`one` and the programs that share most of its time on its SM. clock: their stamps, (programs, blocks, n);
     sm: each one's."""
     begun, ended = clock[:, 0, 1], clock[:, -1, 3]
     shared = torch.minimum(ended, ended[one]) - torch.maximum(begun, begun[one])

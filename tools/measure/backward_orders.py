@@ -16,8 +16,8 @@ from fa_tutorial.source import defined, edited, source_of
 from measure.clocks import cycles_in_turns
 from measure.turns import by_shape
 
-ISSUE_S = "        ahead = issue_s(after, shared, start_n, sizes, C, flags)  # s − lse / scale, of the next block\n"
-WAIT_DP = "    dp_t = warpgroup_mma_wait(0, [dp_t])\n"
+ISSUE_S = "        ahead = issue_s(after, shared, start_n, sizes, C, flags)  # issue s′, which starts at −lse / scale\n"
+WAIT_DP = "    dp_t = warpgroup_mma_wait(0, [dp_t])  # wait for dp\n"
 AHEAD = "    p_t = ahead if UNDER_DQ else gl.exp2(ahead * scale_log2)\n"
 # s′ is issued behind dp, so the tensor cores compute it while ds is computed.
 UNDER_DS = [

@@ -4,7 +4,7 @@ Hopper's kernels.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
-from measure import alone, backward_orders, chapter_8_clock
+from measure import alone, backward_orders, chapter_8_clock, two_rings
 from measure.chapter_8 import repeated_us
 from measure.clocks import cycles_in_turns, settled_in_turns
 from measure.turns import by_shape, in_turns
@@ -65,7 +65,7 @@ def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return timed_in_turns(calls, flops=flops_of(shape), rounds=6)
 
 
-# ladder.attend with ping_pong's clock. A block's stamps begin where p v of the block before is issued.
+# ladder.attend with ping_pong's clock.
 TWO_STOPS = """
 @gluon.jit
 def attend_two_stops(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, turns, first, stamps_ptr,
@@ -74,17 +74,18 @@ def attend_two_stops(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks,
     for i in range(blocks):
         stage, parity = i % STAGES, i // STAGES % 2
         mbarrier.wait(full.index(stage), parity)
+        stamp(stamps_ptr, i, 0, m, STAMPED)
         s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
         s = warpgroup_mma_wait(0, [s])
         stamp(stamps_ptr, i, 2, m, STAMPED)
         p, m, l, alpha = softmax_step(s, m, l, scale_log2)
         stamp(stamps_ptr, i, 3, l, STAMPED)
-        stamp(stamps_ptr, i, 4, l, STAMPED)
         acc = rescaled(acc, alpha)
-        stamp(stamps_ptr, (i + 1) % blocks, 0, l, STAMPED)
-        stamp(stamps_ptr, (i + 1) % blocks, 1, l, STAMPED)
-        acc = warpgroup_mma(left_operand(p, acc, v.dtype), v.index(stage), acc, is_async=True)
+        p = left_operand(p, acc, v.dtype)
+        stamp(stamps_ptr, i, 5, l, STAMPED)
+        acc = warpgroup_mma(p, v.index(stage), acc, is_async=True)
         acc = warpgroup_mma_wait(0, [acc])
+        stamp(stamps_ptr, i, 6, l, STAMPED)
         mbarrier.arrive(empty.index(stage), count=1)
     return l, acc
 
@@ -94,18 +95,27 @@ def consumer("""
 
 
 def clocked_cases() -> Iterator[Measurement]:
-    """When a consumer is where in its loop, by the SM's clock: full, S = 4,096, every loop with 3 stages."""
-    for D, loop in itertools.product((64, 128), ("two stops", *ping_pong.LOOPS)):
-        shape = at_4096(D, False)
+    """When a consumer is where in its loop, by the SM's clock: D = 128, full, S = 4,096, 3 stages."""
+    shape = at_4096(128, False)
+    for loop in ("two stops", "one stop"):
         yield about(9, "clocked", f"{loop}, 3 stages", **vars(shape)), partial(_clocked_row, shape, loop)
 
 
 def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
-    """The mean cycles from each of ping_pong.STAMPS to the next, of all blocks in the middle of the loop; the stamps of
-    both consumers of one program in four blocks, from the first of them on; and of several programs the mean share of
-    the time in which 0, 1, 2 of their consumers are at a softmax."""
-    clock = _clock_of(partial(_stamped(loop), *inputs(shape), False, shape.D**-0.5, stages=3), shape)
-    return {"cycles": alone.mean_parts(clock), "stamps": _of_the_usual(clock), "softmax_at_once": _at_once(clock)}
+    """The SM cycles of calls with stamps; of the last the mean cycles from each of ping_pong.STAMPS to the next, of all
+    blocks in the middle of the loop; the stamps of both consumers of one program in four blocks, from the first of them
+    on; and of several programs the mean share of the time in which 0, 1, 2 of their consumers are at a softmax."""
+    q, k, v = inputs(shape)
+    stamps = stamps_of(shape)
+    call = partial(_stamped(loop), q, k, v, False, shape.D**-0.5, stages=3, stamps=stamps)
+    cycles = cycles_in_turns({loop: call}, rounds=1)[loop]
+    clock = alone.completed(stamps.cpu())[:, :, 4:-4]
+    return {
+        "call": cycles,
+        "cycles": alone.mean_parts(clock),
+        "stamps": _of_the_usual(clock),
+        "softmax_at_once": _at_once(clock),
+    }
 
 
 def _of_the_usual(clock: torch.Tensor) -> list:
@@ -127,14 +137,19 @@ def _stamped(loop: str, late: int = 0) -> Call:
     return partial(defined(edited(source_of(ping_pong), *edits), names)["flash_forward"], loop=loop)
 
 
-def _clock_of(call: Callable[..., Any], shape: Shape) -> torch.Tensor:
-    """The stamps of call(stamps=…), of both consumers of each program, in the middle of the loop."""
+def stamps_of(shape: Shape) -> torch.Tensor:
+    """Room for the stamps of both consumers of each program."""
     blocks = shape.S_q // ladder.ROWS.value
     sizes = shape.B * shape.H_q * blocks, 2, blocks, len(ping_pong.STAMPS)
-    stamps = torch.zeros(sizes, dtype=torch.int64, device="cuda")
+    return torch.zeros(sizes, dtype=torch.int64, device="cuda")
+
+
+def _clock_of(call: Callable[..., Any], shape: Shape) -> torch.Tensor:
+    """The stamps of call(stamps=…), of both consumers of each program, in the middle of the loop."""
+    stamps = stamps_of(shape)
     for _ in range(3):
         call(stamps=stamps)
-    return stamps.cpu()[:, :, 4:-4]
+    return alone.completed(stamps.cpu())[:, :, 4:-4]
 
 
 def _at_once(clock: torch.Tensor) -> list[float]:
@@ -152,10 +167,10 @@ WAITS = """
 LATE = (0, 400, 800, 1200, 1600, 2000)
 
 
-def late_cases(D: int = 128, loops: Sequence[str] = ("two stops", "one stop")) -> Iterator[Measurement]:
+def late_cases() -> Iterator[Measurement]:
     """What becomes of two consumers of which one begins later: full, S = 4,096, 3 stages."""
-    shape = at_4096(D, False)
-    for loop in loops:
+    shape = at_4096(128, False)
+    for loop in ("two stops", "one stop"):
         words = {late: about(9, "late", f"{loop}, 3 stages", late=late, **vars(shape)) for late in LATE}
         yield from in_turns(words, _late_in_turns, shape, loop)
 
@@ -180,6 +195,7 @@ def _late_in_turns(shape: Shape, loop: str) -> dict[int, dict[str, Any]]:
     return rows
 
 
+SMALLER = TileConfig(64, 64, 4, 3)  # a consumer's rows, and the keys and stages of "two programs"
 SHARE_OF = {
     128: {
         "two programs": alone.Alone(2, 1, 64, 3, 128), "one program": alone.Alone(1, 2, 64, 3),
@@ -188,30 +204,32 @@ SHARE_OF = {
     64: {},
 }  # fmt: skip
 LATER = 1200  # cycles by which a late consumer 1 begins after consumer 0
-LAST_LOOPS = {  # finished kernels, without stamps
-    "k's own ring": hopper.forward.STEPS["overlap"],
-    "persistent": hopper.forward.STEPS["order"],
-    "hopper": hopper.forward.BEST,
-}
+# The finished kernel, a program for each work tile; a wait for both matmuls, and a wait for each.
+FINISHED = {"finished loop, one wait": "roles", "finished loop": "overlap"}
 
 
 def remedies_of(D: int) -> dict[str, Call]:
     """Name -> a forward that takes 64 rows and 128 keys, or as many scores, a block: chapter 8's, and each remedy that
     chapter 9 tries, in its order. Without a mask and at D = 128, "persistent" is hopper's kernel."""
     found: dict[str, Call] = {"chapter 8's": partial(tuned.flash_forward, tile=steps.LARGER[D])}
+    if D == 128:
+        found["chapter 8's, 64 x 64"] = partial(tuned.flash_forward, tile=SMALLER)
     for name, how in SHARE_OF[D].items():
         found[name] = lambda q, k, v, _, __, how=how: alone.attend(q, k, v, how)
     found["two stops"] = _stamped("two stops")
     found["two stops, consumer 1 late"] = _stamped("two stops", LATER)
     found |= {loop: _stamped(loop) for loop in ping_pong.LOOPS}
-    config = hopper.forward.CONFIGS[D]
-    own = {name: partial(hopper.flash_forward, step=step) for name, step in LAST_LOOPS.items()}
+    config, named = hopper.forward.CONFIGS[D], hopper.forward.STEPS
     if D == 64:
         two = dataclasses.replace(config, consumers=2, registers=240)
-        third = {"third consumer": partial(own["k's own ring"], config=config)}
-        return found | {"k's own ring": partial(own.pop("k's own ring"), config=two)} | third | own
-    own.pop("hopper")
-    return found | own
+        found["finished loop"] = partial(hopper.flash_forward, step=named["overlap"], config=two)
+        found["third consumer"] = partial(hopper.flash_forward, step=named["overlap"], config=config)
+    else:
+        for name, change in two_rings.CHANGES.items():
+            found[name] = lambda q, k, v, _, __, change=change: two_rings.flash_forward(q, k, v, change)
+        found |= {name: partial(hopper.flash_forward, step=named[step]) for name, step in FINISHED.items()}
+    found["persistent"] = partial(hopper.flash_forward, step=named["order"])
+    return found | ({"hopper": partial(hopper.flash_forward, step=hopper.forward.BEST)} if D == 64 else {})
 
 
 def remedy_cases() -> Iterator[Measurement]:
@@ -226,43 +244,13 @@ def _remedies_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     calls = {name: partial(call, q, k, v, False, shape.D**-0.5) for name, call in remedies_of(shape.D).items()}
     rows = settled_in_turns(calls, flops_of(shape))
     for name, row in rows.items():
-        if name == "chapter 8's":
-            row["softmax_at_once"] = chapter_8_clock.shares(shape)
+        if name.startswith("chapter 8's"):
+            tile = SMALLER if name.endswith("64 x 64") else steps.LARGER[shape.D]
+            row["softmax_at_once"] = chapter_8_clock.shares(shape, tile)
         elif name in SHARE_OF[shape.D]:
             row["softmax_at_once"] = alone.shares(shape, SHARE_OF[shape.D][name])
         elif name.startswith("two stops") or name in ping_pong.LOOPS:
             row["softmax_at_once"] = _at_once(_clock_of(calls[name], shape))
-    return rows
-
-
-SMALLER = TileConfig(64, 64, 4, 3)  # a consumer's rows, and the keys and stages of "two programs"
-
-
-def path_of(D: int) -> dict[str, Call]:
-    """Name -> a forward, from chapter 8's to the one stop of ping_pong, that changes one thing at a time: the tile, a
-    producer, a shared program, 128 keys a block. All have one stop."""
-    found: dict[str, Call] = {
-        "chapter 8's": partial(tuned.flash_forward, tile=steps.LARGER[D]),
-        "chapter 8's, 64 x 64": partial(tuned.flash_forward, tile=SMALLER),
-    }
-    for name in ("two programs", "one program"):
-        found[name] = lambda q, k, v, _, __, how=SHARE_OF[D][name]: alone.attend(q, k, v, how)
-    return found | {"one stop": partial(ping_pong.flash_forward, loop="one stop")}
-
-
-def path_cases() -> Iterator[Measurement]:
-    """Each of path_of in turns, D = 128, full, S = 4,096: as remedy_cases."""
-    return by_shape(9, "path", _path_in_turns, [at_4096(128, False)], path_of(128))
-
-
-def _path_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    q, k, v = inputs(shape)
-    calls = {name: partial(call, q, k, v, False, shape.D**-0.5) for name, call in path_of(shape.D).items()}
-    rows = settled_in_turns(calls, flops_of(shape))
-    for name, tile in (("chapter 8's", steps.LARGER[shape.D]), ("chapter 8's, 64 x 64", SMALLER)):
-        rows[name]["softmax_at_once"] = chapter_8_clock.shares(shape, tile)
-    for name in ("two programs", "one program"):
-        rows[name]["softmax_at_once"] = alone.shares(shape, SHARE_OF[shape.D][name])
     return rows
 
 
@@ -310,6 +298,6 @@ def _auto_rule_row(provider: str, S: int, D: int, heads: int, is_causal: bool, m
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
-        step_cases(), remedy_cases(), alone.alone_cases(), clocked_cases(), late_cases(), late_cases(64, ["two stops"]),
-        path_cases(), chapter_8_clock.clocked_cases(), backward_orders.order_cases(), error_cases(), auto_rule_cases(),
+        step_cases(), remedy_cases(), alone.alone_cases(), clocked_cases(), late_cases(),
+        chapter_8_clock.clocked_cases(), backward_orders.order_cases(), error_cases(), auto_rule_cases(),
     )  # fmt: skip

@@ -55,7 +55,7 @@ def regular(begin, softmax, rest, blocks):
 
 
 def inputs():
-    chance = "p (1 − r) + r (1 − p), with each consumer's own share of the time that counts"
+    chance = "if neither's softmaxes depend on the other's, it follows from two numbers: each consumer's own share of the time that counts"
 
     def one(first, second, rule):
         return case(regular(*first), regular(*second), otherwise={"one": rule, "chance": chance})
@@ -87,7 +87,7 @@ EXERCISE = Exercise(
     "p (1 − r) of the time, and the second for r (1 − p).",
     inputs=inputs,
     truth=truth,
-    rule="the share in which exactly one is at a softmax, and p (1 − r) + r (1 − p)",
+    rule="the share in which exactly one is at a softmax, and what it would be by chance",
     mistakes=MISTAKES,
     parts=("one", "chance"),
 )

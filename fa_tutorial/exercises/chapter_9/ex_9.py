@@ -125,7 +125,7 @@ MISTAKES = {
     "the other consumer waits for your rows of ds as you do for its rows, and neither would go on": moved("meet", "wait for dp"),
 }  # fmt: skip
 EXERCISE = Exercise(
-    task="Write block_order(), which returns the 14 lines of one block in an order that keeps the tensor cores busy.",
+    task="Write block_order(), which returns the 14 lines of one block in an order in which a matmul is under way from the meeting on.",
     hints=(
         "Begin with what needs what: ds takes dp, dk takes ds, dq takes both consumers' ds, p′ takes s′, dv′ takes p′. Which two matmuls need "
         "nothing of the other consumer, and can run while you wait for it?",
