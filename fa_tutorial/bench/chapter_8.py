@@ -154,7 +154,7 @@ def tile_report(tile: TileConfig, D: int, is_causal: bool) -> dict[str, Any]:
     otherwise.
     """
     shape = at_4096(D, is_causal)
-    wanted = about(8, "tile", in_words(tile), **vars(shape))
+    wanted = about(8, TILE_RUN[D], in_words(tile), **vars(shape))
     try:
         if hardware.device().type == "cuda":
             return tile_row(tile, shape)
