@@ -179,6 +179,8 @@ def _call(answer: Callable, args: Sequence[Any]) -> Any:
 
 
 LIBRARIES = {*sys.stdlib_module_names, "torch", "triton", "numpy"}
+# PoisonedEmpty is called by torch. And between a block's last line and time_limit's end an error would leave the timer running.
+HARNESS = (__name__, "fa_tutorial.exercises.harness_kernel")
 
 
 @contextlib.contextmanager
@@ -194,7 +196,7 @@ def time_limit(advice: str = "") -> Iterator[None]:
 
     def stop(_: int, frame: Any) -> None:
         module = frame.f_globals.get("__name__", "")
-        if module != __name__ and module.partition(".")[0] not in LIBRARIES:  # PoisonedEmpty, in this module, is called by torch
+        if module not in HARNESS and module.partition(".")[0] not in LIBRARIES:
             raise Endless(advice)
 
     start, handler = time.monotonic(), signal.signal(signal.SIGALRM, stop)
