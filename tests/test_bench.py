@@ -581,14 +581,6 @@ def test_chapter_10_counts_the_tiles_of_the_documents_that_were_measured():
         assert measured.to_list() == pytest.approx([pairs] * len(rows), rel=1e-3)
 
 
-def test_a_program_that_is_left_alone_on_its_sm_is_faster():
-    """Of programs of 3 and 1 the longer has 2 left at 1. With one speed an SM is so many slots, as exercise 10.10 has them."""
-    assert chapter_10.end_on_sms([3.0, 1.0], 1, (2.0, 1.0)) == 2.0
-    assert chapter_10.end_on_sms([3.0, 1.0], 2, (2.0, 1.0)) == 1.5
-    assert chapter_10.end_on_sms([1.0, 2.0, 3.0, 1.0, 2.0, 2.0, 1.0, 5.0], 2, (1.0, 1.0)) == 8.0
-    assert chapter_10.end_on_sms([], 2, (1.0,)) == 0.0
-
-
 @needs_gpu
 @pytest.mark.parametrize("name", ["sdpa_cudnn", "sdpa_efficient", "flex", "flash_attn", "flash_attn_4"])
 @pytest.mark.parametrize("is_causal", [False, True])

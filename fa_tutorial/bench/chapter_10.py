@@ -1,8 +1,5 @@
 """Chapter 10: what its page draws, and the lengths of its measurements. tools/measure measures what is stored."""
 
-import heapq
-from collections.abc import Iterable, Sequence
-
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
@@ -73,31 +70,6 @@ def stored(S: int = 16_384, mode: str = "fwd") -> pd.DataFrame:
 def measured(mask: str, D: int, S: int = 16_384, mode: str = "fwd") -> float:
     """The stored ms with this mask, of the forward, or of the backward ("bwd")."""
     return results.select(stored(S, mode), provider=mask, D=D)["ms"].item()
-
-
-def end_on_sms(works: Iterable[float], sms: int, speeds: Sequence[float]) -> float:
-    """When the last program ends, if an SM that has room for len(speeds) programs runs each of n at speeds[n - 1].
-
-    works: what each program takes at speed 1, in order of launch.
-    """
-    works = iter(works)
-    left: list[list[float]] = [[] for _ in range(sms)]  # of each SM's programs
-    for _ in speeds:
-        for programs in left:
-            programs += [work for work in [next(works, None)] if work is not None]
-    ends = [(min(programs) / speeds[len(programs) - 1], sm) for sm, programs in enumerate(left) if programs]
-    heapq.heapify(ends)
-    now = 0.0
-    while ends:
-        now, sm = heapq.heappop(ends)
-        done = min(left[sm])
-        programs = [work - done for work in left[sm] if work - done > 1e-9]
-        while len(programs) < len(speeds) and (work := next(works, None)) is not None:
-            programs.append(work)
-        left[sm] = programs
-        if programs:
-            heapq.heappush(ends, (now + min(programs) / speeds[len(programs) - 1], sm))
-    return now
 
 
 def slots_at_work(idle: dict[str, list[float]], D: int) -> Figure:

@@ -12,6 +12,18 @@ def soft_cap_by_growing_exponentials(s, b, h, i, j, aux):
     return aux.c * (e - 1) / (e + 1), 4 * e / ((e + 1) * (e + 1))
 
 
+def idle_times_by_pieces(tiles, slots, start, tile):
+    size = -(-len(tiles) // slots)
+    return sorted(sum(start + n * tile for n in tiles[slot * size : (slot + 1) * size]) for slot in range(slots))
+
+
+def idle_times_by_the_fewest_programs(tiles, slots, start, tile):
+    own = [[] for _ in range(slots)]
+    for n in tiles:
+        min(own, key=len).append(n)
+    return sorted(sum(start + n * tile for n in programs) for programs in own)
+
+
 def idle_times_by_waves(tiles, slots, start, tile):
     waves = (tiles[t : t + slots] for t in range(0, len(tiles), slots))
     return [sum(start + max(wave) * tile for wave in waves)] * slots
@@ -198,6 +210,8 @@ WRONG_ANSWERS = (
     edit("10.10", "the last of them", ("sorted(idle)", "max(idle)"), told="returns one number, want a list of 2"),
     edit("10.10", "one start for each slot that works", ("start + n * tile", "n * tile"), ("sorted(idle)", "sorted(x + start * (x > 0) for x in idle)"),
          told="has a start of its own"),
+    ("10.10", idle_times_by_pieces, "each slot computes its own piece of the list"),
+    ("10.10", idle_times_by_the_fewest_programs, "the slots take turns, so each gets as many programs"),
     ("10.10", idle_times_by_waves, "a program keeps its own slot, and no other"),
     edit("10.10", "a slot without a program is left out", ("sorted(idle)", "sorted(x for x in idle if x)"), told="idle from 0 on"),
 )  # fmt: skip

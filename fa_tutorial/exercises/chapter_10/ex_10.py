@@ -16,8 +16,10 @@ def idle_times(tiles, slots, start, tile):
 
 LOOP, SLOT, TAKES = "for n in tiles:", "slot = idle.index(min(idle))", "start + n * tile"
 MISTAKES = {
-    "the slots take turns: a program waits for the first slot that falls idle, whichever that is": [
+    "the slots take turns, so each gets as many programs: a program waits for the first slot that falls idle, whichever that is": [
         (LOOP, "for k, n in enumerate(tiles):"), (SLOT, "slot = k % slots")],
+    "each slot computes its own piece of the list: a program waits for the first slot that falls idle, whichever that is": [
+        (LOOP, "for k, n in enumerate(tiles):"), (SLOT, "slot = k // -(-len(tiles) // slots)")],
     "a program goes to the slot with the fewest tiles, but starts take time, too: it takes the slot that falls idle first": [
         ("idle = [0.0] * slots", "idle, load = [0.0] * slots, [0] * slots"), (SLOT, "slot = load.index(min(load))\n        load[slot] += n")],
     "a program goes to the slot that falls idle last: it takes the first one": ("min(idle)", "max(idle)"),
@@ -59,7 +61,7 @@ def inputs():
         return case(tiles, slots, start, tile, on=on, otherwise=otherwise, **options)
 
     yield queue([3, 1], 2, 1.0, 2.0, "a program keeps its own slot, and no other, for start + n · tile")
-    yield queue([3, 1, 1], 2, 1.0, 2.0, "in order, the third program takes the slot that falls idle first, and has a start of its own")
+    yield queue([3, 1, 2], 2, 1.0, 2.0, "in order, the third program takes the slot that falls idle first, and has a start of its own")
     yield queue([1, 2, 3, 1, 2, 2, 1, 5], 4, 0.5, 1.0, "the programs start in the list's order, each in the slot that falls idle first")
     yield queue([2, 0, 0], 2, 1.0, 2.0, "a program of 0 tiles has its start, too")
     yield queue([4, 4, 1, 1, 1], 1, 0.5, 2.0, "one slot computes all programs, one after another")
