@@ -51,26 +51,28 @@ def room_on_an_sm(row: Mapping[str, Any], num_warps: int) -> tuple[int, int]:
 
 
 def show_programs(card: dict) -> None:
-    """Print the time of a tile with room for two programs on an SM, and with the stage that leaves room for one."""
+    """Print what a tile with room for two programs on an SM does, and with the stage that leaves room for one."""
     rows = results.select(card["kernels"], kernel="forward_tile")
     for D, tile, stages in ((64, "128x64, 8 warps", (6, 7)), (128, "64x64, 4 warps", (3, 4))):
-        times = []
+        found = []
         for n in stages:
             row = results.select(rows, D=D, provider=f"{tile}, {n} stages").iloc[0]
-            times.append(f"{n} stages, {min(room_on_an_sm(row, int(tile.split()[1])))} on an SM: {row['ms']:.2f} ms")
-        print(f"D = {D:3}, {tile}: {';  '.join(times)}   (stored, H200)")
+            programs = min(room_on_an_sm(row, int(tile.split()[1])))
+            found.append(f"{n} stages, {programs} on an SM: {row['ms']:.2f} ms, {row['tflops']:.0f} TFLOP/s")
+        print(f"D = {D:3}, {tile} (stored, H200):", *found, sep="\n    ")
 
 
-def show_tiles(card: dict, dims: tuple[int, ...], *, with_times: bool = True) -> None:
+def show_tiles(card: dict, dims: tuple[int, ...], *, room: bool = True, times: bool = True) -> None:
     """Print what the compiler made of the kernel with each tile that was timed for all of dims, and its time; * marks
     forward.CONFIGS."""
     rows = results.select(card["kernels"], kernel="forward_tile", is_causal=False)
     rows, chosen = rows[rows["D"].isin(dims)], forward.CONFIGS[232_448]  # bytes of shared memory
-    print(f"{'(stored, H200)':26}", *(f"{f'D = {D}':36}" for D in dims[:-1]), f"D = {dims[-1]}")
-    heading = f"s, acc  registers  programs  {'   time' if with_times else '':7}"
-    print(f"{'':26} {' '.join(heading for _ in dims)}".rstrip())
-    for tile, times in rows["provider"].value_counts(sort=False).items():
-        if times < len(dims):
+    heading = f"{'numbers  registers  programs  ' if room else ''}{'    time' if times else ''}"
+    wide = len(heading) + 3
+    print(f"{'(stored, H200)':26}", "".join(f"D = {D}".ljust(wide) for D in dims).rstrip())
+    print(f"{'':26}", "".join(heading.ljust(wide) for _ in dims).rstrip())
+    for tile, count in rows["provider"].value_counts(sort=False).items():
+        if count < len(dims):
             continue
         block_m, block_n, num_warps, _ = sizes = [int(word) for word in re.findall(r"\d+", tile)]
         line = f"{tile:26} "
@@ -78,9 +80,9 @@ def show_tiles(card: dict, dims: tuple[int, ...], *, with_times: bool = True) ->
             row = results.select(rows, provider=tile, D=D).iloc[0]
             numbers = block_m * block_n // (32 * min(num_warps, block_m // 16)) + block_m * D // (32 * num_warps)
             spilled = f"+{row['spilled_registers']:.0f}" if row["spilled_registers"] else ""
-            fit = "min({}, {})".format(*room_on_an_sm(row, num_warps))
-            mark = "*" if TileConfig(*sizes) == chosen[D] else " "
-            time = f"{mark}{row['ms']:.2f} ms" if with_times else ""
-            line += f"{numbers:6}  {row['registers']:.0f}{spilled:5} {fit:>11} {time}".ljust(37)
+            made = f"{numbers:7}  {row['registers']:5.0f}{spilled:4}  {min(room_on_an_sm(row, num_warps)):8}  "
+            time = f"{'*' if TileConfig(*sizes) == chosen[D] else ' '}{row['ms']:.2f} ms"
+            line += f"{made if room else ''}{time if times else ''}".ljust(wide)
         print(line.rstrip())
-    print(f"min(by registers, by shared memory); +: spilled{'; *: the tile of the package' if with_times else ''}")
+    of_a_thread = "a thread's numbers of s and acc, and its registers (+: spilled); programs: on an SM"
+    print("; ".join([of_a_thread] * room + ["*: the tile of the package"] * times))

@@ -274,6 +274,10 @@ def draw_row_block(ax: Axes, y: float, S_q: int) -> None:
     write(ax, 0.95, top - 0.15, "key", ha="right")
     for row in range(block_m):
         write(ax, 0.95, top + (row + 0.5) * side, f"row {first + row}", ha="right")
+    last = min(first + block_m, S_q) + S_k - S_q  # the kernel's end_n, which may lie within a tile
+    for name, key, ha in (("full_n", full_n, "right"), ("end_n", last, "left")):
+        ax.plot([left + key * side] * 2, [top - 0.29, top], color="black", linewidth=1.8)
+        write(ax, left + key * side, top - 0.39, f"{name} = {key}", BODY, weight="bold", ha=ha)
     below = top + block_m * side + 0.1
     for start, stop, name in ((0, full_n, "loop without a mask"), (full_n, end_n, "loop with it"), (end_n, keys, "never read")):
         bracket(ax, left + start * side + 0.04, left + stop * side - 0.04, below, name, high=-0.08)
@@ -397,6 +401,7 @@ def draw_loop(ax: Axes) -> None:
     arrow(ax, (at_max, y_s + m), (at_max, y_m - 0.2))
     node(at_max, y_m, "row\nmax", 34)
     arrow(ax, (at_alpha + 0.25, y_m), (x_p + 0.15, y_s + m))
+    write(ax, at_alpha + 0.3, y_m - 0.55, "m after", ha="right")
     box(ax, at_alpha - 0.4, y_alpha - 0.2, 0.8, 0.4, "alpha", "vermilion", size=BODY, weight="bold", share=0.25)
     arrow(ax, (x_thin, y_m + m / 2 - 0.08), (at_alpha - 0.4, y_alpha))
     arrow(ax, (at_alpha, y_m), (at_alpha, y_alpha - 0.2))
@@ -410,7 +415,8 @@ def draw_loop(ax: Axes) -> None:
     node(at_l, y_l, "+")
     arrow(ax, (at_acc, y_s + m), (at_acc, y_pv - 0.17))
     arrow(ax, (x_v + 0.3, y_k + n), (at_acc + 0.14, y_pv - 0.1))
-    arrow(ax, (at_acc, y_pv), (at_acc, y_acc - 0.14))
+    ax.plot([at_acc] * 2, [y_pv, y_l - 0.09], color="black", linewidth=1.75)  # a gap where it crosses l's line
+    arrow(ax, (at_acc, y_l + 0.09), (at_acc, y_acc - 0.14))
     node(at_acc, y_pv, "p v", 24)
     write(ax, at_acc - 0.08, y_acc - 0.35, "(4.3)", ha="right")
     node(at_acc, y_acc, "+")

@@ -146,6 +146,11 @@ RIGHT_ANSWERS = (
     edit("5.8", "sizes and layouts of their own",
          ("(q, k.mT.contiguous().mT, v, False)", "(torch.randn(2, 64, 3, 20).transpose(1, 2), k := torch.randn(2, 3, 64, 20), k, 0)"),
          ("(*randn(1, 40, 1, 32), False)", "(*randn(3, 33, 3, 33), True)"), ("(*randn(1, 32, 1, 64), True)", "[*randn(1, 64, 1, 129), True]")),
+    *(edit("5.8", f"F without D, by no keys{words}", ("(*randn(1, 64, 1, 32), True)", f"(*randn(1, 64, 1, 0), {words != ''})"))
+      for words in ("", ", under the mask")),
+    edit("5.3", "q loaded in each iteration",
+         ("        k_tile =", "        q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)\n        k_tile ="),
+         told="correct (q's tile is the same in every iteration"),
     edit("5.8", "F without D, by scores that fall", ("(*randn(1, 64, 1, 32), True)",
          "(torch.ones(1, 1, 64, 16), -20 * torch.arange(32.0)[None, None, :, None].expand(1, 1, 32, 16).contiguous(), v, True)")),
 )  # fmt: skip

@@ -1,9 +1,12 @@
+import ast
+
 import torch
 
 from fa_tutorial.exercises import forward_cases as cases
 from fa_tutorial.exercises.chapter_5 import inner_step
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.matmul import tl, triton
+from fa_tutorial.source import source_of
 from fa_tutorial.tiles import dot, load_tile, store_tile
 
 
@@ -83,6 +86,14 @@ def inputs():
     yield from inner_step.half_inputs()
 
 
+def note(kernel):
+    loops = [node for node in ast.walk(ast.parse(source_of(kernel))) if isinstance(node, ast.For | ast.While)]
+    calls = [node for loop in loops for node in ast.walk(loop) if isinstance(node, ast.Call) and node.args]
+    if any(ast.unparse(call.func).endswith("load_tile") and ast.unparse(call.args[0]) == "q" for call in calls):
+        return "q's tile is the same in every iteration: load it once, before the loop"
+    return cases.by_dots(kernel)
+
+
 EXERCISE = Exercise(
     task="Let the keys stream past in tiles of BLOCK_N, with m, l and acc carried from one iteration to the next.",
     conditions=CONDITIONS,
@@ -103,7 +114,7 @@ EXERCISE = Exercise(
     launch=cases.launch,
     tolerance=cases.tolerance,
     refused=cases.streams,
-    note=cases.by_dots,
+    note=note,
     adapt=cases.by_infinity,
     seen={"overlap": inner_step.OVERLAP, "stored_again": inner_step.ONCE},
 )

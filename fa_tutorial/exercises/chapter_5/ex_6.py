@@ -53,7 +53,6 @@ MISTAKES = {
     "last_seen counts rows of the tile: row i of q is start_m + its row of the tile": (LAST_SEEN, "tl.arange(0, BLOCK_M) + (S_k - S_q)"),
     "S_k − S_q is missing in last_seen: row i's last key is i + S_k − S_q": (LAST_SEEN, "offs_m"),
     "the mask is right, but the loops end at key start_m + BLOCK_M: add S_k − S_q": (END, "tl.minimum(start_m + BLOCK_M, S_q)"),
-    "the second loop has no mask: pass True for its MASK": ("True, BLOCK_N, BLOCK_D", "False, BLOCK_N, BLOCK_D"),
     "last_seen is S_k − 1 for all rows: with IS_CAUSAL row i's last key is i + S_k − S_q": (LAST_SEEN, "last_seen"),
     "full_n is rounded up, and its last tile holds keys that the first row does not see: round it down": (
         FULL, "tl.cdiv(tl.maximum(start_m + 1 + S_k - S_q, 0), BLOCK_N) * BLOCK_N"),
@@ -64,6 +63,7 @@ MISTAKES = {
         " // BLOCK_N * BLOCK_N\n        end_n", "\n        end_n"),
     "full_n is a number of tiles, and the loops count keys: multiply by BLOCK_N": [
         (FULL, FULL.removesuffix(" * BLOCK_N")), ("= S_k // BLOCK_N * BLOCK_N, S_k", "= S_k // BLOCK_N, S_k")],
+    "full_n is a number of tiles under the mask: multiply it by BLOCK_N, as without IS_CAUSAL": (FULL, FULL.removesuffix(" * BLOCK_N")),
     "the second loop begins at 0 again: it goes on where the first one ends, at full_n": ("range(full_n, end", "range(0, end"),
 }  # fmt: skip
 CONDITIONS = {
