@@ -118,6 +118,11 @@ DIFFERS = {
 STEPS: dict[str, set[int]] = {"load k": {335}, "q kᵀ": {319}, "times scale": {342, 343, 344}, "mask": {328},
                               "softmax_step": {342, 343, 344}, "acc · alpha": {344}, "load v": {310, 313},
                               "acc + p v": {367}}  # fmt: skip
+# A step -> lines beside its own, and what these do
+BESIDE = {
+    "load k": ({334, 338}, "334 asks for a next block, and 338 closes the copy's group. Which line begins it?"),
+    "load v": ({309, 311, 317}, "309 chooses one of two copies, and 317 closes its group. Which line begins one?"),
+}
 WAITS = {305, 306, 317, 332, 333, 338}  # of the forward's loop
 
 
@@ -129,6 +134,9 @@ def mark(lines: dict[str, int | list[int]], struck: Iterable[int]) -> str:
     text = f"{len(STEPS) - len(left)} of {len(STEPS)} right{'; not yet: ' * bool(left)}{', '.join(left)}"
     if inside := [step for step in left if given.get(step, set()) & set(range(137, 168))]:
         text += f"\n{', '.join(inside)}: that is a line of softmax.h. Which line of this loop calls its function?"
+    for step, (near, told) in BESIDE.items():
+        if step in left and given.get(step, set()) & near:
+            text += f"\n{step}: {told}"
     if 343 in given.get("acc · alpha", ()):
         text += "\nacc · alpha: 343 is the first block's call, and before the first block acc has nothing to rescale."
     if 342 in given.get("acc · alpha", ()):

@@ -130,6 +130,14 @@ def test_the_statement_of_both_calls_is_one_line_of_the_softmax():
     assert marked.startswith("7 of 8 right; not yet: acc · alpha\n") and "342 begins a statement of two calls" in marked
 
 
+@pytest.mark.parametrize(
+    ("step", "line", "told"), [("load k", 338, "338 closes"), ("load v", 309, "309 chooses"), ("load v", 317, "closes its group")]
+)
+def test_a_line_beside_a_copy_is_no_copy(step, line, told):
+    assert told in reading.mark(reading.STEPS | {step: line}, [0])
+    assert told not in reading.mark(reading.STEPS | {"mask": line}, [0])
+
+
 def test_the_first_blocks_call_rescales_nothing():
     told = "343 is the first block's call"
     assert told in reading.mark(reading.STEPS | {"acc · alpha": 343}, [0])

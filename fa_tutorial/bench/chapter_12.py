@@ -1,7 +1,7 @@
 """Chapter 12: what its page draws, and how it judges a broken result."""
 
 import re
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import matplotlib.pyplot as plt
 import torch
@@ -80,35 +80,4 @@ def ruined_rows(changes: dict[str, dict[str, torch.Tensor]], guesses: Sequence[s
             panels[0][-1].text(widths[-1] + 0.4, line + 0.5, text, va="center", color=colour)
     handles = [Patch(linewidth=0.5, label=label, **look) for label, look in zip(NAMES, LOOKS, strict=True)]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
-    return figure
-
-
-Timed = tuple[float, str]  # milliseconds, and the tile
-
-
-def milliseconds(panels: Sequence[dict[str, Timed]], changed: Container[str], best: dict[str, Timed]) -> Figure:
-    """Times as bars, with their milliseconds and tiles: a panel each, one below the other, with an axis of its own, a
-    bar for each name, in orange for those changed.
-
-    best: name -> the time with its own fastest tile, drawn as a diamond where that is another tile.
-    """
-    bars = [len(times) for times in panels]
-    options = {"height_ratios": [count + 1 for count in bars], "layout": "constrained", "squeeze": False}
-    figure, axes = plt.subplots(len(panels), 1, figsize=(10, 0.9 + 0.36 * sum(bars)), **options)
-    for ax, times in zip(axes[:, 0], panels, strict=True):
-        longest = max(ms for ms, _ in times.values())
-        for line, (name, (ms, tile)) in enumerate(times.items()):
-            colour = COLOURS["orange" if name in changed else "sky"]
-            ax.barh(name, ms, color=colour, edgecolor="black", linewidth=0.5)
-            text = f"{ms:.2f} ms, {tile}"
-            if name in best and best[name][1] != tile:
-                ax.plot(best[name][0], line, marker="D", color="black", markersize=7)
-                text += "  ◆ {:.2f} ms, {}".format(*best[name])
-            ax.text(ms + 0.015 * longest, line, text, va="center")
-        ax.set_xlim(0, 2.1 * longest)
-        ax.set_xticks([tick for tick in ax.get_xticks() if tick <= longest])
-        ax.spines["bottom"].set_bounds(0, longest)
-        ax.invert_yaxis()
-        ax.grid(False)
-    axes[-1, 0].set_xlabel("ms (◆ with its own fastest tile)", loc="left")
     return figure

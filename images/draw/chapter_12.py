@@ -9,6 +9,7 @@ from draw.drawing import BODY, DARK, HEAD, WAITS, WIDTH, arrow, box, bracket, he
 from fa_tutorial.algorithm import causal_tiles
 from fa_tutorial.exercises.chapter_12.ex_1 import PIECES, place
 from fa_tutorial.exercises.chapter_12.ex_6 import lagging_step
+from fa_tutorial.exercises.chapter_12.ex_7 import ruined
 from fa_tutorial.reading import BLOCK_N
 
 # Lines of csrc/flash_attn/src/flash_fwd_kernel.h at v2.8.3, as (first, name, colour): each part ends where the next one begins.
@@ -20,19 +21,22 @@ KERNEL = ((51, "setup", "green"), (301, "loop, masks", "orange"), (377, "loop", 
 YOURS = ((83, 87), (91, 91), (250, 251), (267, 267), (269, 270), (283, 283), (285, 285), (298, 300), (302, 304), (310, 310), (313, 315),
          (319, 322), (328, 330), (335, 335), (342, 344), (347, 347), (367, 367), (375, 375), (378, 380), (383, 383), (386, 389), (397, 397),
          (403, 405), (407, 407), (409, 409), (428, 429), (433, 433), (436, 436), (475, 478), (491, 493))  # fmt: skip
-# Dropout, soft cap, ALiBi, windows, lengths that vary, and the early exit of a block of rows that sees nothing. Read by hand.
-FEATURES = ((69, 71), (75, 78), (80, 81), (94, 100), (102, 102), (104, 108), (110, 110), (112, 117), (119, 128), (135, 136), (156, 158),
-            (185, 185), (287, 288), (324, 326), (348, 361), (390, 392), (410, 423))  # fmt: skip
-# Comments, blank lines, and those that only declare or close something are counted; the second kind is what is left.
-KINDS = (("as in yours", 62, "black", 0.85), ("tiles, copies, waits", 136, "blue", 0.45), ("features yours lacks", 81, "orange", 0.6),
-         ("comments, blank lines, declarations", 165, "black", 0.12))  # fmt: skip
+# Dropout, soft cap, ALiBi, windows and lengths that vary. Read by hand.
+FEATURES = ((69, 71), (75, 78), (80, 81), (135, 136), (156, 158), (185, 185), (287, 288), (324, 326), (348, 361), (390, 392),
+            (410, 423))  # fmt: skip
+# The early exit of a block of rows that sees no key. Read by hand.
+EXIT = ((94, 100), (102, 102), (104, 108), (110, 110), (112, 117), (119, 128))
+# Comments and blank lines are counted, and lines that only declare or close something; the second kind is what is left.
+KINDS = (("as in yours", 62, "black", 0.85), ("tiles, copies, waits", 136, "blue", 0.45), ("features", 51, "orange", 0.6),
+         ("early exit", 30, "green", 0.4), ("declarations, closing brackets", 15, "purple", 0.4),
+         ("comments and blank lines", 150, "black", 0.06))  # fmt: skip
 
 
 # What some strokes of the barcode are: the line in whose middle the name stands.
 STROKES = ((87, "bounds"), (260, "q, first k"), (340, "loops"), (434, "÷ l"), (482, "lse, o"))
 
 
-@image("12_kernel_lines.png", 4.75)
+@image("12_kernel_lines.png", 5.3)
 def draw_kernel_lines(ax: Axes) -> None:
     """The file of FA2's forward kernels to scale, its first kernel enlarged with the lines that the reader wrote, and what the others
     are."""
@@ -54,13 +58,21 @@ def draw_kernel_lines(ax: Axes) -> None:
         write(ax, left + (line + 0.5 - first) * per_line, 2.83, name)
     heading(ax, left, 3.42, f"the same {last - first} lines, sorted by what they do")
     assert sum(count for _, count, _, _ in KINDS) == last - first
-    for ranges, (_, count, _, _) in ((YOURS, KINDS[0]), (FEATURES, KINDS[2])):
+    for ranges, (_, count, _, _) in ((YOURS, KINDS[0]), (FEATURES, KINDS[2]), (EXIT, KINDS[3])):
         assert sum(end + 1 - start for start, end in ranges) == count
+    code = sum(count for _, count, _, _ in KINDS[:-1])
+    bracket(ax, left + 0.02, left + code * per_line - 0.02, 3.98)
+    write(ax, left + code * per_line / 2, 3.76, f"{code} lines of code")
     x = left
-    for name, count, colour, share in KINDS:
-        box(ax, x, 3.67, count * per_line, 0.6, colour=colour, share=share)
-        write(ax, x + count * per_line / 2, 3.97, f"{count}", HEAD, color="white" if share > 0.8 else "black")
-        write(ax, x + count * per_line / 2, 4.5, name)
+    for n, (name, count, colour, share) in enumerate(KINDS):
+        middle, beside = x + count * per_line / 2, n in (3, 4)  # narrow ones: their names stand below, with a line to each
+        box(ax, x, 4.03, count * per_line, 0.5, colour=colour, share=share)
+        write(ax, middle, 4.28, f"{count}", HEAD, color="white" if share > 0.8 else "black")
+        if beside:
+            ax.plot((middle, middle), (4.53, 4.98), color=DARK, linewidth=1)
+            write(ax, middle + (0.02 if n == 3 else -0.02), 5.14, name, ha="right" if n == 3 else "left")
+        else:
+            write(ax, middle, 4.73, name)
         x += count * per_line
 
 
@@ -271,6 +283,7 @@ def draw_backward_loops(ax: Axes) -> None:
     legend(ax, 5.95, tuple(zip((0.15, 2.3, 4.9), LOOKS.values(), texts, strict=True)))
 
 
+HIDDEN = {"colour": "black", "share": 0.0}
 ROWS_OF_LOOP, OFFSETS = 32, (48, 52, 63)  # of the chapter's loop; S_k − S_q: the first key of a block, one inside, the last
 
 
@@ -300,6 +313,33 @@ def draw_masked_blocks(ax: Axes) -> None:
         (2.6, {"colour": "orange", "share": 0.7}, "needs a mask: seen"),
         (5.4, {"colour": "orange", "share": 0.15}, "needs a mask: hidden"),
     ))  # fmt: skip
+
+
+@image("12_before_key_0.png", 2.8)
+def draw_before_key_0(ax: Axes) -> None:
+    """Rows 0 to 31 of 62 over the block of keys before key 0, which is all that their loop reads if S_k is 30."""
+    S_q, S_k, side, left, top = 62, 30, 0.062, 1.05, 0.65
+    wrong = ruined(S_q, S_k)
+    note(ax, left, 0.2, "keys", ha="right")
+    for key in (-BLOCK_N, 0, BLOCK_N):
+        write(ax, left + (key + BLOCK_N) * side, 0.45, f"{key}".replace("-", "−"))
+    for row in range(ROWS_OF_LOOP):
+        seen = row + S_k - S_q + 1 + BLOCK_N  # of the 16 keys before key 0, those up to the diagonal
+        y = top + row * side
+        if row in wrong:
+            ax.fill_between((left, left + seen * side), y, y + side, color=tint("orange", 0.8), linewidth=0)
+    for row in (0, wrong[0], ROWS_OF_LOOP - 1):
+        write(ax, left - 0.1, top + (row + 0.5) * side, f"row {row}", ha="right")
+    box(ax, left + BLOCK_N * side, top, BLOCK_N * side, ROWS_OF_LOOP * side, colour="black", share=0.06)
+    outline(ax, left, top, BLOCK_N * side, ROWS_OF_LOOP * side)
+    outline(ax, left + BLOCK_N * side, top, BLOCK_N * side, ROWS_OF_LOOP * side, line=1.3)
+    middle, x = top + ROWS_OF_LOOP * side / 2, left + 2 * BLOCK_N * side + 0.4
+    for n, (look, text) in enumerate((
+        (HIDDEN, "block −1, in the thick frame: all that the loop reads"),
+        ({"colour": "orange", "share": 0.8}, "the mask hides keys after the diagonal alone, so these stay"),
+        ({"colour": "black", "share": 0.06}, "block 0: after the diagonal in each row, and never read"),
+    )):  # fmt: skip
+        legend(ax, middle + (n - 1) * 0.45, ((x, look, text),))
 
 
 THRESHOLD = 8  # FA4's for fp16 and bf16

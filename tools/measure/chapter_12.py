@@ -12,7 +12,7 @@ import torch
 
 from fa_tutorial import forward, hardware
 from fa_tutorial.bench import peers
-from fa_tutorial.bench.cases import Shape
+from fa_tutorial.bench.cases import Shape, about
 from fa_tutorial.bench.chapter_8 import in_words, inputs
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import time_call, timed_in_turns
@@ -22,7 +22,7 @@ hardware.require_triton("Measuring (tools/measure)")
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
 from measure.fa2_loop import fa2_kernel  # noqa: E402
-from measure.turns import by_shape  # noqa: E402
+from measure.turns import by_shape, in_turns  # noqa: E402
 
 # An instruction -> the launch's options: Triton writes Ampere's instructions, and ptxas compiles them for the GPU.
 INSTRUCTIONS = {"wgmma": {}, "mma.sync": {"arch": "sm80"}}
@@ -94,34 +94,42 @@ def instructions_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 
 def loop_cases() -> Iterator[Measurement]:
-    """FA2, and its loop by hand, whole and without a line, with the tile that is the fastest for the whole one, and the
-    time with the tile that is the fastest for each: 16,384 tokens, full.
+    """FA2, its loop by hand, whole and without a line, and chapter 5's kernel by FA2's instruction, each at each of
+    LOOP_TILES: 16,384 tokens, full, D = 128.
     """
-    return by_shape(12, "fa2_loop", loops_in_turns, SHAPES, ("sdpa_flash", *LOOPS))
+    shape = SHAPES[-1]
+    names = [FA2, *itertools.product((*LOOPS, "your kernel"), LOOP_TILES)]
+    abouts = {(name, tile): about(12, "fa2_loop", name, **vars(shape), tile=tile) for name, tile in names}
+    return in_turns(abouts, loops_in_turns, shape)
 
 
-def loops_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    """Each provider's time. A loop that gives another o than FA2 is an error."""
+def loop_calls(shape: Shape) -> tuple[dict[tuple, Callable[[], Any]], torch.Tensor]:
+    """FA2, which returns o, and each loop at each tile, which returns what was compiled; and the o that these write."""
     q, k, v = inputs(shape)
-    o, S, D = torch.empty_like(q), q.shape[2], q.shape[3]
+    o, lse, S, D = torch.empty_like(q), torch.empty(q.shape[:3], device=q.device), q.shape[2], q.shape[3]
     calls: dict[tuple, Callable[[], Any]] = {FA2: partial(peers.provider("sdpa_flash"), q, k, v)}
-    want, facts = calls[FA2](), {}
-    for (name, lines), (tile, (block_m, block_n, num_warps)) in itertools.product(LOOPS.items(), LOOP_TILES.items()):
+    for tile, (block_m, block_n, num_warps) in LOOP_TILES.items():
         grid, sizes = (q.numel() // D // block_m,), (S, D**-0.5 * math.log2(math.e), D, block_m, block_n)
-        call = partial(fa2_kernel[grid], q, k, v, o, *sizes, **lines, num_warps=num_warps)
-        compiled = call()
-        if not (o - want).abs().max() <= 2e-3:
-            raise RuntimeError(f"{name}, {tile}: o isn't FA2's")
-        calls[name, tile] = call
-        facts[name, tile] = {"tile": tile, "registers": compiled.n_regs, "spilled_registers": compiled.n_spills}
-    best = dict(fastest(calls, lambda name: name[0]).values())
-    timed = {(name, tile) for name in LOOPS for tile in (best["whole"], best[name])} | {FA2}
-    rows = timed_in_turns({name: calls[name] for name in calls if name in timed}, rounds=5)
-    found = {"sdpa_flash": rows[FA2]}
-    for name in LOOPS:
-        of_its_own = {"best_ms": rows[name, best[name]]["ms"], "best_tile": best[name]}
-        found[name] = rows[name, best["whole"]] | facts[name, best["whole"]] | of_its_own
-    return found
+        for name, lines in LOOPS.items():
+            calls[name, tile] = partial(fa2_kernel[grid], q, k, v, o, *sizes, **lines, num_warps=num_warps)
+        config = TileConfig(block_m, block_n, num_warps, 2)
+        calls["your kernel", tile] = partial(launched, (q, k, v, o, lse), "mma.sync", config)
+    return calls, o
+
+
+def loops_in_turns(shape: Shape) -> dict[tuple, dict[str, Any]]:
+    """The time of each of loop_calls. A loop that gives another o than FA2 is an error."""
+    calls, o = loop_calls(shape)
+    want, facts = calls[FA2](), {FA2: {}}
+    for name, call in calls.items():
+        if name != FA2:
+            o.zero_()
+            compiled = call()
+            if not (o - want).abs().max() <= 2e-3:
+                raise RuntimeError(f"{name}: o isn't FA2's")
+            facts[name] = {"registers": compiled.n_regs, "spilled_registers": compiled.n_spills}
+    rows = timed_in_turns(calls, rounds=3)
+    return {name: rows[name] | facts[name] for name in calls}
 
 
 def fastest(calls: dict[Any, Callable[[], Any]], of: Callable[[Any], Any]) -> dict[Any, Any]:

@@ -46,8 +46,8 @@ MISTAKES = {
         "torch.where(new_max == -math.inf, 0.0, new_max)", "new_max"),
     "scores_scale is upside down: it is 2^((old row_max − new row_max) · scale_log2), at most 1": (
         ALPHA, "torch.exp2((safe - row_max) * scale_log2)"),
-    "acc is divided by row_sum: the function leaves acc_o as it is summed up, and normalize_softmax_lse divides after the loop": (
-        "    return p,", "    acc = acc / new_sum.sum(dim=1, keepdim=True)\n    return p,"),
+    "scores_scale lacks softmax_scale_log2: row_max is unscaled, so line 157 multiplies the difference of two maxima by it": (
+        ALPHA, "torch.exp2(row_max - safe)"),
     "each thread's row_sum is the whole row's: reduce_max joins a row's four threads, but reduce_sum adds up a thread's own columns": (
         SUM, "p.sum(dim=1, keepdim=True).expand(-1, 4)"),
     "a thread's columns are a quarter in one piece: it holds two of each eight, as by_thread gives them": (SUM, "p.unflatten(1, (4, -1)).sum(dim=2)"),
@@ -77,7 +77,7 @@ def inputs():
     later = {
         "p": "a later block: p is 2^((s − row_max) · scale_log2), where row_max is the row's largest score so far, unscaled, all in float32",
         "row_max": "a later block: row_max is the largest score so far, unscaled",
-        "row_sum": "a later block: each thread's row_sum is rescaled by 2^((old − new row_max) · scale_log2), and then the sum of its own columns of p is added",
+        "row_sum": "a later block: each thread's row_sum is rescaled by 2^((old − new row_max) · scale_log2), and then the sum of its own columns of p, as by_thread gives them, is added",
         "acc": "a later block: acc is rescaled by 2^((old − new row_max) · scale_log2), and nothing else",
     }
     s, maxima, sums, old = (
@@ -91,7 +91,7 @@ def inputs():
     first = {
         "p": "the first block: p is 2^((s − row_max) · scale_log2), where row_max is the row's largest score in s, unscaled, all in float32",
         "row_max": "the first block: row_max becomes the block's largest score, unscaled, whatever it held",
-        "row_sum": "the first block: each thread's row_sum becomes the sum of its own columns of p, whatever it held",
+        "row_sum": "the first block: each thread's row_sum becomes the sum of its own columns of p, as by_thread gives them, whatever it held",
         "acc": "the first block: acc stays as it was, and no row_max or row_sum of before is read",
     }
     s = [s[0], [-6.0, -2.0, -4.0, -3.0, -8.0, -2.0, -5.0, -9.0]]

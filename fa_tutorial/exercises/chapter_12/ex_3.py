@@ -29,10 +29,11 @@ MISTAKES = {
     "delta is added: pointwise_mult is p · (dp − delta)": (DS, DS.replace("- delta", "+ delta")),
     "delta is summed over this block's keys alone: it is the whole row's, and comes as an argument": (
         DS, "p * (do @ v.T - (p * (do @ v.T)).sum(dim=1, keepdim=True))"),
-    "dq and dk are swapped: return dq, dk, dv": (RESULTS, "ds.T @ q, ds @ k, p.T @ do"),
     "lse is multiplied by scale_log2: it is a logarithm of scaled scores, so it needs only log₂ e": (
         P, "torch.exp2((s - lse[:, None]) * scale_log2)"),
     "lse is in base e: p is a power of two, so lse is multiplied by log₂ e": (P, "torch.exp2(s * scale_log2 - lse[:, None])"),
+    "p is e to a power that is in base 2: scale_log2 and lse · log₂ e hold log₂ e already, so p is exp2 of their difference": (
+        P, P.replace("exp2", "exp")),
     "p is in base e: scale_log2 holds log₂ e already, so p is exp2, of lse · log₂ e": (P, "torch.exp(s * scale_log2 - lse[:, None])"),
     "the mask is left out: a hidden key's score is −∞, so its p is 0": (S, "q @ k.T"),
     "p is multiplied by the mask: a hidden score may lie so far above the row's own that its exp2 is ∞, and ∞ · 0 is NaN; replace the score by −∞": [
@@ -43,8 +44,8 @@ MISTAKES = {
 }  # fmt: skip
 CONDITIONS = {"hidden": "a row may see no key, in this block or at all; in the second case its lse is +∞"}
 RULES = {
-    "dq": "dq's share is ds k, as the loop leaves it, where ds = p · (dp − delta), with p of (6.7), all in float32",
-    "dk": "dk's share is dsᵀ q, as the loop leaves it, where ds = p · (dp − delta), with p of (6.7), all in float32",
+    "dq": "dq's share is ds k, as the loop leaves it (convert_dQ scales dq, after the loop), where ds = p · (dp − delta), with p of (6.7), all in float32",
+    "dk": "dk's share is dsᵀ q, as the loop leaves it (line 731 scales dk, after the loop), where ds = p · (dp − delta), with p of (6.7), all in float32",
     "dv": "dv's share is pᵀ do, with p of (6.7), all in float32",
 }
 

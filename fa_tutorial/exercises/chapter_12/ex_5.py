@@ -63,7 +63,7 @@ def valid(step):
         raise Wrong(f"returns {kind(step)}, want a tuple of calls, as texts")
     for call in step:
         if call not in FA3_CALLS and not re.fullmatch(r"warpgroup_wait<\d>", call):
-            raise Wrong(f"{call!r} is no call of this step")
+            raise Wrong(f"{call!r} is no call of this step: beside the seven given it has warpgroup_wait<N>, release k and release v")
     if [call for call in step if call in GIVEN] != GIVEN:
         raise Wrong(f"the given calls are no longer in their order, once each: {', '.join(GIVEN)}")
     for call in ("release k", "release v"):

@@ -33,6 +33,7 @@ MISTAKES = {
     "exp(m − shift) is compared with the threshold itself: it is 2^threshold that it must not exceed": (
         MOVES, "torch.exp(m - shift) > threshold"),
     "all rows move when one of them does: each row decides for itself": (MOVES, f"({MOVES}).any()"),
+    "no row moves unless all of them do: each row decides for itself": (MOVES, f"({MOVES}).all()"),
     "p is measured from the new maximum: where the shift stays, p is exp(s − shift)": (
         P, "torch.exp(s - torch.where(m == -math.inf, 0.0, m)[:, None])"),
     "a row that has seen nothing gives NaN: its new shift is −inf, and −inf − (−inf) is NaN": (SAFE, "new_shift"),
