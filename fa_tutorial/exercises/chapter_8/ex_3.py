@@ -55,14 +55,10 @@ S_BY_TL, PV_BY_TL = ("scale * dot(q", "scale * tl.dot(q"), (f"{ACC}(p", f"{ACC.r
 HIDDEN = '        s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))  # a key of zeros has the score 0\n'
 MISTAKES = {
     "keys past S_k count: they are zeros, and a score of 0 weighs exp(0 − m), so set the scores with offs_n ≥ S_k to −inf": (HIDDEN, ""),
-    "k's and v's row counts tiles: a tile's coordinate counts rows": (KV, "_desc.load([b, h, start_n // BLOCK_N, 0])"),
-    "head and row are exchanged for k and v: a tile's coordinates are [b, h, row, 0]": (KV, "_desc.load([b, start_n, h, 0])"),
     "only the first head of the first batch entry is stored: b and h come from the program's number, and o's row is q's, which starts anew in each head": (
         "o_desc.store([b, h, start_m,", "o_desc.store([b, h, tl.program_id(0) * BLOCK_M,"),
     "k is not transposed: a descriptor gives [BLOCK_N, D], and tl.trans turns it": ("tl.trans(k)", "k"),
     "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": (ACC, "acc + dot"),
-    "alpha multiplies p v, too: it rescales the old acc alone, before p v is added": (
-        f"{ACC}(p.to(v.dtype), v)", "alpha[:, None] * (acc + dot(p.to(v.dtype), v))"),
     "l is not rescaled when the maximum grows: l = alpha · l + Σ p": (L, "l + tl.sum(p, axis=1)"),
     "acc isn't divided by l: after the loop, o = acc / l": ("(acc / l[:, None])", "acc"),
     "keys are counted to S_q: a head has S_k of them, in the loop and in the mask": [
