@@ -9,7 +9,7 @@ import torch
 from right_answers.chapter_3 import tile_by_cases, tile_without_min
 
 import compile_report as report
-from fa_tutorial import compiling, forward, layout, tiles
+from fa_tutorial import compiling, decode, forward, layout, tiles
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.source import defined, edited, source_of
 
@@ -49,6 +49,12 @@ def test_shared_memory_of_a_readers_kernel():
     )
     kernel = defined(f"{wide}\n\n\n{text}", names)["flash_forward_kernel"]
     assert compiling.shared_bytes(kernel, [("float16", 64, tile)]) == [40_960]
+
+
+@pytest.mark.slow
+def test_two_programs_of_decoding_fit_on_an_sm():
+    """As choose_num_splits counts on: 228 KiB hold two blocks, of which each takes 1 KiB more, and no third."""
+    assert 228 * 1024 // (compiling.decoding_shared_bytes() + 1024) == decode.PROGRAMS_PER_SM
 
 
 @pytest.mark.slow
@@ -151,7 +157,7 @@ print(len(launched))
 def test_a_tile_that_is_too_large_or_spills_or_serialises_wgmma_is_a_fault():
     code = """
 import torch
-from fa_tutorial import compiling, forward, layout, tiles
+from fa_tutorial import compiling, decode, forward, layout, tiles
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 

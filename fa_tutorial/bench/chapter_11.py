@@ -15,7 +15,9 @@ from fa_tutorial.bench.cases import Shape
 from fa_tutorial.bench.timing import randn
 from fa_tutorial.decode import FP8, flash_decode
 from fa_tutorial.figures import COLOURS, GREY
+from fa_tutorial.forward import attend
 from fa_tutorial.hardware import device
+from fa_tutorial.source import defined, edited, source_of
 
 
 def shape_of(B: int, S: int, S_q: int = 1) -> Shape:
@@ -62,6 +64,41 @@ def row(provider: str, S: int, B: int = 1, kernel: str = "decode", **more: Any) 
     found = results.select(results.load("h200")["kernels"], **wanted).iloc[0].copy()
     found["us"] = 1000 * found["ms"]
     return found
+
+
+def windowed(split_heads: Any, left: int) -> Any:
+    """A split kernel like 11.3's whose rows see their last key and the `left` keys before it: its attend has a second
+    bound in its mask."""
+    seen = "offs_n[None, :] <= last_seen[:, None]"
+    both = f"({seen}) & (offs_n[None, :] >= last_seen[:, None] - {left})"
+    bounded = defined(edited(source_of(attend), (seen, both)), attend.fn.__globals__)["attend"]
+    names = split_heads.fn.__globals__ | {"attend": bounded}
+    return defined(source_of(split_heads), names)[split_heads.fn.__name__]
+
+
+def two_lanes(start: float, tiles: float, stopwatch: float, transfer: float, merge: float, measured: float) -> Figure:
+    """The µs of a step: its start, the tiles beside the bytes, its merge; and what was measured."""
+    figure, ax = plt.subplots(figsize=(8, 2.3), layout="constrained")
+    end = start + max(tiles, stopwatch + transfer)
+    bars = (
+        (0.5, 0, start, 1.8, "start", "sky"),
+        (0, start, tiles, 0.8, "tiles, one after another", "orange"),
+        (1, start, stopwatch, 0.8, "stopwatch", "yellow"),
+        (1, start + stopwatch, transfer, 0.8, "bytes, at a copy's rate", "green"),
+        (0.5, end, merge, 1.8, "merge", "purple"),
+    )
+    for y, left, us, high, name, colour in bars:
+        ax.barh(y, us, high, left, color=COLOURS[colour], edgecolor="black", alpha=0.55)
+        text = f"{name}\n{us:.1f}" if us < 12 else f"{name}: {us:.1f}"
+        if name == "merge":  # a bar too small for its name
+            ax.text(left + us + 0.4, y, text, va="center")
+        else:
+            ax.text(left + us / 2, y, text, ha="center", va="center")
+    ax.axvline(measured, color="black", linestyle="--")
+    ax.text(measured - 0.4, -0.75, f"measured: {measured:.1f}", ha="right", va="center")
+    ticks = {"yticks": (0, 1), "yticklabels": ("SMs", "memory")}
+    ax.set(xlabel="µs of a step", xlim=(0, end + merge + 5), ylim=(1.5, -1.1), **ticks)
+    return figure
 
 
 def two_limits(

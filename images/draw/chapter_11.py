@@ -232,27 +232,35 @@ def draw_pages(ax: Axes) -> None:
     note(ax, 0.15, 4.25, f"page {free} is free; the white rows of the other pages wait for their sequence's next keys")
 
 
-WINDOWED, TILE, WINDOW = 100, 16, 30  # keys, keys a tile, and the last of them that the newest token sees
+WINDOWED, TILE, WINDOW, NEW = 100, 16, 36, 2  # keys, keys a tile, the keys that a token sees, new tokens
 
 
-@image("11_window.png", 2.0)
+@image("11_window.png", 2.75)
 def draw_window(ax: Axes) -> None:
-    """The tiles of 100 keys, those that a window of 30 needs, in two splits, and what the mask hides of the first."""
-    cell, left, y = 0.083, 0.3, 0.75
-    seen, end = WINDOWED - WINDOW, left + WINDOWED * cell
-    needed = range(seen // TILE, math.ceil(WINDOWED / TILE))
+    """The tiles of 100 keys, those that two tokens with a window of 36 need, in two splits, and what the mask hides of them."""
+    cell, left, top, high = 0.076, 1.0, 0.55, 0.42
+    oldest = WINDOWED - NEW - WINDOW + 1
+    needed = range(oldest // TILE, math.ceil(WINDOWED / TILE))
     part = math.ceil(len(needed) / len(SPLITS))
-    for tile in range(math.ceil(WINDOWED / TILE)):
-        x, width = left + tile * TILE * cell, (min((tile + 1) * TILE, WINDOWED) - tile * TILE) * cell
-        look = {"colour": SPLITS[(tile - needed[0]) // part], "share": 0.5} if tile in needed else {}
-        box(ax, x, y, width, 0.5, **look)
-        write(ax, x, y + 0.65, f"{tile * TILE}", 10)
-    begin = left + needed[0] * TILE * cell
-    box(ax, begin, y, (seen - needed[0] * TILE) * cell, 0.5, hatch=MASKED)
-    for tip in (left + seen * cell, end):
-        arrow(ax, ((left + seen * cell + end) / 2, y - 0.14), (tip, y - 0.14))
-    write(ax, (left + seen * cell + end) / 2, y - 0.36, f"the window: keys {seen} to {WINDOWED - 1}", weight="bold")
-    legend(ax, 1.75, (
+    for token in range(NEW):
+        y = top + token * 0.75
+        last = WINDOWED - NEW + token
+        seen = last - WINDOW + 1
+        write(ax, left - 0.1, y + high / 2, f"token {token}", ha="right", weight="bold")
+        for tile in range(math.ceil(WINDOWED / TILE)):
+            begin, end = tile * TILE, min((tile + 1) * TILE, WINDOWED)
+            look = {"colour": SPLITS[(tile - needed[0]) // part], "share": 0.5} if tile in needed else {}
+            box(ax, left + begin * cell, y, (end - begin) * cell, high, **look)
+            if token == NEW - 1:
+                write(ax, left + begin * cell, y + high + 0.15, f"{begin}", 10)
+        for begin, end in ((needed[0] * TILE, seen), (last + 1, WINDOWED)):
+            if begin < end:
+                box(ax, left + begin * cell, y, (end - begin) * cell, high, hatch=MASKED)
+        a, b = left + seen * cell, left + (last + 1) * cell
+        for tip in (a, b):
+            arrow(ax, ((a + b) / 2, y - 0.1), (tip, y - 0.1))
+        write(ax, (a + b) / 2, y - 0.24, f"keys {seen} to {last}", 10)
+    legend(ax, 2.5, (
         (0.3, {}, "not read"),
         (2.0, {"hatch": MASKED}, "read, and masked"),
         (4.5, {"colour": SPLITS[0], "share": 0.5}, "split 0"),

@@ -43,6 +43,7 @@ def split_kernel(q, k, v, o, lse_ptr, H_k, S_q, rows, S, D, scale,
 
 TOKEN = "row r is token r % S_q of a query head, and the newest token, S_q − 1, sees key S − 1"
 PLACE = "row r of program (i, split) is at (split · tl.num_programs(0) + i) · rows + r of lse"
+APART = "o is Heads, whose rows need not lie side by side (here are 4 numbers between two rows)"
 PART = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N"
 SEEN, LSE = "S - S_q + offs_m % S_q", "m + tl.log(l_or_one)"
 MISTAKES = {
@@ -63,7 +64,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
-def truth(q, k, v, S_q, splits, block_d):
+def truth(q, k, v, S_q, splits, block_d, apart):
     rows, S = q.shape[2], k.shape[2]
     part = math.ceil(math.ceil(S / BLOCK) / splits) * BLOCK
     keys, r, split = torch.arange(S), torch.arange(rows)[:, None], torch.arange(splits).view(-1, 1, 1, 1, 1)
@@ -82,25 +83,29 @@ def own_tiles(kernel, grid, *args, **meta):
         raise Wrong("tiles are multiplied that hold no key: no tile begins at S or after it, so end is at most S")
 
 
-def launch(q, k, v, S_q, splits, block_d):
+def launch(q, k, v, S_q, splits, block_d, apart):
     (B, H_k, rows, D), S = q.shape, k.shape[2]
-    tensors = *(In(x, as_heads=True) for x in (q, k, v)), Out((splits, B * H_k, rows, D), torch.float32, as_heads=True)
+    strides = (B * H_k * rows * (D + apart), rows * (D + apart), D + apart, 1)  # of o
+    o = Out((splits, B * H_k, rows, D), torch.float32, strides, as_heads=True)
+    tensors = *(In(x, as_heads=True) for x in (q, k, v)), o
     lse, meta = Out((splits, B * H_k, rows), torch.float32), {"BLOCK_M": BLOCK, "BLOCK_N": BLOCK, "BLOCK_D": block_d}
     return Launch((B * H_k, splits), (*tensors, lse, H_k, S_q, rows, S, D, SCALE), meta)
 
 
 def inputs():
-    def parts(sizes, S_q, splits, otherwise="", *, dtype=torch.float32, block_d=16, draw=None, **options):
+    def parts(sizes, S_q, splits, otherwise="", *, dtype=torch.float32, block_d=16, apart=0, draw=None, **options):
         (B, H_k, rows, S, D), draw = sizes, draw or torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(shape, generator=draw).to(dtype) for shape in ((B, H_k, rows, D), *[(B, H_k, S, D)] * 2))
         on = f"splits = {splits}, B = {B}, H_k = {H_k}, rows = {rows}, S_q = {S_q}, S = {S}, D = {D}, BLOCK_N = {BLOCK}"
         ends = "q, o and lse end at row `rows`, k and v at key S"
         stray = (
-            ends
+            f"{ends}; {APART}"
+            if apart
+            else ends
             if splits == 1
             else f"{ends}; i is tl.program_id(0) and split is tl.program_id(1), b = i // H_k, h_k = i % H_k; the first two indices of o are split and i"
         )
-        return case(q, k, v, S_q, splits, block_d, on=on, otherwise=otherwise, stray=stray, **options)
+        return case(q, k, v, S_q, splits, block_d, apart, on=on, otherwise=otherwise, stray=stray, **options)
 
     yield parts((1, 1, 8, 32, 16), 1, 1, "one split is the whole attention: over all keys, o is acc / l and lse is m + log l")
     yield parts((1, 1, 8, 32, 16), 1, 2, "two tiles, one for each split")
@@ -114,6 +119,7 @@ def inputs():
     yield parts((1, 1, 8, 72, 16), 1, 3, "five tiles for three splits, so ceil(5 / 3) = 2, 2 and 1: the tiles of a part lie side by side")
     yield parts((2, 3, 4, 32, 16), 1, 2, f"program i has batch entry i // H_k and key head i % H_k; {PLACE}")
     yield parts((1, 1, 8, 32, 12), 1, 2, "D may be less than BLOCK_D")
+    yield parts((1, 1, 8, 32, 16), 1, 2, f"{APART}: store_tile finds their places", apart=4)
     nothing = "where a row sees nothing l is 0: divide by 1 instead, and lse is −∞"
     yield parts((1, 1, 8, NO_KEYS, 16), 1, 4, nothing, edge="empty")
     yield parts((1, 1, 8, 18, 16), 4, 2, f"the last part, keys 16 and 17, counts for the two newest tokens alone: {nothing}", edge="empty")
