@@ -293,6 +293,7 @@ def print_sends(tables: dict[str, pd.DataFrame]) -> None:
 
     tables: forward_sends or backward_sends, by what their programs share.
     """
+    print("ms that sends add, over the host's memory")
     for words, table in tables.items():
         names = [name for name in MODELS if name in table]
         others, clocked = (
@@ -450,7 +451,7 @@ def print_short(rows: pd.DataFrame) -> None:
     for _, case in times[(times["S"] <= LAUNCHES) & times["link"].eq("NVLink")].iterrows():
         print(f"{case['S']:9,} tokens     ", "".join(f"{case[name]:11.2f}" for name in ("one GPU", *WAYS)))
     peer = rows[rows["backend"].eq("CUDNN_ATTENTION")].iloc[0]
-    print(f"131,072 tokens, 2 GPUs: ring {peer['ring_forward_ms']:.1f}, context_parallel {peer['forward_ms']:.1f}")
+    print(f"\n131,072 tokens, 2 GPUs: ring {peer['ring_forward_ms']:.1f}, context_parallel {peer['forward_ms']:.1f}")
 
 
 # ---------------------------------------------------------------- a step of training
