@@ -125,6 +125,7 @@ def times_of(rows: pd.DataFrame, way: str = "forward") -> pd.DataFrame:
 LAUNCHES = 32_768  # in sequences up to so long they decide, not x
 LONG = 131_072  # tokens of the running case
 MILLION = 1_048_576
+KEYS_AT_ONCE = 32_768  # in a launch of a tile of a million tokens, where it gets its keys in pieces
 CASES = (("NVLink", 131_072), ("host memory", 131_072), ("host memory", 262_144))  # images/explore/ring_clock.html's
 
 
@@ -192,18 +193,19 @@ def print_joins() -> None:
 
 
 def print_million(rows: pd.DataFrame) -> None:
-    """Of a million tokens: one GPU and four; a tile's ms and its SMs' frequency, of one GPU's run and of a later rank's
-    keys."""
+    """Of a million tokens: one GPU and four; a tile's ms and its SMs' frequency, of one GPU's run, of a later rank's
+    keys, and of these in launches of KEYS_AT_ONCE."""
     case = rows[rows["S"].eq(MILLION)].set_index("provider")
     for way in ("forward", "backward"):
         one, four = case[f"{way}_ms"]["one GPU"], case[f"{way}_ms"]["ring"]
         times = f"{one:6,.0f} ms on one GPU, {four:5,.0f} on four"
         print(f"{MILLION:,} tokens, {way:8}: {times}: {one / four:.1f} times as fast")
-    for words, provider, parts in (
-        ("a sixteenth of one GPU's forward", "one GPU", 4),
-        ("a later rank's tile", "later", 1),
+    for words, provider, parts, how in (
+        ("a sixteenth of one GPU's forward", "one GPU", 4, {}),
+        ("a later rank's tile", "later", 1, {}),
+        (f"in pieces of {KEYS_AT_ONCE:,} keys", "later", 1, {"keys_at_once": KEYS_AT_ONCE}),
     ):
-        row = part_of("ring_tile", provider, MILLION, counter=True)  # one GPU's has a quarter of the heads
+        row = part_of("ring_tile", provider, MILLION, counter=True, **how)  # one GPU's has a quarter of the heads
         print(f"{words:33}: {row['ms'] / parts:.0f} ms at {row['mhz']:,.0f} MHz and {row['watts']:.0f} W")
 
 
@@ -285,18 +287,34 @@ MODELS = {  # of what is measured
 }  # fmt: skip
 
 
-def print_misses(tables: dict[str, pd.DataFrame]) -> None:
-    """The most that sends add to a measured ms, and how far it is from its model at most, over each link.
+def print_sends(tables: dict[str, pd.DataFrame]) -> None:
+    """What sends add to the ms of each case over the host's memory, each model before what it tells; and the most that
+    they add over NVLink.
 
-    tables: forward_sends or backward_sends, by a name that stands before each program's.
+    tables: forward_sends or backward_sends, by what their programs share.
     """
-    print(f"{'ms':33} NVLink         host memory")
-    print(f"{'':29}  up to  off by     up to  off by")
+    print("ms that sends add, over the host's memory")
     for words, table in tables.items():
-        for name in (name for name in MODELS if name in table):
-            found = [table.loc[link] for link in ("NVLink", "host memory")]
-            told = [(one[name].max(), (one[name] - one[MODELS[name]]).abs().max()) for one in found]
-            print(f"{words + name:29}", "   ".join(f"{most:6.1f} {miss:7.1f}" for most, miss in told))
+        names = [name for name in MODELS if name in table]
+        others, clocked = (
+            [name for name in names if (MODELS[name] == "clock") == is_clock] for is_clock in (False, True)
+        )
+        columns = ["clock", *clocked, MODELS[others[0]], *others]
+        print(f"{words:22}", *(f"{name:>13}" for name in columns))
+        for (S, H_k), case in table.loc["host memory"].iterrows():
+            print(f"{S:9,} tokens, G = {16 // H_k}", *(f"{case[name]:13.1f}" for name in columns))
+        print(f"over NVLink, at most   {'':13}", *(f"{table.loc['NVLink'][name].max():13.1f}" for name in columns[1:]))
+
+
+def print_alone(rows: pd.DataFrame) -> None:
+    """Forward ms with the counter and with equal shares, without sends and with them: 262,144 tokens over the host's
+    memory."""
+    case = times_of(rows).set_index(INDEX).loc["host memory", 262_144, 16]
+    for words, counter, shares in (
+        ("without sends", "computing alone", "equal shares alone"),
+        ("with sends", "ring", "equal shares"),
+    ):
+        print(f"262,144 tokens, {words:13}: counter {case[counter]:.1f} ms, equal shares {case[shares]:.1f}")
 
 
 LOOKS = {  # programs and their models
@@ -307,8 +325,10 @@ MARKERS = {"marker": "s", "fillstyle": "none"}, {"marker": "o", "fillstyle": "fu
 
 
 def plot_sends(tables: dict[str, pd.DataFrame]) -> Figure:
-    """What sends add to the ms of each case, by the models and measured. tables: as print_misses, one a panel."""
-    figure = Figure(figsize=(9, 3.9))
+    """What sends add to the ms of each case over the host's memory, by the models and measured. tables: as print_sends,
+    one a panel."""
+    tables = {words: table.loc["host memory"] for words, table in tables.items()}
+    figure = Figure(figsize=(9, 2.9))
     axes = figure.subplots(1, len(tables), sharex=True, sharey=True, squeeze=False)[0]
     for ax, (words, table) in zip(axes, tables.items(), strict=True):
         programs = [name for name in MODELS if name in table]
@@ -323,8 +343,8 @@ def plot_sends(tables: dict[str, pd.DataFrame]) -> Figure:
         for y in range(1, len(table)):
             ax.axhline(y - 0.5, color="#DDDDDD", linestyle="-", linewidth=0.8)
         ax.grid(visible=False, axis="y")
-        ax.set(title=words.strip(" ,"), xlabel="ms that sends add", ylim=(len(table) - 0.5, -0.5))
-        ax.set_yticks(range(len(table)), [f"{S:,} {link}, G = {16 // H_k}" for link, S, H_k in table.index])
+        ax.set(title=words if len(tables) > 1 else "", xlabel="ms that sends add", ylim=(len(table) - 0.5, -0.5))
+        ax.set_yticks(range(len(table)), [f"{S:,} tokens, G = {16 // H_k}" for S, H_k in table.index])
         ax.tick_params(axis="y", length=0)
     ax = axes[0]
     for model in (MODELS[programs[0]], "clock"):
@@ -389,15 +409,17 @@ def in_order(times: pd.DataFrame) -> pd.DataFrame:
 
 
 def print_ways(ways: Callable, rows: pd.DataFrame) -> None:
-    """Forward ms of each way on four GPUs, by exercise 13.8's `ways` and measured, where launches don't decide."""
-    print("                                  clock                        measured")
-    print("forward, ms               G     x    ring  Ulysses  all-gather    ring  Ulysses  all-gather")
+    """Forward ms of each way on four GPUs, by exercise 13.8's `ways` and measured, where launches don't decide; and of
+    Ulysses' exchanges alone."""
+    names = "   ring all-gather Ulysses its sends"
+    print(f"{'':33}clock{'':33}measured")
+    print(f"{'forward, ms':21} {'G':>2} {'x':>6}{names}  {names}")
     for _, case in in_order(times_of(rows)).iterrows():
         group = 16 // case["H_k"]
-        ring_ms, gather_ms, exchange_ms = ways(case["T_c"], case["T_s"], 4, group)
-        clock = f"{ring_ms:7.1f} {exchange_ms:8.1f} {gather_ms:11.1f}"
-        measured = f"{case['ring']:7.1f} {case['Ulysses']:8.1f} {case['all-gather']:11.1f}"
-        print(f"{case['S']:9,} {case['link']:13} {group:3} {case['x']:5.2f} {clock} {measured}")
+        clock = ways(case["T_c"], case["T_s"], 4, group)
+        clock, measured = (*clock, clock[2] - 4 * case["T_c"]), [case[name] for name in (*WAYS, "exchanging alone")]
+        told = "  ".join("{:7.1f} {:10.1f} {:7.1f} {:9.1f}".format(*times) for times in (clock, measured))
+        print(f"{case['S']:9,} {case['link']:11} {group:2} {case['x']:6.2f}{told}")
 
 
 def print_new_joins(rows: pd.DataFrame) -> None:
@@ -413,12 +435,12 @@ def print_training(rows: pd.DataFrame) -> None:
     """Ms of forward and backward together, and GB, by the ring and by Ulysses."""
     forward, backward = (times_of(rows, way).set_index(INDEX) for way in ("forward", "backward"))
     peaks = rows[rows["ranks"].eq(4)].pivot(index=INDEX, columns="provider", values="peak_bytes").astype(float) / 1e9
-    print("forward and backward              ms, ring  Ulysses    GB, ring  Ulysses")
+    print("forward and backward                   x    ms, ring  Ulysses    GB, ring  Ulysses")
     for _, case in in_order(forward.reset_index()).iterrows():
         here, names = (case["link"], case["S"], case["H_k"]), ["ring", "Ulysses"]
         if (back := backward.loc[here]).notna()["Ulysses"]:
-            print(f"{case['S']:9,} {case['link']:13} G = {16 // case['H_k']}", end="")
-            print("{:14.1f}{:9.1f}{:12.1f}{:9.1f}".format(*(case + back)[names], *peaks.loc[here][names]))
+            print(f"{case['S']:9,} {case['link']:13} G = {16 // case['H_k']} {case['x']:9.2f}", end="")
+            print("{:12.1f}{:9.1f}{:12.1f}{:9.1f}".format(*(case + back)[names], *peaks.loc[here][names]))
 
 
 def print_short(rows: pd.DataFrame) -> None:
@@ -429,7 +451,7 @@ def print_short(rows: pd.DataFrame) -> None:
     for _, case in times[(times["S"] <= LAUNCHES) & times["link"].eq("NVLink")].iterrows():
         print(f"{case['S']:9,} tokens     ", "".join(f"{case[name]:11.2f}" for name in ("one GPU", *WAYS)))
     peer = rows[rows["backend"].eq("CUDNN_ATTENTION")].iloc[0]
-    print(f"131,072 tokens, 2 GPUs: ring {peer['ring_forward_ms']:.1f}, context_parallel {peer['forward_ms']:.1f}")
+    print(f"\n131,072 tokens, 2 GPUs: ring {peer['ring_forward_ms']:.1f}, context_parallel {peer['forward_ms']:.1f}")
 
 
 # ---------------------------------------------------------------- a step of training

@@ -209,6 +209,8 @@ WRONG_ANSWERS = (
     ("13.6", backward_that_counts_its_own_pair_twice, "its own pair is counted twice, first and last"),
     edit("13.6", "k and v in float32", (YIELD_ALL, "k, v, dk, dv = yield k.to(lse.dtype), v.to(lse.dtype), dk, dv\n        k, v = k.to(q.dtype), v.to(q.dtype)"),
          told="a rank sends 240 bytes, and k and v in bf16, dk and dv in float32 are 184: each travels no wider"),
+    edit("13.6", "k and v widened and used so", (YIELD_ALL, "k, v, dk, dv = yield k.to(lse.dtype), v.to(lse.dtype), dk, dv"),
+         told="with bf16 inputs and lse in float32 it raises TypeError: q, k, v must have one dtype"),
     edit("13.6", "always float64", ("x.to(lse.dtype)", "x.double()"), told="each travels no wider than that"),
     edit("13.7", "the last wait", ("return start(dkv).wait()", "return start(dkv)"), told="it returns a Message, which is still on its way"),
     edit("13.7", "four ranks", ("range(1, ranks)", "range(1, 4)"), ("ranks - 1", "3"), told="it computes 4 tiles: there are `ranks` ranks, which aren't always 4"),

@@ -105,6 +105,7 @@ EXERCISE = Exercise(
     conditions={"half": "with fp16 and bf16, the running o and lse stay as wide as join returns them"},
     hints=(
         "Start with what needs nobody else. How many ranks' keys are then still missing?",
+        "A step after the first: receive, attend, join. Which of these does step 0 need?",
         "o, lse = attend(q, k, v) first. Then ranks − 1 times: k, v = yield k, v, attend to what came, and join.",
         "join(o, lse, *attend(q, k, v)) hands over both results of attend.",
     ),

@@ -62,7 +62,12 @@ def adapt(answer, rank, owner, rows):
 def inputs():
     yield case(1, 1, 4, otherwise="a rank's own rows are in order, so its own tile is causal attention as always")
     yield case(2, 1, 4, otherwise="an earlier owner: its first chunk, keys 0 … end − 1, comes before all queries, its second after")
-    yield case(1, 2, 4, otherwise="a later owner: its chunks lie between this rank's two chunks")
+    yield case(
+        1,
+        2,
+        4,
+        otherwise="a later owner: its chunks lie between this rank's two, so the first sees none of its keys, and the second all, without a mask",
+    )
     yield case(0, 3, 4, otherwise="rank 0 has the first chunk of all, and the last one")
     yield case(3, 0, 6, otherwise="of rank 0's keys, the last chunk of the sequence is hidden from everybody else")
     yield case(0, 0, 2)

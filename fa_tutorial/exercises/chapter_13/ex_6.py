@@ -5,7 +5,7 @@ import torch
 from fa_tutorial.algorithm import attention_backward
 from fa_tutorial.exercises.chapter_13 import played
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, adapting
+from fa_tutorial.exercises.running import Wrong, adapting, where_in
 
 
 def backward_rank(q, k, v, o, do, lse, ranks):
@@ -34,6 +34,9 @@ MISTAKES = {
     "dk and dv stay here while the keys travel, so that gradients of different keys are added up: they travel with their keys": [
         (YIELD, "k, v = yield k, v"), (HOME, "")],
     "dq has its own pair's part alone: add each visitor's": ("dq + dq_part, ", "dq, "),
+    "its own part of dk and dv is left out: begin their sums with it, or add it when they are home": (
+        "  # float32, where q is bf16\n", "\n    dk, dv = torch.zeros_like(dk), torch.zeros_like(dv)\n"),
+    "dq travels with the keys, so that gradients of different queries are added up: dq stays": (YIELD, "dq, k, v, dk, dv = yield dq, k, v, dk, dv"),
     "its own pair is left out": (f"dq, dk, dv = {TILE}\n", "dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))\n"),
     "its own pair is counted twice, and the last pair never: pass on first, then take the gradients of what came": (
         f"        {YIELD}\n        dq_part, dk_part, dv_part = {TILE}\n        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part\n",
@@ -133,7 +136,12 @@ def refused(answer):
     part[:, :, 0] = 1
     q, k, v = torch.zeros_like(part), part * sign, sign.expand_as(part)  # equal scores: p is 1/8, and o is 0
     q[:, 1], k[:, 1] = 1, 0  # the first head gives dq, and the second dk
-    *got, _, nbytes = played_on(answer, q, k, v, part, 8, torch.float32)
+    try:
+        *got, _, nbytes = played_on(answer, q, k, v, part, 8, torch.float32)
+    except Wrong:
+        raise
+    except Exception as error:
+        return f"with bf16 inputs and lse in float32 it raises {type(error).__name__}: {error}{where_in(error, answer)}"
     *want, _ = truth(*(x.double() for x in (q, k, v, part)), 8)
     most = 2 * (7 * k.nbytes + 8 * 2 * k.nbytes) // 8  # k and v in bf16, dk and dv in float32
     if all(torch.allclose(x.double(), y.double(), rtol=2.0**-8) for x, y in zip(got, want, strict=True)):
@@ -143,7 +151,7 @@ def refused(answer):
             f"with 8 ranks, bf16 inputs and lse in float32 a rank sends {nbytes} bytes, and k and v in bf16, dk and dv in float32 "
             f"are {most}: each travels no wider than that"
         )
-    return "with bf16 inputs dq, dk or dv is rounded in each step, so errors of all steps add up: sum them in lse's dtype"
+    return "with bf16 inputs dq, dk or dv is rounded in each step, so errors of all steps add up: sum them in float32, as lse is"
 
 
 RULES = {

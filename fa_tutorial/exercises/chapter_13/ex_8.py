@@ -73,7 +73,7 @@ EXERCISE = Exercise(
     task="Say how long the ring, the all-gather and Ulysses take, from a tile's time and a message's.",
     hints=(
         "Draw each way's two lanes, computing and sending, once for T_c > T_s and once for T_c < T_s. What waits for what?",
-        "The ring: ranks − 1 steps of max(T_c, T_s), then one tile. The other two: all their sends, and then ranks · T_c.",
+        "A ring's step sends while it computes, except the last, which sends nothing. The other two send all before or after they compute.",
         "Ulysses sends (ranks − 1) / ranks of k and v (T_s) and of q and o (group · T_s).",
     ),
     solution=three_ways,
