@@ -35,8 +35,6 @@ MISTAKES = {
         (JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"), ("return o, lse", "return o / ranks, lse")],
     "k and v change places: they come in the order in which they left": (YIELD, "        v, k = yield k, v\n"),
     "its own keys are left out": (FIRST, "    o, lse = torch.zeros_like(q), torch.full(q.shape[:3], -torch.inf, dtype=q.dtype)\n"),
-    "its own keys count twice: pass them on first, then attend to what comes": (
-        YIELD + "        o, lse = join(o, lse, *attend(q, k, v))", "        o, lse = join(o, lse, *attend(q, k, v))\n        k, v = yield k, v"),
     "two yields are two steps: k and v travel in one, k, v = yield k, v": (YIELD, "        k = yield k\n        v = yield v\n"),
     "join takes o and lse of what is there, and then o and lse of the part: join(o, lse, *attend(q, k, v))": (
         JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = join(o, lse_part, part, lse)"),
