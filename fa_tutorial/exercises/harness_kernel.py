@@ -625,13 +625,13 @@ def _with_tf32(create_dot: Callable) -> Callable:
         if name not in ("IEEE", "TF32") and a.data.dtype == np.float32:
             raise Wrong(f'fp32 is multiplied in IEEE precision: {name} cuts float32 into parts, so pass input_precision="ieee"')
         if name != "IEEE":
-            a, b = (_rounded_to_tf32(tile) if tile.data.dtype == np.float32 else tile for tile in (a, b))
+            a, b = (rounded_to_tf32(tile) if tile.data.dtype == np.float32 else tile for tile in (a, b))
         return create_dot(a, b, acc, input_precision, *rest)
 
     return dot
 
 
-def _rounded_to_tf32(tile: Any) -> Any:
+def rounded_to_tf32(tile: Any) -> Any:
     """A copy of the interpreter's handle of a tile."""
     rounded, bits = copy.copy(tile), np.ascontiguousarray(tile.data).view(np.uint32)
     rounded.data = np.where(np.isfinite(tile.data), ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32), tile.data)

@@ -12,6 +12,8 @@ class Module(torch.nn.Module):
 
 
 TOO_WIDE = f"the result is right, but {WIDENED}"
+TF32 = "fp32 is multiplied in TF32"
+DTYPE = "dk.ptr.dtype.element_ty"
 LSE_MASKED = "lse_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q"
 ADD = "tl.atomic_add(places, dq_part, "
 LOAD_ADD_STORE = ADD.replace("atomic_add", "store").replace(
@@ -54,6 +56,18 @@ WRONG_ANSWERS = (
       for number, of, old, scaled in (("7.2", "q", " q_tile)  #", "dk_acc"), ("7.3", "q", "q_tile, dk_acc", "dk_acc"), ("7.5", "k", "k_tile, acc)", "acc"))),
     edit("7.6", "k scaled and rounded for dq", ("scale * dot(tl.trans(ds_t), k_tile)", "dot(tl.trans(ds_t), (scale * k_tile).to(k_tile.dtype))"),
          told="multiplied as they are, and then scaled"),
+    *(edit(number, f"{name} rounded before it is scaled", (f"{acc} * scale, b", f"{acc}.to({name}.ptr.dtype.element_ty) * scale, b"),
+           told="scaled in float32, and then rounded once")
+      for number, name, acc in (("7.2", "dk", "dk_acc"), ("7.3", "dk", "dk_acc"), ("7.4", "dk", "dk_acc"), ("7.5", "dq", "acc"),
+                                ("7.6", "dk", "dk_acc"), ("7.7", "dk", "dk_acc"))),
+    edit("7.7", "sums rounded after each query head", ("        h = h_k", f"        dk_acc, dv_acc = dk_acc.to({DTYPE}).to(tl.float32), "
+         f"dv_acc.to({DTYPE}).to(tl.float32)\n        h = h_k"), told="the sums over the group are kept in float32"),
+    edit("7.2", "tl.dot for every product", (" dot(", " tl.dot(", 4), told=TF32, gpu=None),
+    edit("7.2", "tl.dot for dk's product", ("dk_acc = dot(", "dk_acc = tl.dot("), told=TF32, gpu=None),
+    edit("7.2", "tl.dot for every product, and no scale", (" dot(", " tl.dot(", 4), ("dk_acc * scale", "dk_acc"), told="dk = scale · dsᵀ q", gpu=None),
+    edit("7.3", "tl.dot for every product", (" dot(", " tl.dot(", 4), told=TF32, gpu=None),
+    edit("7.5", "tl.dot for every product", (" dot(", " tl.dot(", 3), told=TF32, gpu=None),
+    edit("7.6", "tl.dot for dq's product", ("scale * dot(tl.trans(ds_t)", "scale * tl.dot(tl.trans(ds_t)"), told=TF32, gpu=None),
     edit("7.2", "delta added", ("dp_t - delta", "dp_t + delta"), told="ds = p ∘ (dp − delta)"),
     edit("7.5", "p in fp16 for every dtype", (P, f"{P}.to(tl.float16)"), told="over all keys, in float32's digits"),
     edit("7.5", "ds and dq scaled", ("ds.to(k", "(ds * scale).to(k"), told="one tile gives dq = scale · ds k"),

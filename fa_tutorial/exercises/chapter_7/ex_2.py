@@ -66,6 +66,7 @@ def fixed():
     yield shared.half_scores()
     yield shared.scaled_late()
     yield shared.small_p()
+    yield shared.scaled_before_rounded()
 
 
 def inputs():

@@ -95,6 +95,7 @@ def inputs():
     yield shared.given(None, on, shared.SUMS, tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
     yield shared.scaled_late()
     yield shared.small_p()
+    yield shared.scaled_before_rounded()
 
 
 EXERCISE = shared.exercise(

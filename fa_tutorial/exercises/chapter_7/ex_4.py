@@ -114,6 +114,7 @@ def inputs():
     tensors[0][:, :, :32] = tensors[3][:, :, :32] = torch.nan  # whoever reads them gets NaN
     unseen = "blocks of queries that see none of the keys are not read: start with the block of the first that does"
     yield shared.causal(48, 16, unseen, "unseen", on=", so that rows 0 to 31 see no key, and hold NaN", tensors=tensors)
+    yield shared.scaled_before_rounded()
     for S_q, S_k in ((96, 96), (33, 33), (32, 96)):  # two_loops counts their masked tiles
         on = f"causal, S_q = {S_q}, S_k = {S_k}, BLOCK_M = 32, BLOCK_N = 16"
         yield shared.given((1, 1, S_q, S_k, 64), on, is_causal=True, blocks=(32, 16, 64), edge="loops")

@@ -105,6 +105,7 @@ def inputs():
     yield shared.given(None, on, "dq is float32, and so is each part of it", tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
     yield shared.scaled_late()
     yield shared.small_p()
+    yield shared.scaled_before_rounded()
 
 
 EXERCISE = shared.exercise(

@@ -1,3 +1,5 @@
+import torch
+
 from fa_tutorial.backward import add_to_dkdv
 from fa_tutorial.exercises.chapter_7 import ex_4, shared
 from fa_tutorial.exercises.chapter_7.shared import grouped
@@ -93,6 +95,12 @@ def fixed():
     )
     yield shared.causal(64, 64, shared.TWO_SIZES, "causal", blocks=(16, 32, 16))
     yield shared.half_scores()
+    yield shared.scaled_before_rounded()
+    q, k, v, do = (torch.zeros(1, H, 16, 16, dtype=torch.float16) for H in (3, 1, 1, 3))  # equal scores, so p = 1 / 16
+    do[:, 0, 0], do[:, 1, 0], do[:, 2, 0] = 32768, 16, -32768
+    on = "fp16, equal scores, pᵀ do of the three query heads is 2048, 1 and −2048"
+    sums = "the sums over the group are kept in float32, too: fp16 has no 2,049"
+    yield shared.given(None, on, sums, tensors=(q, k, v, do), near=0.1, edge="half")
 
 
 def inputs():
@@ -109,7 +117,10 @@ EXERCISE = shared.exercise(
     causal=True,
     grouped=True,
     task="Let each program of your kernel of 7.4 add up dk and dv over all query heads that read its key head.",
-    conditions={"causal": "causal as in 7.4: query i sees keys 0 to i + S_k − S_q", "half": "fp16 and bf16 work as before"},
+    conditions={
+        "causal": "causal as in 7.4: query i sees keys 0 to i + S_k − S_q",
+        "half": "fp16 and bf16 work as before, and the sums over the group stay float32",
+    },
     hints=(
         "There is one program for each block of each key head. Which of its tiles stay while it goes from one query head to the next?",
         "k, v, the accumulators, first_seeing, first_m and full_m stay. A third loop, for member in range(GROUP), goes around the two.",

@@ -3,16 +3,17 @@
 import functools
 from dataclasses import dataclass
 from functools import cached_property
+from unittest import mock
 
 import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises import harness_kernel
 from fa_tutorial.exercises.forward_cases import WIDENED, strides_of, widens
-from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.harness import Exercise, case, judge
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import INF
+from fa_tutorial.exercises.running import INF, Wrong
 
 HALF = "with fp16 and bf16, only the operands of a product have 16 bits: the rest is float32, including the scaling and the p in ds"
 SIGN = "the sign of ds is turned: ds = p ∘ (dp − delta)"
@@ -22,6 +23,9 @@ NOT_IN_THE_STORE = "dk is without the scale: add_to_dkdv leaves it out, so it be
 BEFORE_QUERY_0 = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
 FP16 = "the products take fp16 tiles for every dtype, and fp32 loses digits: round p and ds to the dtype of the tile that each is multiplied by"
 LOADED = "rows past S_q are loaded: load_tile takes S_q for q and do, and lse and delta take the mask offs_m < S_q"
+TF32 = (
+    'fp32 is multiplied in TF32, which has 11 bits of float32\'s 24: use dot, or pass input_precision="ieee" to tl.dot; the rest is right'
+)
 SUMS = "the sums over blocks are kept in float32: fp16 has no 2,049"
 
 
@@ -128,11 +132,32 @@ def gradients(given: Given, dtype: torch.dtype = torch.float64, size: bool = Fal
     return {"dq": given.scale * ds @ k, "dk": given.scale * dk, "dv": dv}
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BackwardExercise(Exercise):
+    """An Exercise whose kernel is also judged with exact products, where TF32 rounded some: if nothing else is wrong, it is told."""
+
+    def grade(self, answer):
+        # in the interpreter, which is told to round as tensor cores do
+        with mock.patch.object(harness_kernel, "rounded_to_tf32", side_effect=harness_kernel.rounded_to_tf32) as rounded:
+            try:
+                return judge(self, answer)
+            except Wrong as wrong:
+                if not rounded.called:
+                    raise
+                told = wrong
+        try:
+            with mock.patch.object(harness_kernel, "rounded_to_tf32", side_effect=lambda tile: tile):
+                judge(self, answer)
+        except Wrong:
+            raise told from None
+        raise Wrong(TF32)
+
+
 OVERLAP = "programs store to one another's rows: where do a program's rows start, and which are its b and h?"
 
 
 def exercise(outputs, one_tile=False, causal=False, grouped=False, overlap=OVERLAP, **words):
-    """An Exercise whose kernel gives these gradients."""
+    """A BackwardExercise whose kernel gives these gradients."""
 
     def refused(kernel):
         half = Given(*(x.half() for x in draw(1, 1, 16, 16, 16)))
@@ -142,7 +167,7 @@ def exercise(outputs, one_tile=False, causal=False, grouped=False, overlap=OVERL
     def note(kernel):
         return "" if one_tile else does_again(kernel, outputs, causal, grouped)
 
-    return Exercise(
+    return BackwardExercise(
         truth=lambda given: tuple(given.right[name] for name in outputs),
         launch=lambda given: given.launch(outputs, one_tile, causal, grouped),
         tolerance=lambda args, part: (1e-5, args[0].atol[part]),
@@ -256,6 +281,16 @@ def scaled_late():
     on = "fp16, scale = 0.3, sums of 0 such as 5 · 4096 − 20480 in s, and 4096 + 16384 − 20480 in dk and dq"
     rule = "in s, dk and dq, q and k are multiplied as they are, and then scaled, because 0.3 · 4096 is no fp16 number"
     return given(None, on, rule, tensors=(q, k, v, do), scale=0.3, near=0.1, edge="half")
+
+
+def scaled_before_rounded():
+    """dsᵀ q is ±262,144 and ds k 131,072, which fp16 doesn't have; with the scale they are ±16,384 and 8,192."""
+    q, k, v, do = (torch.zeros(1, 1, 16, 16, dtype=torch.float16) for _ in range(4))  # scores of 0, so p = 1 / 16
+    q[..., 0], k[:, :, ::2, 1], do[..., 0] = 4096, 4096, 64
+    v[:, :, 0::2, 0], v[:, :, 1::2, 0] = 1, -1
+    on = "fp16, scale = 1/16, dsᵀ q = ±262144 and ds k = 131072"
+    rule = "dk and dq are scaled in float32, and then rounded once, because fp16 ends at 65,504"
+    return given(None, on, rule, tensors=(q, k, v, do), scale=2.0**-4, edge="half")
 
 
 def _fresh(blocks, causal, ragged):
