@@ -43,18 +43,18 @@ def block_of(loop: str) -> str:
 
 # The rows of the chapter's tables, in their order.
 ROWS_SHOWN = (
-    "chapter 8's", "chapter 8's, 64 x 64", "two programs", "one program", "one program, each tile loaded twice",
-    "two stops", "two stops, consumer 1 late", "one stop", "overlapped", "ping-pong", "finished softmax", "o by TMA",
-    "finished loop, one wait", "finished loop", "third consumer", "persistent", "hopper",
+    "chapter 8's", "chapter 8's, 64 x 64", "two programs", "one program",
+    "two stops", "two stops, consumer 1 late", "one stop", "overlapped", "ping-pong", "2 stages",
+    "finished softmax", "o by TMA", "finished loop, one wait", "finished loop", "third consumer",
+    "persistent", "hopper",
 )  # fmt: skip
 IN_FULL = {
     "chapter 8's": "chapter 8's, one stop",
-    "one program": "one program, 64 keys, one stop",
-    "one program, each tile loaded twice": "the same, each tile loaded twice",
     "finished loop": "finished loop, two consumers",
     "third consumer": "finished loop, three consumers",
-    "persistent": "the same, persistent",
-    "hopper": "the same, ping-pong",
+    "2 stages": "two rings of 2 stages, not one of 3",
+    "persistent": "three consumers, persistent",
+    "hopper": "the same, by turns",
 }  # fmt: skip
 
 
@@ -80,6 +80,13 @@ def print_remedies(card: dict[str, Any], D: int, *new: str, beside: Sequence[str
         one = f"{row['one']:.0%}" if pd.notna(row["one"]) else ""
         numbers = f"{row['cycles']:9,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}"
         print(f"{mark} {IN_FULL.get(name, name):40}{numbers}{one:>18}".rstrip())
+
+
+def print_times(card: dict[str, Any], D: int, *names: str) -> None:
+    """How far the times of a row's calls lie apart, without the fastest and the slowest fifth."""
+    found = results.select(card["kernels"], kernel="remedy", D=D).set_index("provider")
+    times = (f"{name} {found.loc[name, 'ms_20']:.3f} to {found.loc[name, 'ms_80']:.3f}" for name in names)
+    print("ms, the middle three fifths of a run's calls:", "; ".join(times))
 
 
 SUSPECTS = {1: "they don't alternate", 2: "a long softmax", 3: "loads, or a program's ends", None: "no suspect"}
@@ -350,14 +357,6 @@ def print_compared(card: dict[str, Any], mode: str, *others: str) -> None:
         print(f"  {peer:13} mean {mean:.2f}, most {of.max():.2f}, {least}")
 
 
-def print_speedup(card: dict[str, Any]) -> None:
-    """The least and the most that the forward gains over chapter 8's, at twelve points."""
-    found = results.select(card["kernels"], chapter=9, kernel="step")
-    of = found.pivot_table(index=["D", "is_causal", "S_q"], columns="provider", values="tflops", aggfunc="first")
-    last = of["turns"].fillna(of["order"]) / of["tuned"]
-    print(f"{gpu(card)}, twelve cases: {last.min():.2f} to {last.max():.2f} times as fast as chapter 8's kernel")
-
-
 def print_persistent(card: dict[str, Any]) -> None:
     """TFLOP/s with a program for each work tile, and persistent, by how the next is found: causal, S = 4,096; and a
     short full one. Where all work tiles are alike, nothing is counted."""
@@ -412,7 +411,7 @@ def lanes_of(order: Sequence[str]) -> Lanes:
 
 def draw_block(order: Sequence[str], name: str) -> Figure:
     """lanes_of an order: its matmuls, what its warps compute, and when they hand over ds and have met."""
-    lanes = lanes_of(order)
+    lanes = lanes_of([line.replace("'", "′").replace("’", "′") for line in order])
     figure = Figure(figsize=(10, 2.1))
     ax = figure.subplots()
     ax.barh((0, 1), lanes.end, height=0.7, edgecolor="black", linewidth=0.5, **IDLE)
@@ -463,3 +462,5 @@ def print_backward_profiled(card: dict[str, Any]) -> None:
     print(f"{gpu(card)}, under the profiler, D = 128, full, S = 4,096:")
     print(f"chapter 8's two kernels {ms[0]:.2f} + {ms[1]:.2f} ms,", end=" ")
     print(f"this one {ms[2]:.2f} ms: {(ms[0] + ms[1]) / ms[2]:.2f} times as fast")
+    rates = tables.table(card["rows"], GRIDS["points"], "bwd", "fp16").loc[(128, False, 4096)]
+    print(f"the whole backward, in the same case: {rates['hopper'] / rates['tuned']:.2f} times")

@@ -409,7 +409,7 @@ def flash_forward(
             descriptor_template(x, n, TensorDescriptor, layout())
             for x, n in zip((q, k, v, o.view(1, B * H_q, S_q, D)), rows, strict=True)
         ]
-        turns = step.turns and config.consumers == 3  # with two, turns cost 3 % at S = 4,096
+        turns = step.turns and config.consumers == 3  # two alternate by themselves
         constants = {"flags": Flags(is_causal, masked, counted, step.order and is_causal, step.overlap, turns)}
         constants |= {"CONSUMERS": config.consumers, "STAGES": config.stages, "CONSUMER_REGISTERS": config.registers}
         return Launch(forward_kernel, programs, to_argument, constants | {"num_warps": NUM_WARPS})

@@ -242,4 +242,5 @@ RIGHT_ANSWERS = (
         told=LATER,
     ),
     edit("9.9", "a tuple", ("return [", "return ("), ("\n    ]", "\n    )")),
+    edit("9.9", "primes as a keyboard gives them", ("s′", "s'", 2), ("p′", "p'"), ("dv′", "dv'", 2)),
 )

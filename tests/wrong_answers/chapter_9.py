@@ -259,6 +259,8 @@ WRONG_ANSWERS = (
          told="where “arrive at empty[0]” is due"),
     edit("9.8", "a barrier for each consumer", ("arrive(ds_full[stage])", "arrive(ds_full[c])"), told="a consumer does not arrive at ds_full[stage]"),
     edit("9.8", "a stage by the parity", ("write(i, ds_rows(stage, c))", "write(i, ds_rows(parity, c))"), told="in the stage of the block before"),
+    edit("9.8", "three stages", ("i % 2, i // 2 % 2", "i % 3, i // 3 % 2"),
+         told="asks for stage 2, but a ring has two stages here, 0 and 1: block 2 takes stage 0 again"),
     edit("9.9", "dq added at the end", *moved("add dq", "wait for dv′"), told="“add dq” can stand before the last wait, while a matmul runs"),
     edit("9.9", "ds before dp", *moved("hand over ds", "issue dp"), told="ds = p ∘ dp"),
     edit("9.9", "added before it is there", *moved("add dq", "p′"), told="once it is there"),

@@ -44,6 +44,15 @@ MISTAKES = {
 STEPS = "s, dp and dv", "ds", "dk", "dq"
 
 
+class Stages(list):
+    """A ring's barriers, by stage."""
+
+    def __getitem__(self, stage):
+        if isinstance(stage, int) and stage >= len(self):
+            raise Wrong(f"asks for stage {stage}, but a ring has two stages here, 0 and 1: block 2 takes stage 0 again")
+        return super().__getitem__(stage)
+
+
 @dataclass(frozen=True)
 class Meeting:
     """How long a load and each consumer's steps take; seed: draw the consumers' instead."""
@@ -64,7 +73,7 @@ class Meeting:
         yielded: dict[str, list[Action | None]] = {"consumer 0": [], "consumer 1": []}
         roles: dict[str, Iterator[Action]] = {}
         for c, (role, found) in enumerate(yielded.items()):
-            actions = answer(c, self.blocks, full, empty, ds_full)
+            actions = answer(c, self.blocks, *map(Stages, (full, empty, ds_full)))
             if not isinstance(actions, Iterator):
                 raise Wrong(f"returns {kind(actions)}, want a generator, which yields each action")
             roles[role] = timed(role, actions, found, self.load, self.uses, self.seed)

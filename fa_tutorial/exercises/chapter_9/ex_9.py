@@ -88,21 +88,27 @@ def truth():
     return RIGHT
 
 
+def typed(order):
+    """The lines with the page's prime, ′, where a keyboard gave another sign."""
+    return [line.replace("'", "′").replace("’", "′") for line in order]
+
+
 @adapting
 def adapt(answer):
     order = answer()
     if not isinstance(order, list | tuple) or not all(isinstance(line, str) for line in order):
         raise Wrong(f"returns {kind(order)}, want a list of the lines")
+    order = typed(order)
     if unknown := [line for line in order if line not in LINES]:
         raise Wrong(f"{show(unknown[0])} is none of the {len(LINES)} lines")
     for line in LINES:
-        if (times := list(order).count(line)) != 1:
+        if (times := order.count(line)) != 1:
             raise Wrong(f"“{line}” stands {times} times: each line comes once")
     return played(order)
 
 
 def note(answer):
-    order = list(answer())
+    order = typed(answer())
     ahead = order.index("issue s′") < order.index("hand over ds")
     return "the kernel issues s′ later, and the page measures both" if ahead else ""
 
