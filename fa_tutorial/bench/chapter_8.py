@@ -358,11 +358,11 @@ def descriptor_loops(kernel: Any) -> list[dict[str, Any]]:
 
 def show_power(kernels: pd.DataFrame) -> None:
     """Print the clock and the power at which two kernels settle on the H200. kernels: results.load's."""
-    words = {"tuned": "this chapter's kernel", "sdpa_cudnn": "cuDNN"}
+    words = {"tuned": "step 3's kernel", "sdpa_cudnn": "cuDNN"}
     clocks = results.select(kernels, chapter=8, kernel="clock").set_index("provider")
     for name, told in words.items():
         row = clocks.loc[name]
-        print(f"H200, D = 128, full, {told:19}: {row['watts']:.0f} W at {row['mhz']:,.0f} MHz,", end=" ")
+        print(f"H200, D = 128, full, {told:13}: {row['watts']:.0f} W at {row['mhz']:,.0f} MHz,", end=" ")
         print(f"{row['tflops']:.0f} TFLOP/s")
 
 

@@ -10,13 +10,13 @@ def cycles_in_turns(D, block_m, block_n, num_warps, instructions, exponentials):
     to_issue = tiles * num_warps / 4  # one instruction of each warp, on four schedulers
     issuing = instructions * to_issue
     exponentiating = tiles * exponentials * num_warps * 32 / 16
-    removable = max(0, instructions - exponentiating / to_issue)  # until issuing takes no longer
+    removable = max(0, instructions - int(exponentiating / to_issue))  # until issuing takes no longer
     return matmuls + max(issuing, exponentiating), removable
 
 
 TILES, MATMULS, TURNS = "64 * 64 / (block_m * block_n)", "2 * 2 * 64 * 64 * D / 4096", "matmuls + max(issuing, exponentiating)"
 ISSUING = "issuing = instructions * to_issue"
-REMOVABLE = "max(0, instructions - exponentiating / to_issue)"
+REMOVABLE = "max(0, instructions - int(exponentiating / to_issue))"
 MISTAKES = {
     "that is for the program's whole tile: the result is for 64 x 64 scores, whatever the tile": (TILES, "1"),
     "half of the matmuls' FLOPs are missing: there are two, q kᵀ and p v, of 2 · 64 · 64 · D each": (MATMULS, "2 * 64 * 64 * D / 4096"),
@@ -33,7 +33,7 @@ MISTAKES = {
         ("tiles * num_warps / 4", "tiles"), ("exponentials * num_warps * 32", "exponentials * 4 * 32")],
     "the 16 exponentials a cycle are the SM's: its four schedulers share them": ("* 32 / 16", "* 32 / 16 / 4"),
     "removable is negative: where the exponentials decide, nothing that leaves the loop saves a cycle, so it is 0": (
-        REMOVABLE, "instructions - exponentiating / to_issue"),
+        REMOVABLE, "instructions - int(exponentiating / to_issue)"),
     "removable counts all that are no exponentials: once issuing takes no longer than the exponentials, one more saves nothing": (
         REMOVABLE, "instructions - exponentials"),
 }  # fmt: skip
