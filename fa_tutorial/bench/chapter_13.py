@@ -194,7 +194,7 @@ def print_joins() -> None:
 
 def print_million(rows: pd.DataFrame) -> None:
     """Of a million tokens: one GPU and four; a tile's ms and its SMs' frequency, of one GPU's run, of a later rank's
-    keys, and of these in launches of KEYS_AT_ONCE."""
+    keys, and of these by equal shares and in launches of KEYS_AT_ONCE."""
     case = rows[rows["S"].eq(MILLION)].set_index("provider")
     for way in ("forward", "backward"):
         one, four = case[f"{way}_ms"]["one GPU"], case[f"{way}_ms"]["ring"]
@@ -203,9 +203,10 @@ def print_million(rows: pd.DataFrame) -> None:
     for words, provider, parts, how in (
         ("a sixteenth of one GPU's forward", "one GPU", 4, {}),
         ("a later rank's tile", "later", 1, {}),
+        ("with equal shares", "later", 1, {"counter": False}),
         (f"in pieces of {KEYS_AT_ONCE:,} keys", "later", 1, {"keys_at_once": KEYS_AT_ONCE}),
     ):
-        row = part_of("ring_tile", provider, MILLION, counter=True, **how)  # one GPU's has a quarter of the heads
+        row = part_of("ring_tile", provider, MILLION, **{"counter": True} | how)  # one GPU's has a quarter of the heads
         print(f"{words:33}: {row['ms'] / parts:.0f} ms at {row['mhz']:,.0f} MHz and {row['watts']:.0f} W")
 
 
@@ -432,10 +433,11 @@ def print_new_joins(rows: pd.DataFrame) -> None:
 
 
 def print_training(rows: pd.DataFrame) -> None:
-    """Ms of forward and backward together, and GB, by the ring and by Ulysses."""
+    """Ms of forward and backward together, and the most GB on a GPU, by the ring and by Ulysses."""
     forward, backward = (times_of(rows, way).set_index(INDEX) for way in ("forward", "backward"))
     peaks = rows[rows["ranks"].eq(4)].pivot(index=INDEX, columns="provider", values="peak_bytes").astype(float) / 1e9
-    print("forward and backward                   x    ms, ring  Ulysses    GB, ring  Ulysses")
+    print(f"{'forward and backward':50}ms    peak memory, GB")
+    print(f"{'':37}  x        ring  Ulysses        ring  Ulysses")
     for _, case in in_order(forward.reset_index()).iterrows():
         here, names = (case["link"], case["S"], case["H_k"]), ["ring", "Ulysses"]
         if (back := backward.loc[here]).notna()["Ulysses"]:
