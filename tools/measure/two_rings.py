@@ -4,8 +4,6 @@ for v, p in pairs, the finished softmax, and o by TMA.
 Takes what `ladder` takes, without a mask.
 """
 
-from __future__ import annotations
-
 import math
 from typing import NamedTuple
 
@@ -24,6 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (  # noqa: E402
 
 from fa_tutorial.hopper import ladder, softmax  # noqa: E402
 from fa_tutorial.hopper.ladder import ROWS, left_operand, mbarrier, rescaled, tma  # noqa: E402
+from fa_tutorial.hopper.pipeline import make_barriers  # noqa: E402
 from measure.alone import new_state, store  # noqa: E402
 
 
@@ -133,14 +132,6 @@ def consumer(o_desc, o_ptr, q, k, v, o, q_full, k_full, k_empty, v_full, v_empty
         tma.store_wait(0)
     else:
         store(o_ptr, acc, l, start_m + C * 64, k.dtype)
-
-
-@gluon.jit
-def make_barriers(STAGES: gl.constexpr, COUNT: gl.constexpr):
-    barriers = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(barriers.index(stage), count=COUNT)
-    return barriers
 
 
 @gluon.jit
