@@ -327,28 +327,6 @@ print(json.dumps(found))
     return _of_a_kernel(kernel, course, code)
 
 
-def multiplied_by(launches: Iterable[dict[str, Any]]) -> list[str]:
-    """The machine instruction of the tensor cores in chapter 5's forward, fp16 and D = 128, on an H200, for each
-    launch's options: "HGMMA", or "HMMA".
-    """
-    code = f"""
-import re, torch
-from fa_tutorial import compiling, forward, sass
-from fa_tutorial.tiles import TileConfig, heads
-
-q, k, v, o, _, lse = compiling.inputs(torch.float16, 128)
-found = []
-for options in {list(launches)!r}:
-    with compiling.compiling_for(90) as launched:
-        forward.flash_forward_kernel[(1,)](
-            *map(heads, (q, k, v, o)), lse, *[compiling.HEADS] * 2, *[compiling.LENGTH] * 2, 128, 0.1,
-            IS_CAUSAL=False, BLOCK_D=128, **TileConfig(64, 64, 4, 3).launch(), **options)
-    found.append(" ".join(sorted(set(re.findall(r"\\bHG?MMA\\b", sass.sass_of(launched[-1][1]))))))
-print(json.dumps(found))
-"""
-    return in_a_process(code)
-
-
 def loop_order(kernel: Any, num_stages: int) -> tuple[list[str], list[str]]:
     """By Ampere's mma.sync: how the compiler swizzles tiles in shared memory, each way once, and what an iteration of a
     flash_forward_kernel's loop without a mask does, in the order of its PTX. fp16, D = 128, tiles of 128 rows and 32

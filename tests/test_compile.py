@@ -57,11 +57,6 @@ def test_two_programs_of_decoding_fit_on_an_sm():
     assert 228 * 1024 // (compiling.decoding_shared_bytes() + 1024) == decode.PROGRAMS_PER_SM
 
 
-@pytest.mark.slow
-def test_a_launchs_instruction_of_the_tensor_cores():
-    assert compiling.multiplied_by([{}, {"arch": "sm80"}]) == ["HGMMA", "HMMA"]
-
-
 def test_with_two_stages_the_copies_by_mma_sync_begin_after_the_products():
     (swizzles, two), (_, three) = (compiling.loop_order(forward.flash_forward_kernel, stages) for stages in (2, 3))
     assert swizzles == ["vec = 8, perPhase = 1, maxPhase = 8"]  # pieces of 8, and eight rows with an order each

@@ -182,7 +182,7 @@ def quotes():
     """The lines of theirs that the page quotes: (file, number, text)."""
     page = json.loads((Path(__file__).parents[1] / "notebooks" / "12_reading_flash_attention.ipynb").read_text(encoding="utf-8"))
     text = "\n".join("".join(cell["source"]) for cell in page["cells"] if cell["cell_type"] == "markdown")
-    files = reading.KERNEL, reading.SOFTMAX, reading.SOFTMAX, reading.KERNEL, reading.BACKWARD, reading.FA4_SOFTMAX
+    files = reading.KERNEL, reading.KERNEL, reading.SOFTMAX, reading.SOFTMAX, reading.BACKWARD, reading.FA4_SOFTMAX
     for file, block in zip(files, re.findall(r"```(?:cpp|python)\n(.*?)```", text, re.DOTALL), strict=True):
         for line in block.splitlines():
             number, _, code = line.strip().partition(" ")

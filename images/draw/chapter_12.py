@@ -192,10 +192,35 @@ def draw_held(ax: Axes, y: float, colour: str, text: str, start: float, end: flo
     box(ax, start + COPY, y, end - start - COPY, 0.4, colour=colour, share=0.2)
 
 
+SHARED_ROWS, THREADS, MARKED = (0, 1, 2, None, 15, 16, 17, 18), 128, 0  # None: rows that aren't drawn; whose pieces are marked
+
+
+@image("12_share.png", 3.7)
+def draw_share(ax: Axes) -> None:
+    """The first rows of a tile of q, its pieces with the threads that copy them, and one thread's share marked."""
+    left, top, wide, high = 0.95, 0.5, 0.5, 0.3
+    heading(ax, left, 0.25, "gQ, its first rows")
+    for n, row in enumerate(SHARED_ROWS):
+        y = top + n * high
+        if row is None:
+            write(ax, left + PIECES * wide / 2, y + high / 2, "⋮")
+            continue
+        write(ax, left - 0.1, y + high / 2, f"row {row}", ha="right")
+        for piece in range(PIECES):
+            thread = (row * PIECES + piece) % THREADS
+            look = {"colour": "orange", "share": 0.7} if thread == MARKED else {"colour": "sky", "share": 0.2}
+            box(ax, left + piece * wide, y, wide, high, f"{thread}", **look)
+    bottom = top + len(SHARED_ROWS) * high
+    write(ax, left + PIECES * wide / 2, bottom + 0.18, "⋮")
+    notes(ax, 5.3, top + 0.15, ("a box: a piece, 8 elements", "its number: the thread that copies it"), step=0.3)
+    notes(ax, 5.3, top + 1.35, (f"orange: thread {MARKED}'s share, tQgQ:", "one piece in each sixteenth row"), step=0.3)
+    note(ax, left, bottom + 0.5, "128 threads copy 16 rows at once, and then the next 16")
+
+
 PIECE = 3  # the piece of each row that is marked: eight columns in fp16, 16 bytes, four banks
 
 
-@image("12_banks.png", 3.75)
+@image("12_banks.png", 3.4)
 def draw_banks(ax: Axes) -> None:
     """Eight rows of a tile in shared memory, each in the same 32 banks, and the piece of each that is read together."""
     draw_pieces(ax, 0.75, swizzled=False)
@@ -205,14 +230,13 @@ def draw_banks(ax: Axes) -> None:
     notes(ax, 4.75, 2.15, ("orange: what ldmatrix reads at once.", "All of it lies in banks 12 to 15: eight trips"), step=0.3)
 
 
-@image("12_swizzle.png", 3.75)
+@image("12_swizzle.png", 3.4)
 def draw_swizzle(ax: Axes) -> None:
-    """Eight rows of a tile in shared memory, plain and swizzled: in which banks each piece of a row lies."""
-    for left, swizzled in ((0.75, False), (5.25, True)):
-        heading(ax, left, 0.2, "swizzled" if swizzled else "plain")
-        top = draw_pieces(ax, left, swizzled)
-        trips = "one trip" if swizzled else "eight trips"
-        note(ax, left, top + 0.25, f"piece {PIECE} of eight rows: {trips}")
+    """Eight rows of a tile in shared memory, swizzled: in which banks each piece of a row lies."""
+    draw_pieces(ax, 0.75, swizzled=True)
+    heading(ax, 0.75, 0.2, "the same rows, swizzled")
+    notes(ax, 4.75, 1.1, ("each row exchanges its pieces:", "piece c of row r stands at place c ^ r"), step=0.3)
+    notes(ax, 4.75, 2.15, ("orange: what ldmatrix reads at once.", "It lies in all 32 banks: one trip"), step=0.3)
 
 
 def draw_pieces(ax: Axes, left: float, swizzled: bool) -> float:
@@ -424,11 +448,14 @@ PARTS = ("s and p\ntile 0", "s and p\ntile 1", "acc\ntile 0", "acc\ntile 1")  # 
 
 @image("12_fa4_warps.png", 5.3)
 def draw_fa4_warps(ax: Axes) -> None:
-    """FA4's warps above and below tensor memory: who writes the scores, p and acc there, and who takes acc out to rescale it."""
+    """FA4's warps around shared and tensor memory: who writes the scores, p and acc, and who takes acc out to rescale it."""
     left, part, high, warps = 1.3, 1.9, 0.62, {"colour": "black", "share": 0.08}
-    box(ax, left, 0.2, 2 * part - 0.1, 0.55, "warp 13 loads q, k and v\ninto shared memory", **warps)
-    box(ax, left, 1.2, 4 * part - 0.1, 0.45, "warp 12 issues both matmuls", **warps)
-    arrow(ax, (left + part, 0.75), (left + part, 1.2))
+    heading(ax, 0.1, 0.42, "shared\nmemory")
+    box(ax, left, 0.15, 2 * part - 0.1, 0.55, "q, k and v", "sky", share=0.35)
+    box(ax, left + 2.4 * part, 0.15, 1.6 * part - 0.1, 0.55, "warp 13 loads them", **warps)
+    arrow(ax, (left + 2.4 * part, 0.42), (left + 2 * part - 0.1, 0.42))
+    box(ax, left, 1.2, 4 * part - 0.1, 0.45, "tensor cores: warp 12 issues both matmuls", **warps)
+    arrow(ax, (left + part, 0.7), (left + part, 1.2))
     heading(ax, 0.1, 2.75, "tensor\nmemory")
     for n, name in enumerate(PARTS):
         x = left + n * part
@@ -454,4 +481,4 @@ def draw_fa4_warps(ax: Axes) -> None:
     ax.plot((left + 0.5 * part, left + 3 * part), (4.7, 4.7), color="black", linewidth=1.6)
     arrow(ax, (left + 3 * part, 4.7), (left + 3 * part, 4.4))
     write(ax, left + 1.75 * part, 4.88, "alpha, through shared memory")
-    note(ax, 0.1, 5.13, "thick: what a lagging shift saves")
+    note(ax, 0.1, 5.13, "thick: what FA4 often leaves out")

@@ -66,7 +66,7 @@ def lagging_step_line_by_line(s, shift, l, threshold):
 
 
 def two_tests_in_lists():
-    return [17, 35, 0], [28, 37, 200]
+    return [24, 41, 0], [28, 37, 200]
 
 
 def two_tests_with_as_many_rows_as_may_be():

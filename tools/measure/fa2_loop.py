@@ -22,17 +22,13 @@ def begin_copy(tile, x_ptr, start):
 
 @gluon.jit
 def fa2_kernel(q_ptr, k_ptr, v_ptr, o_ptr, S, scale_log2, D: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-               COPIES: gl.constexpr, SWIZZLED: gl.constexpr, EXP2: gl.constexpr):  # fmt: skip
+               EARLY: gl.constexpr, SWIZZLED: gl.constexpr):  # fmt: skip
     """o of BLOCK_M rows, full attention. All (B · H · S, D), contiguous, S a multiple of both blocks.
     Grid: (B · H · S // BLOCK_M,).
 
-    COPIES: "early": a copy begins as soon as its buffer is free; "late": right before it is waited for; "together": as
-    Triton writes it with two stages, those of k and v begin after p v, and one wait is for both. SWIZZLED: piece c of
-    row r stands at place c ^ (r % 8), else at place c. EXP2: the scale waits for the exponential, as in FA2, else the
-    softmax is chapter 5's.
+    EARLY: a copy begins as soon as its buffer is free, else right before it is waited for. SWIZZLED: piece c of row r
+    stands at place c ^ (r % 8), else at place c.
     """
-    EARLY: gl.constexpr = COPIES == "early"
-    scale = scale_log2 * 0.6931471805599453  # ln 2
     shared: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8 if SWIZZLED else 1, [1, 0])
     mma: gl.constexpr = gl.NVMMADistributedLayout(
         version=[2, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, 8])  # fmt: skip
@@ -53,8 +49,6 @@ def fa2_kernel(q_ptr, k_ptr, v_ptr, o_ptr, S, scale_log2, D: gl.constexpr, BLOCK
     for n in range(start_n, start_n + S, BLOCK_N):
         if not EARLY:
             begin_copy(k, k_ptr, n)
-        if COPIES == "together":
-            begin_copy(v, v_ptr, n)
         async_copy.wait_group(0)  # 305
         if EARLY:
             begin_copy(v, v_ptr, n)  # 310
@@ -63,20 +57,13 @@ def fa2_kernel(q_ptr, k_ptr, v_ptr, o_ptr, S, scale_log2, D: gl.constexpr, BLOCK
             async_copy.wait_group(0)  # 332
             if n + BLOCK_N < start_n + S:
                 begin_copy(k, k_ptr, n + BLOCK_N)  # 335
-        if EXP2:  # 344
-            m_new = gl.maximum(m, gl.max(s, axis=1) * scale_log2)
-            p = gl.exp2(s * scale_log2 - m_new[:, None])
-            alpha = gl.exp2(m - m_new)
-        else:
-            s = s * scale
-            m_new = gl.maximum(m, gl.max(s, axis=1))
-            shift = gl.where(m_new == -float("inf"), 0.0, m_new)
-            p = gl.exp(s - shift[:, None])
-            alpha = gl.exp(m - shift)
+        m_new = gl.maximum(m, gl.max(s, axis=1) * scale_log2)  # 344
+        p = gl.exp2(s * scale_log2 - m_new[:, None])
+        alpha = gl.exp2(m - m_new)
         l = alpha * l + gl.sum(p, axis=1)
         m = m_new
         acc = acc * alpha[:, None]
-        if COPIES == "late":
+        if not EARLY:
             begin_copy(v, v_ptr, n)
             async_copy.wait_group(0)
         acc = mma_v2(gl.convert_layout(p.to(dtype), left), v.load(right), acc)  # 367

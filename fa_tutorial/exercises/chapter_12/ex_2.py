@@ -133,9 +133,9 @@ EXERCISE = Exercise(
         "keeps its −inf. The first block has no scores_scale.",
     ),
     solution=fa2_softmax,
-    reasoning="It is your softmax_step with four things moved. The scale waits for the exponential. The first block sets the state, so "
-    "nobody starts it at −∞ and 0, and nothing is rescaled. acc is rescaled here, where each thread has its rows' alpha in a register. "
-    "And the four threads' sums are joined only after the loop: alpha is the whole row's, so each thread may rescale its own.",
+    reasoning="It is your softmax_step, and the rescaling of acc, with three differences. The scale waits for the exponential. The first block sets "
+    "the state, so nobody starts it at −∞ and 0, and nothing is rescaled. And the four threads' sums are joined only after the loop: alpha is "
+    "the whole row's, so each thread may rescale its own.",
     inputs=inputs,
     truth=truth,
     rule="p = 2^((s − row_max) · scale_log2), where row_max is the unscaled maximum so far; row_sum and acc are rescaled, but not in the "

@@ -10,12 +10,12 @@ from fa_tutorial.reference import attention
 
 def two_tests():
     """(S_q, S_k, lower) of a test that changes 3 and 5 pass, and of one that both fail."""
-    both_pass = 20, 46, 0.0  # row 0 sees keys 0 … 26, and the last two blocks begin at key 16
+    both_pass = 24, 46, 0.0  # row 0 sees keys 0 … 22, and the last two blocks begin at key 16
     both_fail = 31, 100, 110.0  # row 0 sees a part of the third block from the end; e^−110 is 0
     return both_pass, both_fail
 
 
-FEWEST, MOST, D, MOST_KEYS, LOWEST = 17, 31, 16, 1024, 1e6
+FEWEST, MOST, D, MOST_KEYS, LOWEST = 24, 31, 16, 1024, 1e6
 CHANGES = {3: {"peel": False, "unset": 0.0}, 5: {"masked": 2}}
 RIGHT, WRONG = 1e-3, 1e-2  # the largest error of o that passes a test, and the least that fails it
 ARE_SEEN = {
@@ -27,13 +27,13 @@ HIDE = {
     5: "change 5 passes the second test: row 0 sees every key before the last two blocks, so only these two need a mask",
 }
 SWAPPED = "the two tests are swapped: return the one that changes 3 and 5 pass first"
-FIRST, SECOND = "both_pass = 20, 46, 0.0", "both_fail = 31, 100, 110.0"
+FIRST, SECOND = "both_pass = 24, 46, 0.0", "both_fail = 31, 100, 110.0"
 MISTAKES = {
-    ARE_SEEN[3]: (FIRST, "both_pass = 20, 46, 110.0"),
-    ARE_SEEN[5]: (FIRST, "both_pass = 20, 66, 0.0"),
+    ARE_SEEN[3]: (FIRST, "both_pass = 24, 46, 110.0"),
+    ARE_SEEN[5]: (FIRST, "both_pass = 24, 66, 0.0"),
     HIDE[3]: (SECOND, "both_fail = 31, 100, 0.0"),
     SWAPPED: ("return both_pass, both_fail", "return both_fail, both_pass"),
-    HIDE[5]: (SECOND, "both_fail = 20, 46, 110.0"),
+    HIDE[5]: (SECOND, "both_fail = 24, 46, 110.0"),
 }
 
 
@@ -111,8 +111,8 @@ EXERCISE = Exercise(
         "from which x on is e^−x 0 in float32, whose smallest number is 2^−149?",
     ),
     solution=two_tests,
-    reasoning="Of 46 keys row 0 of 20 sees keys 0 … 26, and the last two blocks begin at key 16. So the block before them needs no mask, "
-    "though the diagonal starts inside a block: 20 rows end before they reach a third. Of 100 keys row 0 of 31 sees keys 0 … 69, and the "
+    reasoning="Of 46 keys row 0 of 24 sees keys 0 … 22, and the last two blocks begin at key 16. So the block before them needs no mask, "
+    "though the diagonal starts inside a block: 24 rows end before they reach a third. Of 100 keys row 0 of 31 sees keys 0 … 69, and the "
     "last two blocks begin at key 80: block 4, keys 64 … 79, needs a mask. Scores around −110 lie so far below change 3's shift of 0 that p, row_sum and acc are 0.",
     inputs=inputs,
     truth=truth,

@@ -20,6 +20,7 @@ def lagging_step(s, shift, l, threshold):
 
 MOVES, WHERE = "(m - shift) * math.log2(math.e) > threshold", "torch.where(moves, m, shift)"
 SAFE, P, ALPHA = "torch.where(new_shift == -math.inf, 0.0, new_shift)", "torch.exp(s - safe[:, None])", "torch.exp(shift - safe)"
+RESULTS = "alpha * l + p.sum(dim=-1), alpha"
 MISTAKES = {
     "the shift moves with every larger maximum: it stays while the growth is at most the threshold": (WHERE, "m"),
     "the threshold is fixed at 8: it is an argument": (MOVES, "(m - shift) * math.log2(math.e) > 8"),
@@ -29,6 +30,10 @@ MISTAKES = {
     "the growth is divided by log₂ e: exp(x) is 2^(x · log₂ e), so it is multiplied": (MOVES, MOVES.replace("*", "/")),
     "p and alpha are powers of two: s and shift are in base e here, so both are exp": [
         (P, P.replace("exp", "exp2")), (ALPHA, ALPHA.replace("exp", "exp2"))],
+    "p, alpha and the comparison are FA4's lines in base 2: s and shift are in base e here, so p and alpha are exp, and m − shift is "
+    "multiplied by log₂ e before it is compared with the threshold": [
+        (MOVES, "m - shift > threshold"), (P, P.replace("exp", "exp2")), (ALPHA, ALPHA.replace("exp", "exp2"))],
+    "l and alpha are swapped: return p, the new shift, l and alpha": (RESULTS, "alpha, alpha * l + p.sum(dim=-1)"),
     "m − shift is compared with 2^threshold: it is exp(m − shift) that must not exceed it": (MOVES, "m - shift > 2**threshold"),
     "exp(m − shift) is compared with the threshold itself: it is 2^threshold that it must not exceed": (
         MOVES, "torch.exp(m - shift) > threshold"),
