@@ -22,9 +22,13 @@ EXERCISES = [exercise for chapter in catalogue.chapters() for exercise in catalo
 CHAPTERS = sorted({exercise.chapter for exercise in EXERCISES})
 
 
+# An answer to 4.5 or 14.9 is run on many kernels, 5.8 and 7.8 launch the package's, 8.5 compiles, and 13.6 runs several rings.
+TAKES_SECONDS = "4.5", "5.8", "7.8", "8.5", "13.6", "14.9"
+
+
 def marks(exercise: Exercise) -> list:
-    """A kernel's verdict takes seconds in the interpreter, 7.8 launches the package's kernels, and 8.5 compiles."""
-    return [pytest.mark.slow] if exercise.launch or exercise.id in ("7.8", "8.5") else []
+    """A verdict of seconds is left to make test-slow, and so is a kernel's in the interpreter."""
+    return [pytest.mark.slow] if exercise.launch or exercise.id in TAKES_SECONDS else []
 
 
 MISTAKES = [pytest.param(exercise, mistake, marks=marks(exercise)) for exercise in EXERCISES for mistake in exercise.mistakes]

@@ -24,7 +24,7 @@ def imported_once():
         yield
 
 
-@pytest.fixture(scope="module", params=(1, 2, pytest.param(3, marks=pytest.mark.slow), 4))
+@pytest.fixture(scope="module", params=[3, *(pytest.param(ranks, marks=pytest.mark.slow) for ranks in (1, 2, 4))])
 def ran(request):
     """(ranks, what every_check gives on each)."""
     return request.param, processes.run(ring_ranks.every_check, request.param)
