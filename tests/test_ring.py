@@ -289,17 +289,13 @@ def test_the_clock_of_the_tables_is_the_clock_of_the_exercise(ranks, T_c, T_s):
     for own, program in (("first", overlapped_backward), ("last", backward_with_own_tile_last_at_home)):
         want = ring.play_backward(program, ranks, T_c, T_s, 2 * T_s)[1]
         assert chapter_13.on_clock("backward", T_c, T_s, ranks, own=own) == want
-        assert chapter_13.on_clock("backward", T_c, T_s, ranks, own=own, messages=1, is_held=True) == want
 
 
-def test_late_programs_and_a_late_message_cost_what_the_page_counts():
-    """Two of a forward's four tiles end T_s late, and a backward's second message waits in each step that has two."""
-    assert chapter_13.on_clock("forward", 5.0, 1.0, is_held=True, is_shared=True) == 22.0
-    assert chapter_13.on_clock("forward", 5.0, 7.0, is_held=True, is_shared=True) == 7.0 + 2 * 12.0 + 5.0
-    assert chapter_13.on_clock("forward", 5.0, 1.0, is_held=True) == 20.0
-    assert chapter_13.on_clock("backward", 5.0, 1.0, is_held=True) == 20.0 + 2 * 1.0 + 2.0
-    assert chapter_13.on_clock("backward", 5.0, 1.0, own="last", is_held=True) == 1.0 + 20.0 + 1.0
-    assert chapter_13.on_clock("backward", 5.0, 3.0, is_held=True) == 5.0 + 9.0 + 9.0 + 6.0 + 6.0  # the first outlasts the tile
+def test_late_programs_cost_what_the_page_counts():
+    """Two of a forward's four tiles end T_s late."""
+    assert chapter_13.on_clock("forward", 5.0, 1.0, is_late=True) == 22.0
+    assert chapter_13.on_clock("forward", 5.0, 7.0, is_late=True) == 7.0 + 2 * 12.0 + 5.0
+    assert chapter_13.on_clock("forward", 5.0, 1.0) == 20.0
 
 
 # ---------------------------------------------------------------- the command
