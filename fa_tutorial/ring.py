@@ -151,8 +151,7 @@ class Passing:
     """Tensors on their way to the next rank of the group, in one message, and the previous rank's on
     their way here, of the same shapes and dtypes.
 
-    NCCL's messages are kernels, one after the other. A second one may find all multiprocessors taken by
-    the tile that is being computed, and then waits for its end.
+    NCCL's messages are kernels, and hold a few multiprocessors while they travel.
     """
 
     bytes_sent = 0  # by this process so far

@@ -924,21 +924,19 @@ def test_ring_attention_plays_and_stops(page):
 def test_ring_clock_is_the_pages_clock(page):
     """Every setting takes as long as chapter 13's tables say, and ✓ stands where none adds less."""
     assert open_figure(page, "ring_clock")["total"] == 18
-    assert page.locator("input:visible, select:visible").count() == 3  # those of the question
+    assert page.locator("input:visible, select:visible").count() == 2  # those of the question
     page.locator("summary").click()
     assert put(page, own="last")["total"] == 17
     for ranks, (T_c, T_s) in itertools.product((2, 3, 4, 8), ((4, 1), (5, 3.25), (2, 6))):
-        for own, messages, is_held in itertools.product(("first", "last"), (1, 2), (False, True)):
-            shown = put(page, way="backward", ranks=ranks, T_c=T_c, T_s=T_s, own=own, messages=messages, is_held=is_held)
-            shown = put(page, T_c=T_c, T_s=T_s)  # another way begins with the case's times
-            how = {"own": own, "messages": messages, "is_held": is_held}
-            assert shown["total"] == pytest.approx(chapter_13.on_clock("backward", T_c, T_s, ranks, **how))
+        for own in ("first", "last"):
+            put(page, way="backward")  # another way begins with the case's times
+            shown = put(page, ranks=ranks, T_c=T_c, T_s=T_s, own=own)
+            assert shown["total"] == pytest.approx(chapter_13.on_clock("backward", T_c, T_s, ranks, own=own))
             assert page.locator("#verdict b.right").count() == (shown["sends"] <= shown["least"] + 1e-9)
         for work in ("equal shares", "counter"):
-            put(page, is_held=True)
             put(page, way="forward")
             shown = put(page, work=work, T_c=T_c, T_s=T_s)
-            want = chapter_13.on_clock("forward", T_c, T_s, ranks, is_held=True, is_shared=work == "equal shares")
+            want = chapter_13.on_clock("forward", T_c, T_s, ranks, is_late=work == "equal shares")
             assert (shown["ranks"], shown["total"]) == (ranks, pytest.approx(want))
 
 
@@ -947,9 +945,10 @@ def test_ring_clock_has_the_stored_times(page, way):
     open_figure(page, "ring_clock")
     page.locator("summary").click()
     put(page, way=way)
-    for name, T_c, T_s in chapter_13.cases(chapter_13.load()["rows"], way):
-        shown = put(page, case=" ".join(name.split()))
-        assert (shown["T_c"], shown["T_s"]) == pytest.approx((T_c, T_s), abs=1e-4)
+    times = chapter_13.long_ones(chapter_13.load()["rows"], way)
+    for case in chapter_13.CLOCKED:
+        shown = put(page, case=chapter_13.name_of(case))
+        assert (shown["T_c"], shown["T_s"]) == pytest.approx(tuple(times.loc[case, ["T_c", "T_s"]]), abs=1e-4)
 
 
 def test_ring_clock_tells_what_was_measured(page):
@@ -957,17 +956,16 @@ def test_ring_clock_tells_what_was_measured(page):
     assert open_figure(page, "ring_clock")["measured"] is None
     page.locator("summary").click()
     rows = chapter_13.load()["rows"]
-    forward = chapter_13.forward_sends(rows)
-    for link, S in chapter_13.CASES:
-        case = link, S, 16
-        put(page, case=f"{S:,} {link}", is_held=True)
+    forward, backward = chapter_13.forward_sends(rows), chapter_13.backward_sends(rows)
+    for case in chapter_13.CLOCKED:
+        put(page, case=chapter_13.name_of(case))
         put(page, way="forward")
         for work in ("equal shares", "counter"):
-            assert put(page, work=work)["measured"] == pytest.approx(forward.loc[case, work], abs=0.06)
+            assert put(page, work=work)["measured"] == pytest.approx(forward.loc[case, ("measured", work)], abs=0.06)
         put(page, way="backward")
-        for own, (messages, name) in itertools.product(("first", "last"), ((1, "one message"), (2, "two messages"))):
-            want = chapter_13.backward_sends(rows, own).loc[case, name]
-            assert put(page, own=own, messages=messages)["measured"] == pytest.approx(want, abs=0.06)
+        for own in ("first", "last"):
+            want = backward.loc[case, (f"own tile {own}", "two messages")]
+            assert put(page, own=own)["measured"] == pytest.approx(want, abs=0.06)
             told = f"{want:.1f}".removesuffix(".0")
             assert f"On four H200s they add {told} ms." in page.locator("#verdict").inner_text()
         assert put(page, ranks=5)["measured"] is None

@@ -8,12 +8,15 @@ import time
 import pytest
 import ring_ranks
 import torch
-from right_answers.chapter_13 import backward_with_own_tile_last_at_home
+from right_answers.chapter_13 import RIGHT_ANSWERS, backward_with_own_tile_last_at_home
+from wrong_answers.chapter_13 import WRONG_ANSWERS
 
 from fa_tutorial import hardware, processes, reference, ring
 from fa_tutorial.__main__ import main
 from fa_tutorial.bench import chapter_13
+from fa_tutorial.exercises import catalogue
 from fa_tutorial.exercises.chapter_13.ex_7 import overlapped_backward
+from fa_tutorial.source import source_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -289,17 +292,35 @@ def test_the_clock_of_the_tables_is_the_clock_of_the_exercise(ranks, T_c, T_s):
     for own, program in (("first", overlapped_backward), ("last", backward_with_own_tile_last_at_home)):
         want = ring.play_backward(program, ranks, T_c, T_s, 2 * T_s)[1]
         assert chapter_13.on_clock("backward", T_c, T_s, ranks, own=own) == want
-        assert chapter_13.on_clock("backward", T_c, T_s, ranks, own=own, messages=1, is_held=True) == want
 
 
-def test_late_programs_and_a_late_message_cost_what_the_page_counts():
-    """Two of a forward's four tiles end T_s late, and a backward's second message waits in each step that has two."""
-    assert chapter_13.on_clock("forward", 5.0, 1.0, is_held=True, is_shared=True) == 22.0
-    assert chapter_13.on_clock("forward", 5.0, 7.0, is_held=True, is_shared=True) == 7.0 + 2 * 12.0 + 5.0
-    assert chapter_13.on_clock("forward", 5.0, 1.0, is_held=True) == 20.0
-    assert chapter_13.on_clock("backward", 5.0, 1.0, is_held=True) == 20.0 + 2 * 1.0 + 2.0
-    assert chapter_13.on_clock("backward", 5.0, 1.0, own="last", is_held=True) == 1.0 + 20.0 + 1.0
-    assert chapter_13.on_clock("backward", 5.0, 3.0, is_held=True) == 5.0 + 9.0 + 9.0 + 6.0 + 6.0  # the first outlasts the tile
+def test_late_programs_cost_what_the_page_counts():
+    """Two of a forward's four tiles end T_s late."""
+    assert chapter_13.on_clock("forward", 5.0, 1.0, is_late=True) == 22.0
+    assert chapter_13.on_clock("forward", 5.0, 7.0, is_late=True) == 7.0 + 2 * 12.0 + 5.0
+    assert chapter_13.on_clock("forward", 5.0, 1.0) == 20.0
+
+
+# ---------------------------------------------------------------- exercise 13.9 in processes
+
+
+def texts_of(answers: tuple, words: str = "") -> list[str]:
+    """The sources of 13.9's answers that are told `words`."""
+    return [source_of(answer.answer()) for exercise_id, answer, *told in answers if exercise_id == "13.9" and words in "".join(told[:1])]
+
+
+def test_right_answers_pass_the_keys_around_over_gloo():
+    texts = [source_of(catalogue.find("13.9").solution), *texts_of(RIGHT_ANSWERS)]
+    for text in texts:
+        assert processes.run(chapter_13.meet, 3, text, backend="gloo") == [[0, 2, 1], [1, 0, 2], [2, 1, 0]]
+
+
+def test_answers_that_are_told_of_a_deadlock_wait_for_ever_over_gloo():
+    texts = texts_of(WRONG_ANSWERS, "deadlock") + texts_of(WRONG_ANSWERS, "before it has started to send")
+    assert len(texts) == 2
+    for text in texts:
+        with pytest.raises(processes.RankFailed):
+            processes.run(chapter_13.meet, 3, text, backend="gloo", timeout=1.0)
 
 
 # ---------------------------------------------------------------- the command

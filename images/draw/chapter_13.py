@@ -183,28 +183,6 @@ def draw_late_program(ax: Axes) -> None:
     legend_of_steps(ax, 4.42, (0.95, 2.9, 5.4), "a work tile", "the message's kernel")
 
 
-@image("13_late_second.png", 2.75)
-def draw_late_second(ax: Axes) -> None:
-    """One step of the backward: the second of two messages finds no SM until the tile ends, and as one message both hide behind it."""
-    unit, gradients, keys = 0.385, 4, 2  # dk and dv take twice as long as k and v
-    look = {"colour": "orange", "share": 0.6, "size": 9}
-    for left, name, messages in ((0.95, "two messages", ("dk, dv", "k, v")), (5.55, "one message", ("dk, dv and k, v",))):
-        held = gradients if len(messages) == 2 else gradients + keys
-        begins = begins_of(held, True)
-        tile = max(begin[-1] for begin in begins) + 1
-        end = tile + (keys if len(messages) == 2 else 0)
-        heading(ax, left - 0.8, 0.2, f"{name}: {end} units of time")
-        draw_step(ax, left, 0.5, unit, begins, end)
-        last = 0.5 + (SMS - 1) * SM_GAP
-        box(ax, left, last, held * unit, SM_HIGH, messages[0], **look)
-        if len(messages) == 2:
-            box(ax, left + tile * unit, last, keys * unit, SM_HIGH, messages[1], **look)
-        ax.plot([left + tile * unit] * 2, [0.4, 0.5 + SMS * SM_GAP + 0.06], color="black", linewidth=2)
-        write(ax, left + tile * unit, 0.5 + SMS * SM_GAP + 0.18, "the tile's end")
-        name_sms(ax, left, 0.5)
-    legend_of_steps(ax, 2.5, (0.95, 2.9, 5.4), "a work tile", "a message's kernel")
-
-
 @image("13_way_home.png", 2.75)
 def draw_way_home(ax: Axes) -> None:
     """The keys of rank 0 and their gradient on their way: one part more on each rank. After four steps the gradient alone is home."""

@@ -130,6 +130,9 @@ def backward_with_the_sum_before_the_keys(kv, ranks, start, tile):
     return home.wait()
 
 
+ROOM = "            coming = torch.empty_like(kv)\n"
+STARTS = "dist.isend(kv, (rank + 1) % ranks), dist.irecv(coming, (rank - 1) % ranks)"
+
 RIGHT_ANSWERS = (
     ("13.1", owner_step_by_step),
     ("13.2", ring_of_lists),
@@ -138,7 +141,7 @@ RIGHT_ANSWERS = (
     edit("13.2", "a part that is cast", ("join(o, lse, *attend(q, k, v))", "(lambda part, lse_part: join(o, lse, part.float(), lse_part))(*attend(q, k, v))")),
     edit("13.2", "o rounded once, at the end", ("return o, lse", "return o.to(q.dtype), lse")),
     ("13.3", chunks_from_both_ends),
-    ("13.3", chunks_for_other_ranks),
+    ("13.3", chunks_for_other_ranks, "as fair; below, rank r has chunks r and 2R − 1 − r"),
     edit("13.4", "in one line",
          ("    if owner == rank:\n        return 0, rows, True\n    if owner < rank:\n        return 0, rows // 2, False\n    return rows // 2, rows, False",
           "    later, earlier = owner > rank, owner < rank\n    return later * (rows // 2), rows - earlier * (rows // 2), not (later or earlier)")),
@@ -152,4 +155,9 @@ RIGHT_ANSWERS = (
     ("13.7", backward_with_own_tile_last, "17 s with 4 ranks: no order takes less"),
     ("13.7", backward_with_own_tile_last_at_home, "17 s with 4 ranks: no order takes less"),
     edit("13.7", "k and v first", ("        home = start(dkv)\n        if step < ranks - 1:\n            passing = start(kv)\n", "        if step < ranks - 1:\n            passing = start(kv)\n        home = start(dkv)\n"), told="one second is left to save"),
+    edit("13.9", "receive first", (STARTS, "dist.irecv(coming, (rank - 1) % ranks), dist.isend(kv, (rank + 1) % ranks)")),
+    edit("13.9", "both in one batch", (STARTS, "dist.batch_isend_irecv([dist.P2POp(dist.isend, kv, (rank + 1) % ranks), dist.P2POp(dist.irecv, coming, (rank - 1) % ranks)])")),
+    edit("13.9", "two buffers in turns", (ROOM, ""), ("    tiles = []", "    tiles, coming = [], torch.empty_like(kv)"), ("kv = coming", "kv, coming = coming, kv")),
+    edit("13.9", "two halves of one buffer", (ROOM, "            coming = both[step % 2]\n"), ("    tiles = []", "    tiles, both = [], torch.empty(2, *kv.shape, dtype=kv.dtype)")),
+    edit("13.9", "what came is copied", ("kv = coming", "kv.copy_(coming)")),
 )  # fmt: skip

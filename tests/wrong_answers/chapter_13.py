@@ -143,6 +143,25 @@ ADD = "dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part"
 YIELD, LOOP = "k, v = yield k, v", "for _ in range(1, ranks):"
 JOIN = "o, lse = join(o, lse, *attend(q, k, v))"
 YIELD_ALL, HOME = "k, v, dk, dv = yield k, v, dk, dv", "if ranks > 1:\n        dk, dv = yield dk, dv\n"
+
+
+def serial_with_gradients_first(kv, ranks, start, tile):
+    dkv = None
+    for step in range(ranks):
+        part = tile(kv)
+        home = start(part if dkv is None else dkv + part)
+        if step < ranks - 1:
+            kv = start(kv).wait()
+        dkv = home.wait()
+    return dkv
+
+
+ULYSSES = "(ranks - 1) / ranks * (1 + G) * T_s + ranks * T_c"
+STARTS = "dist.isend(kv, (rank + 1) % ranks), dist.irecv(coming, (rank - 1) % ranks)"
+BEGIN = f"        if step < ranks - 1:\n            coming = torch.empty_like(kv)\n            works = {STARTS}\n"
+TILE_13_9, COMES = "        tiles.append(tile(kv))\n", "            kv = coming\n"
+WAITS = "            for work in works:\n                work.wait()\n"
+
 WRONG_ANSWERS = (
     edit("13.1", "a float", ("(rank - step) % ranks", "(rank - step) / ranks"), told="owner(2, 0, 4) gives 0.5, want 2"),
     edit("13.1", "the next rank", ("rank - step", "rank + 1 - step"), told="in step 0 each rank holds its own keys"),
@@ -226,7 +245,28 @@ WRONG_ANSWERS = (
     edit("13.7", "a tuple", ("home = start(dkv)", "home = start((kv, dkv))"), told="start takes one tensor, got a tuple"),
     edit("13.7", "one message of k and v", ("        if step < ranks - 1:\n            passing = start(kv)\n", ""),
          told="the parts of all ranks come home to the keys that began here"),
-    edit("13.8", "o stays", ("(1 + group)", "(1 + group / 2)"), told="and q and o group · T_s; a rank keeps 1 / ranks of each"),
+    edit("13.8", "o stays", ("(1 + G)", "(1 + G / 2)"), told="and q and o G · T_s; a rank keeps 1 / ranks of each"),
     edit("13.8", "ring and all-gather exchanged", ("return ring, all_gather", "return all_gather, ring"), told="each tile but the last has a message beside it"),
+    edit("13.5", "whole division", ("H_k * itemsize * flops / (H_q * bandwidth)", "H_k // H_q * itemsize * flops / bandwidth"), told="// rounds H_k / H_q down"),
+    edit("13.6", "dq leaves too", (YIELD_ALL, "k, v, dk, dv, dq = yield k, v, dk, dv, dq"), (HOME, "if ranks > 1:\n        dk, dv, dq = yield dk, dv, dq\n"),
+         told="dq goes all the way around with the keys"),
+    ("13.7", serial_with_gradients_first, "no message is on its way during a tile"),
+    edit("13.8", "a first wait", ("T_c + (ranks - 1) * max(T_c, T_s)", "T_s + (ranks - 1) * max(T_c, T_s) + T_c"), told="a ring's first tile waits for no message"),
+    edit("13.8", "all is sent", ("(ranks - 1) / ranks * (1 + G)", "(1 + G)"), told="Ulysses doesn't send what it keeps"),
+    edit("13.8", "half is sent", ("(1 + G) * T_s", "(1 + G) / 2 * T_s"), told="that is half of what Ulysses sends"),
+    edit("13.8", "Ulysses hides", (ULYSSES, "max(ranks * T_c, (ranks - 1) / ranks * (1 + G) * T_s)"), told="Ulysses computes only when q, k and v are there"),
+    edit("13.9", "one tensor for both", ("dist.irecv(coming", "dist.irecv(kv"), (COMES, ""), told="receives into a tensor from which"),
+    edit("13.9", "send, then receive", (STARTS, "dist.send(kv, (rank + 1) % ranks), dist.recv(coming, (rank - 1) % ranks)"), told="deadlock: rank 0 of 2 waits until its message is taken"),
+    edit("13.9", "receive, then send", (STARTS, "dist.recv(coming, (rank - 1) % ranks), dist.isend(kv, (rank + 1) % ranks)"), told="waits for what comes before it has started to send"),
+    edit("13.9", "no end of the ring", ("(rank + 1) % ranks", "rank + 1"), told="rank 1 of 2 sends to rank 2: keys travel to rank + 1, and from the last"),
+    edit("13.9", "the other way", ("rank - 1", "rank + 1", 1), told="keys come from rank − 1"),
+    edit("13.9", "no waits", (WAITS, ""), told="computes with what is still being received"),
+    edit("13.9", "the last send is not waited for", (WAITS, "            works[1].wait()\n"), told="never waits for something that it sends"),
+    edit("13.9", "waits before the tile", (TILE_13_9, f"        if step < ranks - 1:\n{WAITS}{TILE_13_9}"), (f"{WAITS}{COMES}", COMES), told="wait only after it"),
+    edit("13.9", "starts after the tile", (BEGIN, ""), (TILE_13_9, f"{TILE_13_9}{BEGIN}"), told="start to send and to receive before it"),
+    edit("13.9", "one step more", ("step < ranks - 1", "True", 2), told="sends more than ranks − 1 times"),
+    edit("13.9", "changed too early", (WAITS, "            works[1].wait()\n            kv.copy_(coming)\n            works[0].wait()\n"), told="changes what it sends before wait()"),
+    edit("13.9", "a sum", ("return tiles", "return sum(tiles)"), told="it returns a list of what tile gave"),
+    edit("13.9", "a message of two", ("dist.isend(kv,", "dist.isend((kv, kv),"), told="sends a tuple: a message is a tensor"),
 )  # fmt: skip
 assert torch  # the edits' names

@@ -17,26 +17,20 @@ from fa_tutorial.hopper import forward as hopper_forward
 from measure.chapter_8 import settled
 
 H, D, RANKS = 16, 128, 4
-KEYS_AT_ONCE = 32_768  # of one head, k and v take 17 MB, and L2 has 50
-LONG = 500_000  # tokens from which one call takes long enough
+S = 131_072
 OWNERS = {"own": 1, "earlier": 0, "later": 2}  # whose keys rank 1 computes with
 
 
 def kernels_cases() -> Iterator[Measurement]:
-    """Each tile by fixed numbers and by the counter, visitors' with so few keys at once that L2 holds them, one GPU's
-    whole sequence, and the join of a visitor's part in three ways, by the tokens of the whole."""
-    for S in (131_072, 1_048_576):
-        yield about(13, "ring_tile", "one GPU", "bf16", S=S, counter=True), partial(_whole_row, S)
-        for tile, counter in itertools.product(OWNERS, (False, True)):
-            yield about(13, "ring_tile", tile, "bf16", S=S, counter=counter), partial(_tile_row, S, tile, counter)
-    for tile in ("earlier", "later"):
-        row = about(13, "ring_tile", tile, "bf16", S=1_048_576, counter=True, keys_at_once=KEYS_AT_ONCE)
-        yield row, partial(_tile_row, 1_048_576, tile, True, KEYS_AT_ONCE)
-    for S, tile, way in itertools.product((131_072, 1_048_576), ("earlier", "later"), JOINS):
-        yield about(13, way, tile, "bf16", S=S), partial(_join_row, S, tile, way)
+    """Each tile by the counter, one GPU's whole sequence, and the join of a visitor's part in three ways."""
+    yield about(13, "ring_tile", "one GPU", "bf16", S=S, counter=True), _whole_row
+    for tile in OWNERS:
+        yield about(13, "ring_tile", tile, "bf16", S=S, counter=True), partial(_tile_row, tile)
+    for tile, way in itertools.product(("earlier", "later"), JOINS):
+        yield about(13, way, tile, "bf16", S=S), partial(_join_row, tile, way)
 
 
-def _shards(S: int, tile: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, slice, bool]:
+def _shards(tile: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, slice, bool]:
     """q, k and v of the tile, the rows of q in the rank's shard, and is_causal."""
     rows, keys, is_causal = ring.visible(1, OWNERS[tile], S // RANKS)
     q = randn(1, H, S // RANKS, D, dtype=torch.bfloat16)
@@ -44,29 +38,19 @@ def _shards(S: int, tile: str) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor
     return q, k, v, rows, is_causal
 
 
-def _tile_row(S: int, tile: str, counter: bool, keys_at_once: int = 0) -> dict[str, Any]:
-    """keys_at_once: in launches of so many keys each, whose results nobody joins; 0 for all keys."""
-    q, k, v, rows, is_causal = _shards(S, tile)
+def _tile_row(tile: str) -> dict[str, Any]:
+    q, k, v, rows, is_causal = _shards(tile)
     flops = 4 * H * D * (S // RANKS) ** 2 // 2  # every tile has half of the pairs of two shards
-    parts = [(k, v)]
-    if keys_at_once:
-        in_parts = (x.split(keys_at_once, dim=2) for x in (k, v))
-        parts = [[x.contiguous() for x in kv] for kv in zip(*in_parts, strict=True)]
-
-    def call() -> None:
-        for kv in parts:
-            attention.FORWARD(q[:, :, rows], *kv, is_causal, D**-0.5, "hopper")
-
-    with mock.patch.object(hopper_forward, "in_process_group", lambda: counter):
-        row = settled(call, flops, at_once=20 if S < LONG else 1)
+    with mock.patch.object(hopper_forward, "in_process_group", lambda: True):
+        row = settled(lambda: attention.FORWARD(q[:, :, rows], k, v, is_causal, D**-0.5, "hopper"), flops, at_once=20)
     return row | {"ms": round(flops / row["tflops"] / 1e9, 3)}
 
 
-def _whole_row(S: int) -> dict[str, Any]:
+def _whole_row() -> dict[str, Any]:
     """The whole sequence's causal attention in a quarter of the heads: what four tiles of a rank compute."""
     q, k, v = randn(3, 1, H // RANKS, S, D, dtype=torch.bfloat16)
     flops = 4 * (H // RANKS) * D * S**2 // 2
-    row = settled(lambda: attention.FORWARD(q, k, v, True, D**-0.5, "hopper"), flops, at_once=5 if S < LONG else 1)
+    row = settled(lambda: attention.FORWARD(q, k, v, True, D**-0.5, "hopper"), flops, at_once=5)
     return row | {"ms": round(flops / row["tflops"] / 1e9, 3)}
 
 
@@ -90,8 +74,8 @@ def _copy_of_as_many_bytes(nbytes: int) -> None:
     target.copy_(source)
 
 
-def _join_row(S: int, tile: str, way: str) -> dict[str, Any]:
-    q, k, v, rows, is_causal = _shards(S, tile)
+def _join_row(tile: str, way: str) -> dict[str, Any]:
+    q, k, v, rows, is_causal = _shards(tile)
     part = attention.FORWARD(q[:, :, rows], k, v, is_causal, D**-0.5, "hopper")
     o, lse = (torch.zeros(1, H, S // RANKS, *last, device="cuda")[:, :, rows] for last in ((D,), ()))
     return timed(lambda: JOINS[way](o, lse, *part))

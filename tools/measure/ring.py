@@ -28,7 +28,6 @@ from fa_tutorial.hopper import forward as hopper_forward
 B, H, D, DTYPE = 1, 16, 128, torch.bfloat16
 LENGTHS = (4_096, 8_192, 16_384, 32_768, 65_536, 131_072, 1_048_576)
 LINK = "host memory" if os.environ.get("NCCL_P2P_DISABLE") == "1" else "NVLink"
-FIRST_OF_ALL = os.environ.get("TORCH_NCCL_HIGH_PRIORITY") == "1"  # a free multiprocessor is a message's first
 CASE = ("S", "H_k", "ranks", "link", "provider", "backend")
 LONG = 500_000  # tokens from which a repeat takes seconds
 
@@ -168,8 +167,8 @@ def ring_cases(S: int, H_k: int, repeats: int) -> Iterator[dict]:
 
 
 def orders(q, k, v, do, repeats: int) -> Iterator[dict]:
-    """Ring attention's backward with the own tile last, as it is, and first; dk and dv in one message with k and v, as
-    they are, and in one of their own. In turns."""
+    """Ring attention's backward with the own tile last, as it is, and first, each with dk and dv in a message of their
+    own; and with the own tile last, in one with k and v, as it is. In turns."""
     o = ring.ring_attention(q, k, v, is_causal=True)
 
     def backward(is_first: bool, is_one: bool) -> None:
@@ -181,33 +180,22 @@ def orders(q, k, v, do, repeats: int) -> Iterator[dict]:
             torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
 
     calls = {
-        f"own tile {place}, {messages}": functools.partial(backward, place == "first", messages == "one message")
-        for place in ("first", "last")
-        for messages in ("two messages", "one message")
+        "own tile first, two messages": functools.partial(backward, True, False),
+        "own tile last, two messages": functools.partial(backward, False, False),
+        "own tile last, one message": functools.partial(backward, False, True),
     }
     for name, ms in timed_in_turns(calls, repeats).items():
-        yield {"provider": name + ", first of all" * FIRST_OF_ALL, "backward_ms": ms}
+        yield {"provider": name, "backward_ms": ms}
 
 
 def other_ways(q, k, v, do, repeats: int) -> Iterator[dict]:
-    """All-gather, forward, and Ulysses, forward and backward; and what each sends, without computing."""
+    """All-gather, forward, and Ulysses, forward and backward."""
     with torch.no_grad():
         torch.cuda.reset_peak_memory_stats()
         ms = timed(lambda: chapter_13.all_gather_attention(q, k, v), repeats)
         yield {"provider": "all-gather", "forward_ms": ms, "forward_peak_bytes": torch.cuda.max_memory_allocated()}
-        parts = [torch.empty_like(kv := torch.stack((k, v))) for _ in range(dist.get_world_size())]
-        yield {"provider": "gathering alone", "forward_ms": timed(lambda: dist.all_gather(parts, kv), repeats)}
-        if k.shape[1] % dist.get_world_size():
-            return
-        heads = chapter_13.to_heads(q)
-
-        def exchange():
-            for x in (q, k, v):
-                chapter_13.to_heads(x)
-            chapter_13.to_tokens(heads)
-
-        yield {"provider": "exchanging alone", "forward_ms": timed(exchange, repeats)}
-    yield {"provider": "Ulysses"} | both_ways(q, k, v, do, chapter_13.ulysses_attention, repeats)
+    if k.shape[1] % dist.get_world_size() == 0:
+        yield {"provider": "Ulysses"} | both_ways(q, k, v, do, chapter_13.ulysses_attention, repeats)
 
 
 def context_parallel(S: int, H_k: int, repeats: int, backend: str) -> dict:

@@ -38,6 +38,11 @@ def adapt(answer, ranks):
     return tuple(map(work, given))
 
 
+def note(answer):
+    is_given = all({*answer(rank, 4)} == {*chunks_of(rank, 4)} for rank in range(4))
+    return "" if is_given else "as fair; below, rank r has chunks r and 2R − 1 − r"
+
+
 def inputs():
     yield case(2, on="2 ranks")
     yield case(3, on="3 ranks")
@@ -59,5 +64,6 @@ EXERCISE = Exercise(
     rule=f"every rank has the same work where the numbers of its two chunks have the same sum{WORK}",
     mistakes=MISTAKES,
     exact=True,
+    note=note,
     adapt=adapt,
 )

@@ -20,6 +20,7 @@ MISTAKES = {
     "that is twice as much: a pair takes part in two matmuls, a multiply-add is 2 FLOPs, and k and v leave once": (RESULT, f"2 * {RESULT}"),
     "flops and bandwidth are exchanged: a faster GPU needs a longer shard, a faster link a shorter one": (
         RESULT, "H_k * itemsize * bandwidth / (H_q * flops)"),
+    "// rounds H_k / H_q down, to 0 where H_q is larger: divide by /": (RESULT, "H_k // H_q * itemsize * flops / bandwidth"),
     "the heads of k and v are H_k: grouped-query attention sends less": (RESULT, "itemsize * flops / bandwidth"),
     "the two groups of heads are exchanged: computing has H_q heads, sending H_k": (RESULT, "H_q * itemsize * flops / (H_k * bandwidth)"),
     "the numbers of k and v are sent, but their bytes aren't counted: multiply by itemsize": (RESULT, "H_k * flops / (H_q * bandwidth)"),

@@ -37,6 +37,8 @@ MISTAKES = {
     "its own part of dk and dv is left out: begin their sums with it, or add it when they are home": (
         "  # float32, where q is bf16\n", "\n    dk, dv = torch.zeros_like(dk), torch.zeros_like(dv)\n"),
     "dq travels with the keys, so that gradients of different queries are added up: dq stays": (YIELD, "dq, k, v, dk, dv = yield dq, k, v, dk, dv"),
+    "dq goes all the way around with the keys, but it belongs to this rank's queries: dq stays": [
+        (YIELD, "dq, k, v, dk, dv = yield dq, k, v, dk, dv"), (HOME, HOME.replace("dk, dv", "dq, dk, dv"))],
     "its own pair is left out": (f"dq, dk, dv = {TILE}\n", "dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))\n"),
     "its own pair is counted twice, and the last pair never: pass on first, then take the gradients of what came": (
         f"        {YIELD}\n        dq_part, dk_part, dv_part = {TILE}\n        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part\n",

@@ -27,7 +27,7 @@ PASS = "        if step < ranks - 1:\n            passing = start(kv)\n"
 TILE, KEYS = "dkv = tile(kv) + home.wait()", "kv = passing.wait()"
 FIRST, LAST = "    passing = start(kv)\n    dkv = tile(kv)\n", "return start(dkv).wait()"
 MISTAKES = {
-    "nothing is hidden: each message is waited for right after its start": [
+    "nothing is hidden: no message is on its way during a tile. Start each as soon as its contents are there, and wait only where what comes is needed": [
         (FIRST, "    dkv = tile(kv)\n"), (KEYS, "kv = start(kv).wait()"), (PASS, ""), (TILE, "dkv = home.wait() + tile(kv)")],
     "dk and dv travel while nothing is computed: start them before the next tile, and wait for them after it (in a sum Python takes the left side first)": (TILE, "dkv = home.wait() + tile(kv)"),
     "dk and dv leave behind k and v, and travel while nothing is computed: start them before the next tile, and wait for them after it": [
