@@ -1,11 +1,14 @@
 """Chapter 5: what its page shows of the stored results of its kernel."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import matplotlib.pyplot as plt
 
 from fa_tutorial import forward
 from fa_tutorial.bench import results
+from fa_tutorial.figures import GREY
 from fa_tutorial.tiles import TileConfig
 
 LAYER = {"mode": "fwd", "dtype": "fp16", "B": 1}
@@ -55,10 +58,50 @@ def show_tiles(card: dict, D: int) -> None:
     forward.CONFIGS."""
     rows = results.select(card["kernels"], kernel="forward_tile", D=D, is_causal=False)
     print(f"D = {D} (stored, H200)      registers  spilled  programs on an SM       time")
-    for row in rows[rows["provider"] != ALONE[D]].to_dict("records") if D in ALONE else rows.to_dict("records"):
+    for row in rows[rows["provider"] != ALONE.get(D)].to_dict("records"):
         sizes = [int(word) for word in re.findall(r"\d+", row["provider"])]
         star = "*" if TileConfig(*sizes) == forward.CONFIGS[232_448][D] else " "  # bytes of shared memory
         programs = min(room_on_an_sm(row, sizes[2]))
         made = f"{row['registers']:9.0f} {row['spilled_registers'] or '-':>8} {programs:18}"
         print(f"{row['provider']:26} {made} {star:>3}{row['ms']:.2f} ms")
     print("a thread's registers, and the numbers that it spills; *: the tile of the package")
+
+
+def draw_limits(card: dict, limits: Callable, executed: dict[int, tuple[float, float]]) -> None:
+    """Draw in which share of an SM's cycles its tensor cores are busy at most, and are.
+
+    limits: exercise 5.9's. executed: by D, the instructions of the chapter's loop for a score, and its softmax's.
+    """
+    kernels = card["kernels"]
+    figure, ax = plt.subplots(figsize=(9, 4.4))
+    names, rows = {}, [(D, provider) for D in executed for provider in ("sdpa_cudnn", "basic")]
+    for y, (D, provider) in zip((3.5, 2.5, 1, 0), rows, strict=True):
+        row = results.select(kernels, kernel="step", provider=provider, D=D, is_causal=False).iloc[0]
+        every, softmax = (4, 4) if provider == "sdpa_cudnn" else executed[D]
+        at_once, _, in_series = limits(D, every, 100)
+        in_turns = limits(D, softmax, 100)[1]
+        name = "cuDNN" if provider == "sdpa_cudnn" else "this chapter"
+        names[y] = f"D = {D}, {name}\n{row['cycles'] / row['ms'] / 1e6:.2f} GHz"
+        ax.plot([0, 100], [y, y], color=GREY, linestyle="-", linewidth=1, zorder=1)
+        ticks = ((in_series, "in series", "right"), (in_turns, "in turns", "left"), (at_once, "at once", "left"))
+        for at, what, ha in ticks:
+            ax.plot([at, at], [y - 0.17, y + 0.17], color="black", linestyle="-", linewidth=2, zorder=2)
+            ax.text(at, y + 0.22, what, ha="right" if at > 90 else ha, va="bottom", fontsize="small")
+        marks = [(row, "o", "C0", "full", "measured")]
+        if provider == "basic":
+            alone = results.select(kernels, kernel="forward_tile", provider=ALONE[D], D=D).iloc[0]
+            marks.append((alone, "D", "C1", "none", "measured, one program on an SM"))
+        for one, marker, colour, fill, what in marks:
+            busy = 100 * one["tflops"] * one["ms"] * 1e9 / (one["cycles"] * 132 * 4096)
+            ax.plot(busy, y, marker, color=colour, fillstyle=fill, markersize=9, label=what, zorder=3)
+            ax.text(busy, y - 0.22, f"{busy:.0f}", ha="center", va="top", color=colour, fontsize="small")
+    about = "H200, full attention, S = 4,096"
+    ax.set(xlim=(0, 101), ylim=(-0.6, 4.1), xlabel=f"tensor cores busy, % of an SM's cycles ({about})")
+    ax.set_yticks(list(names), names.values())
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    ax.grid(axis="y", visible=False)
+    lines, labels = ax.get_legend_handles_labels()
+    legend = dict(zip(labels, lines, strict=True))  # each once
+    figure.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=2)
+    plt.show()

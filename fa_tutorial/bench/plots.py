@@ -2,7 +2,7 @@
 
 import contextlib
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import matplotlib
@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fa_tutorial import ledger
-from fa_tutorial.bench import chapter_5, results
+from fa_tutorial.bench import results
 from fa_tutorial.bench.cases import GRIDS, LABELS, MODES, Grid
 from fa_tutorial.bench.tables import label, mask, table
 from fa_tutorial.figures import GREY
@@ -123,46 +123,6 @@ def memory_and_speed(names: dict[str, str]) -> Figure:
         axes.set_xticks(ticks, [f"{S:,}" for S in ticks])
         axes.set_xlabel("S")
     figure.legend(*speed.get_legend_handles_labels(), loc="outside lower center", ncols=4)
-    return figure
-
-
-def tensor_cores_busy(limits: Callable, executed: dict[int, tuple[float, float]]) -> Figure:
-    """Chapter 5's picture of the limits: in which share of an SM's cycles its tensor cores are busy at most, and are.
-
-    limits: exercise 5.9's. executed: by D, the instructions of the chapter's loop for a score, and its softmax's.
-    """
-    kernels = results.load("h200")["kernels"]
-    figure, ax = plt.subplots(figsize=(9, 4.4))
-    names, rows = {}, [(D, provider) for D in executed for provider in ("sdpa_cudnn", "basic")]
-    for y, (D, provider) in zip((3.5, 2.5, 1, 0), rows, strict=True):
-        row = results.select(kernels, kernel="step", provider=provider, D=D, is_causal=False).iloc[0]
-        every, softmax = (4, 4) if provider == "sdpa_cudnn" else executed[D]
-        at_once, _, in_series = limits(D, every, 100)
-        in_turns = limits(D, softmax, 100)[1]
-        name = "cuDNN" if provider == "sdpa_cudnn" else "this chapter"
-        names[y] = f"D = {D}, {name}\n{row['cycles'] / row['ms'] / 1e6:.2f} GHz"
-        ax.plot([0, 100], [y, y], color=GREY, linestyle="-", linewidth=1, zorder=1)
-        ticks = ((in_series, "in series", "right"), (in_turns, "in turns", "left"), (at_once, "at once", "left"))
-        for at, what, ha in ticks:
-            ax.plot([at, at], [y - 0.17, y + 0.17], color="black", linestyle="-", linewidth=2, zorder=2)
-            ax.text(at, y + 0.22, what, ha="right" if at > 90 else ha, va="bottom", fontsize="small")
-        marks = [(row, "o", "C0", "full", "measured")]
-        if provider == "basic":
-            alone = results.select(kernels, kernel="forward_tile", provider=chapter_5.ALONE[D], D=D).iloc[0]
-            marks.append((alone, "D", "C1", "none", "measured, one program on an SM"))
-        for one, marker, colour, fill, what in marks:
-            busy = 100 * one["tflops"] * one["ms"] * 1e9 / (one["cycles"] * 132 * 4096)
-            ax.plot(busy, y, marker, color=colour, fillstyle=fill, markersize=9, label=what, zorder=3)
-            ax.text(busy, y - 0.22, f"{busy:.0f}", ha="center", va="top", color=colour, fontsize="small")
-    about = "H200, full attention, S = 4,096"
-    ax.set(xlim=(0, 101), ylim=(-0.6, 4.1), xlabel=f"tensor cores busy, % of an SM's cycles ({about})")
-    ax.set_yticks(list(names), names.values())
-    ax.tick_params(axis="y", length=0)
-    ax.spines["left"].set_visible(False)
-    ax.grid(axis="y", visible=False)
-    lines, labels = ax.get_legend_handles_labels()
-    legend = dict(zip(labels, lines, strict=True))  # each once
-    figure.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=2)
     return figure
 
 
