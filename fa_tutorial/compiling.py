@@ -176,7 +176,7 @@ def in_a_process(code: str) -> Any:
 def softmax_registers(kernel: Any, launches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     """(registers, bytes spilled) of a thread of a softmax_kernel in fp32 on an H200, for each (columns, warps).
 
-    kernel: chapter 2's, or a reader's, as shared_bytes takes it.
+    kernel: chapter 2's, or a reader's, as forward_rows takes it.
     """
     code = f"""
 import torch
@@ -240,8 +240,8 @@ print(json.dumps(found))
     return [Loop(name, tuple(piece), rate, spilled) for name, piece, rate, spilled in in_a_process(code)]
 
 
-def shared_bytes(kernel: Any, cases: Iterable[tuple[str, int, TileConfig]]) -> list[int]:
-    """Bytes of shared memory that a block of a flash_forward_kernel takes on an H200, for each (dtype's name, D, tile).
+def forward_rows(kernel: Any, cases: Iterable[tuple[str, int, TileConfig]]) -> list[Row]:
+    """What a compile of a flash_forward_kernel gives on an H200, for each (dtype's name, D, tile).
 
     kernel: chapter 5's, or a reader's with the same parameters. Its functions, constants and modules come along.
     Where it doesn't compile, a line says so, and the numbers are those of chapter 5's.
@@ -257,9 +257,9 @@ calls = []
 for dtype, D, tile in {[(dtype, D, astuple(tile)) for dtype, D, tile in cases]!r}:
     q, k, v, *_ = compiling.inputs(getattr(torch, dtype), D)
     calls.append(("", partial(forward.flash_forward, q, k, v, False, 0.5, config=TileConfig(*tile))))
-print(json.dumps([row.shared for row in compiling.compile_calls(90, calls)]))
+print(json.dumps(list(compiling.compile_calls(90, calls))))
 """
-    return _of_a_kernel(kernel, forward.flash_forward_kernel, code)
+    return [Row(*row) for row in _of_a_kernel(kernel, forward.flash_forward_kernel, code)]
 
 
 def decoding_shared_bytes() -> int:
@@ -282,7 +282,7 @@ def forward_loops(kernel: Any, cases: Iterable[tuple[int, TileConfig]]) -> list[
     """How many instructions of each name the loop without a mask has, of a flash_forward_kernel in fp16 on an H200, for
     each (D, tile): {"FMUL": 166, …}.
 
-    kernel: as shared_bytes takes it.
+    kernel: as forward_rows takes it.
     """
     code = f"""
 import collections, torch
@@ -306,7 +306,7 @@ def descriptor_loops(kernel: Any, course: Any) -> list[dict[str, Any]]:
     """What becomes of exercise 8.3's kernel in fp16 on an H200 with chapter 8's tile of 64x64, for D = 64 and 128:
     {"D", "registers": a thread's, "loop": how many instructions of each name}.
 
-    kernel: as shared_bytes takes it. course: the course's solution, in its place where it doesn't compile.
+    kernel: as forward_rows takes it. course: the course's solution, in its place where it doesn't compile.
     """
     code = """
 import collections, torch
@@ -332,7 +332,7 @@ def loop_order(kernel: Any, num_stages: int) -> tuple[list[str], list[str]]:
     flash_forward_kernel's loop without a mask does, in the order of its PTX. fp16, D = 128, tiles of 128 rows and 32
     keys, 4 warps, on an H200.
 
-    kernel: as shared_bytes takes it.
+    kernel: as forward_rows takes it.
     """
     code = f"""
 import re, torch

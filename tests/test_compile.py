@@ -37,18 +37,22 @@ def test_every_kernel_and_every_configuration_compiles_without_faults(capability
         assert shared == {D * 2 * (tile.block_m + 2 * tile.num_stages * tile.block_n)}, "(5.3)"
 
 
+def shared_bytes(*args):
+    return [row.shared for row in compiling.forward_rows(*args)]
+
+
 @pytest.mark.slow
 def test_shared_memory_of_a_readers_kernel():
     """It takes the bytes of (5.3), and those of a function of the reader's own that it calls: here tiles twice as wide."""
     tile, text = tiles.TileConfig(64, 32, 4, 2), source_of(forward.flash_forward_kernel)
     names = vars(tiles) | vars(forward) | {"__name__": "reader"}
     kernel = defined(text, names)["flash_forward_kernel"]
-    assert compiling.shared_bytes(kernel, [("float16", 64, tile), ("bfloat16", 128, tile)]) == [24_576, 49_152]
+    assert shared_bytes(kernel, [("float16", 64, tile), ("bfloat16", 128, tile)]) == [24_576, 49_152]
     wide = edited(
         source_of(forward.attend), ("BLOCK_N, BLOCK_D)", "2 * BLOCK_N, BLOCK_D)", 2), ("tl.arange(0, BLOCK_N)", "tl.arange(0, 2 * BLOCK_N)")
     )
     kernel = defined(f"{wide}\n\n\n{text}", names)["flash_forward_kernel"]
-    assert compiling.shared_bytes(kernel, [("float16", 64, tile)]) == [40_960]
+    assert shared_bytes(kernel, [("float16", 64, tile)]) == [40_960]
 
 
 @pytest.mark.slow
@@ -113,7 +117,7 @@ def test_shared_memory_of_a_kernel_with_its_own_names(lowest, capsys):
     tile, text = tiles.TileConfig(64, 32, 4, 2), edited(source_of(forward.flash_forward_kernel), ('-float("inf")', lowest))
     names = vars(tiles) | vars(forward) | {"__name__": "reader", "math": math, "LOWEST": forward.tl.constexpr(-math.inf)}
     kernel = defined(text, names)["flash_forward_kernel"]
-    assert compiling.shared_bytes(kernel, [("float16", 64, tile)]) == [24_576]
+    assert shared_bytes(kernel, [("float16", 64, tile)]) == [24_576]
     said = capsys.readouterr().out
     assert ("missing is not defined" in said and said.count("\n") == 1) if lowest == "-missing" else not said
 
@@ -124,7 +128,7 @@ def test_where_nothing_compiles_the_error_is_raised(monkeypatch):
 
     monkeypatch.setattr(compiling, "in_a_process", failed)
     with pytest.raises(RuntimeError, match="no compiler"):
-        compiling.shared_bytes(forward.flash_forward_kernel, [])
+        compiling.forward_rows(forward.flash_forward_kernel, [])
 
 
 @pytest.mark.slow

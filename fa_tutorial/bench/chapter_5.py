@@ -1,14 +1,19 @@
 """Chapter 5: what its page shows of the stored results of its kernel."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+import matplotlib.pyplot as plt
 
 from fa_tutorial import forward
 from fa_tutorial.bench import results
+from fa_tutorial.figures import GREY
 from fa_tutorial.tiles import TileConfig
 
 LAYER = {"mode": "fwd", "dtype": "fp16", "B": 1}
+# The package's tile with so many stages that an SM has room for one program, not two.
+ALONE = {64: "128x64, 8 warps, 7 stages", 128: "64x64, 4 warps, 4 stages"}
 
 
 def show_one_loop(card: dict) -> None:
@@ -35,10 +40,8 @@ def show_times(card: dict, names: dict[str, str]) -> None:
         found = results.select(rows, provider=provider, H_q=16, D=64, is_causal=False, **LAYER).set_index("S_q")
         times = [f"{found['ms'][S]:7.3f}" for S in lengths]
         print(f"{names[provider]:17}", *times, f"{found['peak_bytes'][4_096] / 2**20:14,.1f}")
-    print("\nms, 32 heads, S = 16,384    full  causal")
-    for provider, name in names.items():
-        found = results.select(rows, provider=provider, H_q=32, D=64, S_q=16_384, **LAYER).sort_values("is_causal")
-        print(f"{name:24}", *(f"{ms:7.2f}" for ms in found["ms"]))
+    long = results.select(rows, H_q=32, D=64, S_q=16_384, is_causal=False, **LAYER).set_index("provider")["ms"]
+    print("\nms, 32 heads, S = 16,384:", ", ".join(f"{name} {long[provider]:.2f}" for provider, name in names.items()))
 
 
 def room_on_an_sm(row: Mapping[str, Any], num_warps: int) -> tuple[int, int]:
@@ -50,39 +53,55 @@ def room_on_an_sm(row: Mapping[str, Any], num_warps: int) -> tuple[int, int]:
     return 65_536 // of_program, 228 * 1_024 // (int(row["shared_bytes"]) + 1_024)
 
 
-def show_programs(card: dict) -> None:
-    """Print what a tile with room for two programs on an SM does, and with the stage that leaves room for one."""
-    rows = results.select(card["kernels"], kernel="forward_tile")
-    for D, tile, stages in ((64, "128x64, 8 warps", (6, 7)), (128, "64x64, 4 warps", (3, 4))):
-        found = []
-        for n in stages:
-            row = results.select(rows, D=D, provider=f"{tile}, {n} stages").iloc[0]
-            programs = min(room_on_an_sm(row, int(tile.split()[1])))
-            found.append(f"{n} stages, {programs} on an SM: {row['ms']:.2f} ms, {row['tflops']:.0f} TFLOP/s")
-        print(f"D = {D:3}, {tile} (stored, H200):", *found, sep="\n    ")
-
-
-def show_tiles(card: dict, dims: tuple[int, ...], *, room: bool = True, times: bool = True) -> None:
-    """Print what the compiler made of the kernel with each tile that was timed for all of dims, and its time; * marks
+def show_tiles(card: dict, D: int) -> None:
+    """Print what the compiler made of the kernel with each tile of the page's tables, and its time; * marks
     forward.CONFIGS."""
-    rows = results.select(card["kernels"], kernel="forward_tile", is_causal=False)
-    rows, chosen = rows[rows["D"].isin(dims)], forward.CONFIGS[232_448]  # bytes of shared memory
-    heading = f"{'numbers  registers  programs  ' if room else ''}{'    time' if times else ''}"
-    wide = len(heading) + 3
-    print(f"{'(stored, H200)':26}", "".join(f"D = {D}".ljust(wide) for D in dims).rstrip())
-    print(f"{'':26}", "".join(heading.ljust(wide) for _ in dims).rstrip())
-    for tile, count in rows["provider"].value_counts(sort=False).items():
-        if count < len(dims):
-            continue
-        block_m, block_n, num_warps, _ = sizes = [int(word) for word in re.findall(r"\d+", tile)]
-        line = f"{tile:26} "
-        for D in dims:
-            row = results.select(rows, provider=tile, D=D).iloc[0]
-            numbers = block_m * block_n // (32 * min(num_warps, block_m // 16)) + block_m * D // (32 * num_warps)
-            spilled = f"+{row['spilled_registers']:.0f}" if row["spilled_registers"] else ""
-            made = f"{numbers:7}  {row['registers']:5.0f}{spilled:4}  {min(room_on_an_sm(row, num_warps)):8}  "
-            time = f"{'*' if TileConfig(*sizes) == chosen[D] else ' '}{row['ms']:.2f} ms"
-            line += f"{made if room else ''}{time if times else ''}".ljust(wide)
-        print(line.rstrip())
-    of_a_thread = "a thread's numbers of s and acc, and its registers (+: spilled); programs: on an SM"
-    print("; ".join([of_a_thread] * room + ["*: the tile of the package"] * times))
+    rows = results.select(card["kernels"], kernel="forward_tile", D=D, is_causal=False)
+    print(f"D = {D} (stored, H200)      registers  spilled  programs on an SM       time")
+    for row in rows[rows["provider"] != ALONE.get(D)].to_dict("records"):
+        sizes = [int(word) for word in re.findall(r"\d+", row["provider"])]
+        star = "*" if TileConfig(*sizes) == forward.CONFIGS[232_448][D] else " "  # bytes of shared memory
+        programs = min(room_on_an_sm(row, sizes[2]))
+        made = f"{row['registers']:9.0f} {row['spilled_registers'] or '-':>8} {programs:18}"
+        print(f"{row['provider']:26} {made} {star:>3}{row['ms']:.2f} ms")
+    print("a thread's registers, and the numbers that it spills; *: the tile of the package")
+
+
+def draw_limits(card: dict, limits: Callable, executed: dict[int, tuple[float, float]]) -> None:
+    """Draw in which share of an SM's cycles its tensor cores are busy at most, and are.
+
+    limits: exercise 5.9's. executed: by D, the instructions of the chapter's loop for a score, and its softmax's.
+    """
+    kernels = card["kernels"]
+    figure, ax = plt.subplots(figsize=(9, 4.4))
+    names, rows = {}, [(D, provider) for D in executed for provider in ("sdpa_cudnn", "basic")]
+    for y, (D, provider) in zip((3.5, 2.5, 1, 0), rows, strict=True):
+        row = results.select(kernels, kernel="step", provider=provider, D=D, is_causal=False).iloc[0]
+        every, softmax = (4, 4) if provider == "sdpa_cudnn" else executed[D]
+        at_once, _, in_series = limits(D, every, 100)
+        in_turns = limits(D, softmax, 100)[1]
+        name = "cuDNN" if provider == "sdpa_cudnn" else "this chapter"
+        names[y] = f"D = {D}, {name}\n{row['cycles'] / row['ms'] / 1e6:.2f} GHz"
+        ax.plot([0, 100], [y, y], color=GREY, linestyle="-", linewidth=1, zorder=1)
+        ticks = ((in_series, "in series", "right"), (in_turns, "in turns", "left"), (at_once, "at once", "left"))
+        for at, what, ha in ticks:
+            ax.plot([at, at], [y - 0.17, y + 0.17], color="black", linestyle="-", linewidth=2, zorder=2)
+            ax.text(at, y + 0.22, what, ha="right" if at > 90 else ha, va="bottom", fontsize="small")
+        marks = [(row, "o", "C0", "full", "measured")]
+        if provider == "basic":
+            alone = results.select(kernels, kernel="forward_tile", provider=ALONE[D], D=D).iloc[0]
+            marks.append((alone, "D", "C1", "none", "measured, one program on an SM"))
+        for one, marker, colour, fill, what in marks:
+            busy = 100 * one["tflops"] * one["ms"] * 1e9 / (one["cycles"] * 132 * 4096)
+            ax.plot(busy, y, marker, color=colour, fillstyle=fill, markersize=9, label=what, zorder=3)
+            ax.text(busy, y - 0.22, f"{busy:.0f}", ha="center", va="top", color=colour, fontsize="small")
+    about = "H200, full attention, S = 4,096"
+    ax.set(xlim=(0, 101), ylim=(-0.6, 4.1), xlabel=f"tensor cores busy, % of an SM's cycles ({about})")
+    ax.set_yticks(list(names), names.values())
+    ax.tick_params(axis="y", length=0)
+    ax.spines["left"].set_visible(False)
+    ax.grid(axis="y", visible=False)
+    lines, labels = ax.get_legend_handles_labels()
+    legend = dict(zip(labels, lines, strict=True))  # each once
+    figure.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=2)
+    plt.show()

@@ -372,7 +372,8 @@ FORWARD_TILES = {
 
 
 def forward_tile_cases() -> Iterator[Measurement]:
-    """Chapter 5: its forward with several tiles, full, S = 4,096: its time, and what the compiler made of it."""
+    """Chapter 5: its forward with several tiles, full, S = 4,096: its time and cycles, and what the compiler made of
+    it."""
     for D, tiles in FORWARD_TILES.items():
         shape, tiles = Shape(4, 2048 // D, 2048 // D, 4096, 4096, D, False), itertools.starmap(TileConfig, tiles)
         yield from by_shape(5, "forward_tile", _forward_tiles_in_turns, [shape], tiles, in_words)
@@ -383,6 +384,7 @@ def _forward_tiles_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
     scale = shape.D**-0.5
     tiles = [*itertools.starmap(TileConfig, FORWARD_TILES[shape.D])]
     calls = {tile: partial(forward.flash_forward, q, k, v, shape.is_causal, scale, config=tile) for tile in tiles}
+    cycles = cycles_in_turns(calls)
     rows = timed_in_turns(calls, flops=flops_of(shape))
     o, lse = next(iter(calls.values()))()
     for tile in tiles:
@@ -390,7 +392,7 @@ def _forward_tiles_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
             *map(heads, (q, k, v, o)), lse, shape.H_q, shape.H_k, shape.S_q, shape.S_k, shape.D, scale,
             IS_CAUSAL=shape.is_causal, BLOCK_D=padded_d(shape.D), **tile.launch(),
         )  # fmt: skip
-        rows[tile] |= room_of(compiled)
+        rows[tile] |= room_of(compiled) | {"cycles": cycles[tile]}
     return rows
 
 

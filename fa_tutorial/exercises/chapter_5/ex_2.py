@@ -42,6 +42,8 @@ MISTAKES = {
         (S, S.replace("dot(", "tl.dot(")), (PV, "tl." + PV)],
     "m is the maximum of q kᵀ, and p subtracts it from scale · q kᵀ: scale the scores first": [
         (S, S[8:]), ("tl.exp(s - m", "tl.exp(scale * s - m")],
+    "the scale is missing in p, though m has it: p is exp(scale · q kᵀ − m)": [(S, S[8:]), ("tl.max(s, axis=1)", "scale * tl.max(s, axis=1)")],
+    "tl.max(s, axis=0) is the maximum of each column, over all queries: axis 1 gives each row its own": ("tl.max(s, axis=1)", "tl.max(s, axis=0)"),
     "q is multiplied by k, not by kᵀ: dot(q_tile, tl.trans(k_tile))": ("tl.trans(k_tile)", "k_tile"),
     "s − m[None, :] subtracts the m of row j from column j: m[:, None] gives one number to each row": ("m[:, None]", "m[None, :]"),
     "acc / l[None, :] divides column j by the l of row j: l[:, None] gives one number to each row": ("l[:, None]", "l[None, :]"),

@@ -54,6 +54,8 @@ MISTAKES = {
         ACC, "dot(p.to(v_tile.dtype), v_tile, acc) * alpha[:, None]"),
     "acc is divided by l in every iteration, so earlier tiles lose weight with each that follows: divide once, after the loop": [
         (LAST, LAST + "        acc = acc / l[:, None]\n"), ("acc / l[:, None], b", "acc, b")],
+    "acc is divided by l in every iteration, and once more after the loop: divide once, after it": (
+        LAST, LAST + "        acc = acc / l[:, None]\n"),
     "p is divided by l in the loop, where l still grows with each later tile: divide once, after the loop": [
         (ACC, ACC.replace("p.to(", "(p / l[:, None]).to(")), ("acc / l[:, None], b", "acc, b")],
     "the last tile is left out: range ends before its second argument, so that is S_k": ("range(0, S_k, BLOCK_N)", "range(0, S_k - BLOCK_N, BLOCK_N)"),

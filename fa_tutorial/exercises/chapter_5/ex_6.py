@@ -61,6 +61,8 @@ MISTAKES = {
         FULL, "tl.maximum(start_m + BLOCK_M + S_k - S_q, 0) // BLOCK_N * BLOCK_N"),
     "full_n is no multiple of BLOCK_N: the loop without a mask runs past it, and the loop with a mask counts those keys again": (
         " // BLOCK_N * BLOCK_N\n        end_n", "\n        end_n"),
+    "full_n is rounded down before S_k − S_q is added, so it may be no multiple of BLOCK_N: add first, then round": (
+        FULL, "tl.maximum((start_m + 1) // BLOCK_N * BLOCK_N + S_k - S_q, 0)"),
     "full_n is a number of tiles, and the loops count keys: multiply by BLOCK_N": [
         (FULL, FULL.removesuffix(" * BLOCK_N")), ("= S_k // BLOCK_N * BLOCK_N, S_k", "= S_k // BLOCK_N, S_k")],
     "full_n is a number of tiles under the mask: multiply it by BLOCK_N, as without IS_CAUSAL": (FULL, FULL.removesuffix(" * BLOCK_N")),
@@ -97,7 +99,7 @@ def inputs():
     for m, n in ((32, 16), (16, 32)):
         yield causal(*square, f"S_q = S_k = 32, BLOCK_M = {m}, BLOCK_N = {n}", f"BLOCK_M and BLOCK_N may differ: {rows}", blocks=(m, n, 16))
     yield causal(*draw_qkv(1, 1, 16, 32, 16), "S_q = 16, S_k = 32", BOTTOM)
-    ragged = "the last tile may be ragged, and only the last row sees into it: end_n is one past the last key that it sees"
+    ragged = "the last tile may be ragged, and only the last row sees into it: full_n is a multiple of BLOCK_N, and end_n is one past the last key"
     yield causal(*draw_qkv(1, 1, 16, 17, 16), "S_q = 16, S_k = 17, BLOCK_N = 16", ragged, stray=KEYS_READ)
     past = "a tile past S_k goes through the loop with a mask: without IS_CAUSAL full_n is S_k // BLOCK_N · BLOCK_N"
     yield attention_case(*draw_qkv(1, 1, 16, 20, 16), "IS_CAUSAL = False, S_q = 16, S_k = 20", stray=past, edge="full")

@@ -67,7 +67,7 @@ def own_maximum(rule=""):
     q, k, v = logits(200)
     q[:, :, :15] = 0
     on = "logits 200 in row 15, 0 in all others"
-    return attention_case(q, k, v, on, f"each row subtracts its own maximum, tl.max(s, axis=1), not one of the whole tile{rule}")
+    return attention_case(q, k, v, on, f"each row subtracts its own maximum, tl.max(s, axis=1){rule}")
 
 
 def one_tile_inputs(one_tile="", **options):
