@@ -189,7 +189,7 @@ for columns, num_warps in {list(launches)!r}:
     found.append(compiling.read_ptxas(launched[0][2])[:2])
 print(json.dumps(found))
 """
-    return _of_a_kernel(kernel, layout.softmax_kernel, code)
+    return of_a_kernel(kernel, layout.softmax_kernel, code)
 
 
 class Loop(NamedTuple):
@@ -259,7 +259,7 @@ for dtype, D, tile in {[(dtype, D, astuple(tile)) for dtype, D, tile in cases]!r
     calls.append(("", partial(forward.flash_forward, q, k, v, False, 0.5, config=TileConfig(*tile))))
 print(json.dumps(list(compiling.compile_calls(90, calls))))
 """
-    return [Row(*row) for row in _of_a_kernel(kernel, forward.flash_forward_kernel, code)]
+    return [Row(*row) for row in of_a_kernel(kernel, forward.flash_forward_kernel, code)]
 
 
 def decoding_shared_bytes() -> int:
@@ -299,7 +299,7 @@ for D, tile in {[(D, astuple(tile)) for D, tile in cases]!r}:
     found.append(collections.Counter(name.split(".")[0] for name in loop))
 print(json.dumps(found))
 """
-    return _of_a_kernel(kernel, forward.flash_forward_kernel, code)
+    return of_a_kernel(kernel, forward.flash_forward_kernel, code)
 
 
 def descriptor_loops(kernel: Any, course: Any) -> list[dict[str, Any]]:
@@ -324,7 +324,7 @@ for D in (64, 128):
     found.append({"D": D, "registers": compiling.read_ptxas(launched[0][2])[0], "loop": loop})
 print(json.dumps(found))
 """
-    return _of_a_kernel(kernel, course, code)
+    return of_a_kernel(kernel, course, code)
 
 
 def loop_order(kernel: Any, num_stages: int) -> tuple[list[str], list[str]]:
@@ -359,7 +359,7 @@ for step in re.findall(r"wait_group\\s+\\d+|commit_group|mma\\.sync|ex2", loop):
         steps.append("wait for all copies" if left == 0 else f"wait until at most {{left}} copies are under way")
 print(json.dumps([swizzles, steps]))
 """
-    return tuple(_of_a_kernel(kernel, forward.flash_forward_kernel, code))
+    return tuple(of_a_kernel(kernel, forward.flash_forward_kernel, code))
 
 
 def masked_shared_bytes(masks: dict[str, tuple[Any, tuple]], D: int) -> dict[str, int]:
@@ -419,7 +419,7 @@ print(json.dumps(found))
     return dict(zip(scores, in_a_process(code), strict=True))
 
 
-def _of_a_kernel(kernel: Any, course: Any, code: str) -> Any:
+def of_a_kernel(kernel: Any, course: Any, code: str) -> Any:
     """What `code` prints, which finds `kernel` compiled anew with all that it names; the course's where that fails."""
     kernels = list(dict.fromkeys(_with_its_own(kernel)))
     named = {name: value for one in kernels for name, value in globals_of(one).items()}
@@ -442,7 +442,7 @@ kernel = defined({text!r}, vars({module}))[{kernel.fn.__name__!r}]
         if kernel is course:
             raise
         print(f"your kernel doesn't compile, so these are the course's numbers: {str(error).splitlines()[-1]}")
-        return _of_a_kernel(course, course, code)
+        return of_a_kernel(course, course, code)
 
 
 def _with_its_own(kernel: Any) -> Iterator[Any]:

@@ -269,7 +269,7 @@ def append_kernel(k_new, v_new, k, v, seqlens_ptr, block_table, H_k, S_new, S_ma
 
 # of one tile of keys: large enough to stream, small enough that several are on their way on each multiprocessor
 TILE_BYTES = 16_384
-PROGRAMS_PER_SM = 2  # that choose_num_splits counts on, and that an H200 has room for
+PROGRAMS_PER_SM = 2  # that choose_num_splits counts on; an H200 has room for two without pages, and for three with them
 TURING_BYTES = 65_536  # of shared memory; there Triton uses no tensor cores
 HOPPER_BYTES = 232_448
 MAX_ROWS = 64  # rows of a program: more make a second program read the same keys

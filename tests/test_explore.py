@@ -581,12 +581,12 @@ def test_fa2_lines_answer_their_question(page):
 
 def test_splits_is_the_chapter_s_rule(page):
     open_figure(page, "splits")
-    for tiles, n, splits, slots in ((544, 8, 34, 132), (512, 8, 34, 264), (16, 1, 128, 132), (1024, 64, 100, 264), (64, 60, 1, 132)):
+    for tiles, n, splits, slots in ((544, 8, 34, 132), (512, 8, 34, 396), (16, 1, 128, 132), (1024, 64, 100, 396), (64, 60, 1, 132)):
         shown = put(page, tiles=tiles, n=n, splits=splits, slots=slots)
         part = -(-tiles // splits)
         assert (shown["part"], shown["parts"]) == (part, -(-tiles // part))
         assert shown["busiest"] == part * -(-n * shown["parts"] // slots) == shown["rows"][splits - 1]
-    for slots in (132, 264):
+    for slots in (132, 396):
         best = min(put(page, tiles=1024, n=8, slots=slots)["rows"])
         assert put(page, splits=choose_splits(8, 1024, slots))["busiest"] <= 1.05 * best
 
@@ -594,25 +594,27 @@ def test_splits_is_the_chapter_s_rule(page):
 def test_splits_accepts_what_11_4_chooses(page):
     """Also where more splits would be better, but tiles / splits is under 4."""
     open_figure(page, "splits")
-    for tiles, n, slots in itertools.product((16, 64, 144, 512, 544, 1024), (1, 7, 8, 16, 64), (132, 264)):
+    for tiles, n, slots in itertools.product((16, 64, 144, 512, 544, 1024), (1, 7, 8, 16, 64), (132, 396)):
         chosen = choose_splits(n, tiles, slots)
         if chosen > 128:
             continue  # the figure ends there
         shown = put(page, tiles=tiles, n=n, splits=chosen, slots=slots)
         assert "right" in page.locator("#verdict").get_attribute("class"), (tiles, n, slots)
-        assert shown["fewest"] <= tiles // 4
-    put(page, tiles=64, n=8, splits=17, slots=264)
+        assert shown["chosen"] == chosen <= tiles // 4
+    put(page, tiles=64, n=8, splits=17, slots=396)
     assert "under 4" in page.locator("#verdict").text_content()
+    put(page, tiles=512, n=8, splits=32, slots=132)  # as few tiles as 16
+    assert "but so are 16 splits" in page.locator("#verdict").text_content()
 
 
 def test_splits_answers_its_question(page):
-    """32 parts of 17 tiles are 256 programs, two in a slot; of 512 tiles two of 34 splits get none; with 264 slots 32 splits are the best."""
+    """32 parts of 17 tiles are 256 programs, two in a slot; of 512 tiles two of 34 splits get none; with 396 slots 46 splits are the best."""
     rows = open_figure(page, "splits")["rows"]
     assert rows[15] == rows[31] == min(rows) and min(rows[16:31]) > 1.05 * min(rows)
     shown = put(page, tiles=512, splits=34)
     assert (shown["parts"], shown["busiest"]) == (32, 32)
-    shown = put(page, tiles=544, splits=32, slots=264)
-    assert (shown["fewest"], shown["busiest"]) == (choose_splits(8, 544, 264), 17)
+    shown = put(page, tiles=544, splits=46, slots=396)
+    assert (shown["chosen"], shown["busiest"]) == (choose_splits(8, 544, 396), 12)
 
 
 @by_mouse_or_touch

@@ -12,7 +12,7 @@ import torch
 from attention_cases import check_attention
 from buffers import DEVICE, needs_gpu, randn
 
-from fa_tutorial import decode, hardware, reference
+from fa_tutorial import hardware, reference
 from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import results, sweep, timing
 from fa_tutorial.bench.cases import Case, Shape, about
@@ -204,15 +204,13 @@ def test_the_matmul_without_loads_multiplies_its_first_tiles_in_every_step():
     assert torch.allclose(chapters_0_to_7._matmul_by(kernel, a, b, config), c)
 
 
-@pytest.mark.parametrize("tiles", chapter_11.LOADS)
-def test_decoding_with_fewer_loads_is_decoding_of_those_keys(tiles, monkeypatch):
-    """96 keys: with tiles of 16, every one, or the first two three times over."""
-    monkeypatch.setattr(decode, "split_kernel", chapter_11.kernel_that_loads(tiles))
-    monkeypatch.setattr(decode, "choose_config", lambda *_: TileConfig(16, 16, 4, 1))
-    q, k, v = randn(1, 2, 1, 16), randn(1, 1, 96, 16, seed=1), randn(1, 1, 96, 16, seed=2)
-    o = decode.flash_decode(q, k, v, torch.tensor([96], dtype=torch.int32, device=q.device), num_splits=1)
-    loaded = {"every tile": 96, "two tiles": 32}[tiles]
-    k, v = (x[:, :, :loaded].repeat(1, 1, 96 // loaded, 1) for x in (k, v))
+def test_a_step_with_its_keys_in_l2_is_attention_to_two_tiles_of_each_part(monkeypatch):
+    """Of eight tiles of 64 keys in two parts: tiles 0 and 1 twice, and 4 and 5 twice."""
+    q, kv = randn(1, 2, 1, 16), randn(2, 1, 1, 512, 16, seed=1)
+    drawn = [q, kv]
+    monkeypatch.setattr(chapter_11, "randn", lambda *_: drawn.pop(0))
+    o = chapter_11._page_call(Shape(1, 2, 1, 1, 512, 16, True), "11.3, keys in L2", 2)()
+    k, v = kv[:, :, :, [*range(128)] * 2 + [*range(256, 384)] * 2]
     assert torch.allclose(o.double(), reference.attention(q, k, v)[0], atol=1e-5)
 
 

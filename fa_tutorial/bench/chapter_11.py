@@ -10,10 +10,12 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
+from fa_tutorial import compiling
 from fa_tutorial.bench import peers, results
 from fa_tutorial.bench.cases import Shape
 from fa_tutorial.bench.timing import randn
 from fa_tutorial.decode import FP8, flash_decode
+from fa_tutorial.exercises import catalogue
 from fa_tutorial.figures import COLOURS, GREY
 from fa_tutorial.forward import attend
 from fa_tutorial.hardware import device
@@ -25,7 +27,7 @@ def shape_of(B: int, S: int, S_q: int = 1) -> Shape:
     return Shape(B, 64, 8, S_q, S, 128, True)
 
 
-def call_of(provider: str, shape: Shape, splits: int | None = None) -> tuple[Callable[[], Any], int]:
+def call_of(provider: str, shape: Shape) -> tuple[Callable[[], Any], int]:
     """A call of the provider, and the bytes of the keys and values that it reads.
 
     provider: "decode", "paged 16" for pages of 16 tokens, "fp8", "window 1024" for a window of the last 1,024 keys,
@@ -44,7 +46,7 @@ def call_of(provider: str, shape: Shape, splits: int | None = None) -> tuple[Cal
     if provider in peers.PROVIDERS:  # the one new token sees every key, as without a mask
         return partial(peers.provider(provider), q, k, v, False), live_bytes
     lengths = torch.full((shape.B,), shape.S_k, dtype=torch.int32, device=device())
-    options: dict[str, Any] = {"num_splits": splits}
+    options: dict[str, Any] = {}
     if kind == "paged":
         options["block_table"] = torch.randperm(pages, device=device()).view(shape.B, -1).int()
     if kind in ("window", "masked"):
@@ -76,15 +78,45 @@ def windowed(split_heads: Any, left: int) -> Any:
     return defined(source_of(split_heads), names)[split_heads.fn.__name__]
 
 
-def two_lanes(start: float, tiles: float, stopwatch: float, transfer: float, merge: float, measured: float) -> Figure:
+LAUNCH = """
+import torch
+from fa_tutorial.tiles import heads
+
+q, k, o, lse = (torch.empty(n, 8, 8, 128, dtype=torch.float16) for n in (1, 16, 2, 2))
+sizes, meta = (128, 128**-0.5), {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_D": 128}
+
+def shared(caches, tables, length, **more):
+    def call():
+        tensors = *map(heads, (q, *caches)), *tables, heads(o.float()), lse.float()[..., 0].contiguous()
+        kernel[(8, 2)](*tensors, 8, 1, 8, length, *sizes, **meta, **more)
+    return next(compiling.compile_calls(90, [("", call)])).shared
+"""
+
+
+def split_shared_bytes(split_heads: Any) -> int:
+    """Bytes of shared memory that a block of 11.3's kernel, or a reader's, takes on an H200 as the page launches it: in
+    fp16, with D = 128 and tiles of 64 keys."""
+    code = f"{LAUNCH}\nprint(json.dumps(shared([k.view(1, 8, 128, 128)] * 2, (), 128)))\n"
+    return compiling.of_a_kernel(split_heads, catalogue.find("11.3").solution, code)
+
+
+def paged_shared_bytes(paged: Any, stages: tuple[int, ...]) -> list[int]:
+    """The same of 11.5's kernel with pages of 64 keys, by num_stages."""
+    code = f"""{LAUNCH}
+pages, tables = k.view(2, 8, 64, 128), (torch.zeros(1, 2, dtype=torch.int32), torch.tensor([128], dtype=torch.int32))
+print(json.dumps([shared([pages] * 2, tables, 2, PAGE_SIZE=64, num_stages=n) for n in {stages!r}]))
+"""
+    return compiling.of_a_kernel(paged, catalogue.find("11.5").solution, code)
+
+
+def two_lanes(start: float, tiles: float, transfer: float, merge: float, measured: float) -> Figure:
     """The µs of a step: its start, the tiles beside the bytes, its merge; and what was measured."""
     figure, ax = plt.subplots(figsize=(8, 2.3), layout="constrained")
-    end = start + max(tiles, stopwatch + transfer)
+    end = start + max(tiles, transfer)
     bars = (
         (0.5, 0, start, 1.8, "start", "sky"),
         (0, start, tiles, 0.8, "tiles, one after another", "orange"),
-        (1, start, stopwatch, 0.8, "stopwatch", "yellow"),
-        (1, start + stopwatch, transfer, 0.8, "bytes, at a copy's rate", "green"),
+        (1, start, transfer, 0.8, "bytes, at a copy's rate", "green"),
         (0.5, end, merge, 1.8, "merge", "purple"),
     )
     for y, left, us, high, name, colour in bars:

@@ -42,17 +42,17 @@ def draw_time(ax: Axes, steps: tuple) -> None:
         box(ax, left, top, us * unit, SMS * sm)
         if busy > seen:
             repeats = True
-            box(ax, left, top + seen * sm, us * unit, (busy - seen) * sm, colour="orange", share=0.3, hatch=MASKED)
+            box(ax, left, top + seen * sm, us * unit, (busy - seen) * sm, colour="orange", share=0.9, hatch=MASKED)
         box(ax, left, top, us * unit, seen * sm, colour="orange", share=0.9)
         x = left + (0.12 if busy == KEY_HEADS else us * unit + 0.12)  # where there is room
         note(ax, x, top + 0.4, f"{busy} SMs · {us:.0f} µs = {busy * us / 1000:.1f} ms")
     bottom = 0.5 + 1.17 * len(steps)
     for us in range(0, 501, 100):
         write(ax, left + us * unit, bottom - 0.2, f"{us} µs" if us == 0 else f"{us}", 10)
-    idle = 6.7 if repeats else 2.75
-    again = ((2.75, {"colour": "orange", "share": 0.3, "hatch": MASKED}, "on the same keys, for seven more heads"),)
+    idle = 7.05 if repeats else 2.75
+    again = ((2.75, {"colour": "orange", "share": 0.9, "hatch": MASKED}, "… on keys that others work through, too"),)
     legend(ax, bottom + 0.17, (
-        (0.15, {"colour": "orange", "share": 0.9}, "work on each key, once" if repeats else "an SM has a program"),
+        (0.15, {"colour": "orange", "share": 0.9}, "an SM has a program"),
         *(again if repeats else ()),
         (idle, {}, "an SM does nothing"),
     ))  # fmt: skip

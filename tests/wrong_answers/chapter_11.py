@@ -1,3 +1,5 @@
+import math
+
 from edits import edit
 
 from fa_tutorial.matmul import tl, triton
@@ -19,6 +21,19 @@ def merge_without_a_guard(o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, spli
         m = m_new
     tl.store(o_ptr + row * D + offs_d, acc / l, mask=offs_d < D)
     tl.store(lse_ptr + row, m + tl.log(l))
+
+
+def choose_splits_by_the_true_lengths(n, tiles, slots):
+    """The programs with keys are dealt to the slots in turn, and each counts its own tiles."""
+
+    def of_the_busiest(splits):
+        part = math.ceil(tiles / splits)
+        lengths = [max(min(part, tiles - i * part), 0) for i in range(splits) for _ in range(n)]
+        return max(sum(lengths[slot::slots]) for slot in range(slots))
+
+    possible = range(1, max(tiles // 4, 1) + 1)
+    least = min(map(of_the_busiest, possible))
+    return next(splits for splits in possible if of_the_busiest(splits) <= 1.05 * least)
 
 
 WRONG_ANSWERS = (
@@ -56,18 +71,23 @@ WRONG_ANSWERS = (
     edit("11.4", "an equal share of all tiles", ("math.ceil(tiles / splits) * math.ceil(n * splits / slots)", "math.ceil(tiles * n / slots)"),
          told="one split is always the best by your count"),
     edit("11.4", "within 10 %", ("1.05", "1.10"), told="with 15 splits a part has 37 tiles"),
+    edit("11.4", "5 % of itself", ("of_the_busiest(splits) <= 1.05 * least", "0.95 * of_the_busiest(splits) <= least"), told="15 splits are 20"),
+    ("11.4", choose_splits_by_the_true_lengths, "where every part counts as a whole one"),
     edit("11.4", "within 6 %", ("1.05", "1.06"), told="13 have 58"),
     edit("11.4", "a program more where they divide", ("math.ceil(n * splits / slots)", "(n * splits // slots + 1)"), told="2 splits are 132 programs, one a slot"),
     edit("11.4", "parts of all tiles", ("tiles / splits", "tiles"), told="one split is always the best by your count"),
     edit("11.4", "splits compared with tiles", ("if of_the_busiest(splits) <=", "if splits <="), told="one split is always the best by your count"),
     edit("11.6", "a tile more where they divide", ("math.ceil(tiles / splits)", "(tiles // splits + 1)"), told="four tiles for two splits"),
     edit("11.6", "the newest tokens forgotten", ("S - S_q - left", "S - left"), told="the first is the last of its tile"),
+    edit("11.6", "the new tokens counted twice", ("S - S_q - left", "S - 2 * S_q - left"), told="the window's keys are 80 to 95, one tile"),
     edit("11.6", "a number", ("return start, min(start + part, S)", "return start"), told="window_part(0, 1, 100, 1, 9, 16)"),
     edit("11.5", "a row of the table for each key head", ("b * pages", "batch_head * pages"), told="table[b, start_n // PAGE_SIZE]", gpu=None),
     edit("11.5", "no block table", ("tl.load(table_ptr + b * pages + start_n // PAGE_SIZE)", "start_n // PAGE_SIZE"), told="key n is row n % 16 of page table[b, n // 16]"),
     edit("11.5", "an entry for each tile", ("start_n // PAGE_SIZE)", "start_n // BLOCK_N)"), told="table[b, start_n // PAGE_SIZE]", gpu=None),
     edit("11.5", "walks on after the last key", ("tl.minimum((split + 1) * part, S)", "(split + 1) * part"),
          told="no tile begins at S or after it", gpu=None),
+    edit("11.5", "walks on to the end of the page", ("tl.minimum((split + 1) * part, S)", "tl.minimum((split + 1) * part, tl.cdiv(S, PAGE_SIZE) * PAGE_SIZE)"),
+         told="tiles are multiplied that hold no key", gpu=None),
     edit("11.5", "the split's number for the page's", ("start_n // PAGE_SIZE)", "split)"), told="split 0 has a tile on page 1 and one on page 2"),
     edit("11.5", "the position for the row", ("h_k, start_n - first, ", "h_k, start_n, "), told="key n is row n % 16 of page table[b, n // 16]", gpu=None),
     edit("11.5", "positions from the tile's first key", ("last_seen - first", "last_seen - start_n"), ("S - first", "S - start_n"),

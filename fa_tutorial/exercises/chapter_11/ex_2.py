@@ -32,6 +32,7 @@ MISTAKES = {
     "p is 2^(s − m): take exp, since an lse is a natural logarithm": ("tl.exp(s - m)", "tl.exp2(s - m)"),
     "o is not divided by l": (f"{MERGED} / l", MERGED),
     "missing parts count as parts with lse = 0: load them as −∞": ('-float("inf")', "0.0"),
+    "lse has a logarithm in base 2: it is a natural one, m + log l": (LSE, "m + tl.log2(l)"),
     "lse is m alone: add log l": (LSE, "m"),
     "lse is log l alone: l is measured from m, so add m": (LSE, "tl.log(l)"),
 }  # fmt: skip

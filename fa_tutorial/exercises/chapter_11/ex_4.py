@@ -53,6 +53,13 @@ def inputs():
     yield case(
         16, 368, 108, otherwise="another card, of 108 slots: the fewest tiles are 55; 20 splits have 57, and 13 have 58, over 5 % more"
     )
+    yield case(8, 298, 132, otherwise="16 splits are 19 tiles a slot, the fewest; 15 splits are 20, over 5 % more than 19")
+    yield case(
+        24,
+        56,
+        132,
+        otherwise="5 splits are 120 programs of 12 tiles, one a slot, and by (11.3), where every part counts as a whole one, no number has fewer",
+    )
 
 
 EXERCISE = Exercise(

@@ -54,6 +54,7 @@ def inputs():
     yield case(0, 1, 97, 1, 17, 16, otherwise="the window's keys are 79 to 96, and the first is the last of its tile")
     yield case(0, 1, 98, 4, 15, 16, otherwise="the oldest of four tokens has its own key at 94, and sees keys from 79 on")
     yield case(0, 1, 98, 4, 16, 16, otherwise="the oldest of four tokens has its own key at 94, and sees keys from 78 on")
+    yield case(0, 1, 98, 4, 12, 16, otherwise="the oldest of four tokens has its own key at 94, and sees keys from 82 on")
     yield case(0, 1, 30, 1, 63, 16, otherwise="the window is longer than the sequence")
     yield case(0, 2, 64, 1, 63, 16, otherwise="four tiles for two splits, so two for each")
     for split in range(3):
