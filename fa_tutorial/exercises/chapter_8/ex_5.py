@@ -130,7 +130,11 @@ def refused(answer):
 
 
 def note(answer):
-    return "" if counts(answer) else "Triton can't compile for a Hopper GPU here, so the instructions aren't counted"
+    if not (found := counts(answer)):
+        return "Triton can't compile for a Hopper GPU here, so the instructions aren't counted"
+    left = max(row["FSETP"] for row in found[0])
+    guards = f"your loop without a mask still makes {left} comparisons, as of a row's guard, and each row sees a key there: guard under `if MASK:`"
+    return guards if left else ""
 
 
 def truth(q, k, v, is_causal):
