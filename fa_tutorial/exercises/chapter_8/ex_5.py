@@ -58,6 +58,7 @@ MISTAKES = {
     "m is the maximum of s in what you return: the kernel makes lse of m in units of s · scale_log2": [
         ("tl.max(s, axis=1) * scale_log2", "tl.max(s, axis=1)"), ("s * scale_log2 - shift[:, None]", "(s - shift[:, None]) * scale_log2"),
         ("tl.exp2(m - shift)", "tl.exp2((m - shift) * scale_log2)")],
+    "p and alpha are in base e: scale_log2 holds log₂ e already, so both take tl.exp2": ("tl.exp2", "tl.exp"),
     "s is not scaled: p = 2^(s · scale_log2 − m_new)": ("s * scale_log2 - shift", "s - shift"),
     "l adds p in v's dtype: it adds p as it is, in float32": ("tl.sum(p, axis=1)", "tl.sum(p.to(k_tile.dtype), axis=1)"),
     "p is rounded to fp16 before l adds it: only p v takes p in v's dtype": ("    l = alpha", "    p = p.to(tl.float16)\n    l = alpha"),
