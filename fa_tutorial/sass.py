@@ -69,13 +69,13 @@ class Line(NamedTuple):
     text: str
 
 
-def lines_of(sass: str) -> list[Line]:
-    """The inner loop, in nvdisasm's text."""
+def parts_of(sass: str) -> tuple[list[Line], list[Line]]:
+    """In nvdisasm's text what stands before the inner loop, and the loop."""
     found = [(INSTRUCTION.search(line), line) for line in sass.splitlines()]
     lines = [Line(match[1], " ".join(COMMENT.sub("", line).replace(";", "").split())) for match, line in found if match]
     loop, names = inner_loop(sass), [line.name for line in lines]
     start = next(i for i in range(len(names)) if names[i : i + len(loop)] == loop)
-    return lines[start : start + len(loop)]
+    return lines[:start], lines[start : start + len(loop)]
 
 
 def of_one_score(loop: Sequence[Line]) -> list[Line]:
@@ -97,17 +97,23 @@ def of_one_score(loop: Sequence[Line]) -> list[Line]:
     return found
 
 
-@functools.cache
 def loop_of(step: str, tile: TileConfig, D: int) -> list[Line]:
     """The loop of chapter 8's kernel after `step`, full, compiled here. As `compiled`, with no GPU."""
-    made = _in_a_process("pass", f"sass._step_lines({step!r}, {astuple(tile)!r}, {D})", "attend")
-    return [Line(*line) for line in made]
+    return with_what_is_before(step, tile, D)[1]
 
 
-def _step_lines(step: str, tile: tuple[int, ...], D: int) -> list[Line]:
+@functools.cache
+def with_what_is_before(step: str, tile: TileConfig, D: int) -> tuple[list[Line], list[Line]]:
+    """What stands before loop_of's loop, and the loop."""
+    made = _in_a_process("pass", f"sass._step_parts({step!r}, {astuple(tile)!r}, {D})", "attend")
+    before, loop = ([Line(*line) for line in part] for part in made)
+    return before, loop
+
+
+def _step_parts(step: str, tile: tuple[int, ...], D: int) -> tuple[list[Line], list[Line]]:
     with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
         steps.flash_forward(*compiling.inputs(torch.float16, D)[:3], False, 0.5, step=step, tile=TileConfig(*tile))
-    return lines_of(sass_of(launched[-1][1]))
+    return parts_of(sass_of(launched[-1][1]))
 
 
 @functools.cache
@@ -120,7 +126,7 @@ def loop_of_idea(idea: str, tile: TileConfig, D: int) -> list[Line]:
 def _idea_lines(idea: str, tile: tuple[int, ...], D: int) -> list[Line]:
     with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
         ideas.run(*compiling.inputs(torch.float16, D)[:3], idea, TileConfig(*tile))
-    return lines_of(sass_of(launched[-1][1]))
+    return parts_of(sass_of(launched[-1][1]))[1]
 
 
 def print_one_score(*names: str) -> None:

@@ -191,10 +191,14 @@ def test_chapter_8s_finished_loop_waits_once_for_all_matmuls_and_then_exponentia
 @pytest.mark.slow
 @pytest.mark.parametrize(("D", "stages", "order"), [
     (64, 1, ["UTMALDG", "HGMMA", "MUFU", "UTMALDG", "HGMMA"]), (128, 2, ["HGMMA", "MUFU", "HGMMA", "UTMALDG"]),
+    (128, 3, ["HGMMA", "MUFU", "HGMMA", "UTMALDG"]),
 ])  # fmt: skip
-def test_the_finished_loop_waits_for_k_and_v_with_one_stage_and_with_two_asks_for_the_next_tiles_last(D, stages, order):
-    names = [line.name.split(".")[0] for line in sass.loop_of(steps.LAST, TileConfig(64, 64, 4, stages), D)]
+def test_the_finished_loop_waits_for_k_and_v_with_one_stage_and_with_more_asks_for_a_later_blocks_last(D, stages, order):
+    before, loop = sass.with_what_is_before(steps.LAST, TileConfig(64, 64, 4, stages), D)
+    names = [line.name.split(".")[0] for line in loop]
     assert [name for name, _ in itertools.groupby(name for name in names if name in order)] == order
+    asked_before = 1 + 2 * (stages - 1)  # q; k and v of stages − 1 blocks, so a block of the loop asks for that many blocks ahead
+    assert sum(line.name.startswith("UTMALDG") for line in before) == asked_before
 
 
 @pytest.mark.slow

@@ -16,7 +16,6 @@ import torch
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
 
 from fa_tutorial import compiling, forward, hardware, tuned
 from fa_tutorial.bench import peers, results
@@ -318,6 +317,15 @@ def rows_of(name: str, D: int, is_causal: bool) -> tuple[dict[str, Any], dict[st
     return made, stored_steps()[D, is_causal][name]
 
 
+def counted(loop: int, step: str, D: int) -> str:
+    """How many instructions a loop has that was compiled here, and how many the step that the H200 timed, with
+    steps.TILE.
+    """
+    made = json.loads(steps.STORED.read_text())["triton"].removesuffix(".0")
+    timed_loop = compiled_steps()[step, steps.TILE, D, False]["loop"]
+    return f"{loop} instructions by Triton {triton.__version__} ({timed_loop} by {made}, which the H200 timed)"
+
+
 def show_numbers(name: str, programs: Programs) -> None:
     """Print what the compiler made of one of CHAIN, and its cycles, clock and rate on the H200, beside those of the one
     before.
@@ -358,11 +366,11 @@ def descriptor_loops(kernel: Any) -> list[dict[str, Any]]:
 
 def show_power(kernels: pd.DataFrame) -> None:
     """Print the clock and the power at which two kernels settle on the H200. kernels: results.load's."""
-    words = {"tuned": "step 3's kernel", "sdpa_cudnn": "cuDNN"}
+    words = {"tuned": "the finished kernel", "sdpa_cudnn": "cuDNN"}
     clocks = results.select(kernels, chapter=8, kernel="clock").set_index("provider")
     for name, told in words.items():
         row = clocks.loc[name]
-        print(f"H200, D = 128, full, {told:13}: {row['watts']:.0f} W at {row['mhz']:,.0f} MHz,", end=" ")
+        print(f"H200, D = 128, full, {told:19}: {row['watts']:.0f} W at {row['mhz']:,.0f} MHz,", end=" ")
         print(f"{row['tflops']:.0f} TFLOP/s")
 
 
@@ -412,73 +420,50 @@ def tiles_of_h200() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-PROGRAM_COLOURS = {1: "vermilion", 2: "yellow", 3: "sky", 4: "blue"}  # by the programs on an SM
-STAGE_MARKERS = {1: "^", 2: "o", 3: "s", 4: "D"}
-MARKER_SIZES = {1: 10, 2: 8, 3: 11, 4: 15}  # by stages: three tiles of D = 64 lie on one place
-LEFT, ABOVE, BELOW = (-8, -4, "right"), (0, 9, "center"), (0, -17, "center")
-LABELS_AT = {  # by D and tile: where its label stands, in points from its point; else to the right
-    64: {
-        (64, 64, 4, 3): (4, -20, "left"),
-        (64, 128, 4, 2): BELOW,
-        (128, 64, 4, 3): LEFT,
-        (128, 64, 8, 3): (10, -5, "left"),
-        (128, 128, 4, 2): LEFT,
-        (128, 128, 8, 2): ABOVE,
-    },
-    128: {
-        (64, 32, 4, 3): (9, -8, "left"),
-        (64, 64, 4, 1): (-8, -11, "right"),
-        (64, 64, 4, 2): (9, -2, "left"),
-        (64, 64, 4, 3): (9, -6, "left"),
-        (64, 128, 4, 1): LEFT,
-        (64, 128, 4, 2): LEFT,
-        (128, 32, 4, 3): ABOVE,
-        (128, 64, 4, 2): (-8, 0, "right"),
-        (128, 64, 4, 3): ABOVE,
-        (128, 64, 8, 2): ABOVE,
-        (128, 64, 8, 3): (8, -11, "left"),
-        (128, 128, 8, 2): LEFT,
-    },
-}
+def choose(keep: Callable[[dict[str, Any]], bool], tiles: pd.DataFrame) -> None:
+    """Print, for each D, which of the tiles that `keep` keeps has the fewest cycles "by (8.4)", and its place among all
+    of `tiles`. Of equal ones it is that with the most "programs".
+    """
+    for D, of in tiles.groupby("D"):
+        kept = of[[bool(keep(tile)) for tile in of.to_dict("records")]]
+        if kept.empty:
+            print(f"D = {D:3}: the rule keeps no tile")
+            continue
+        best = kept.sort_values(["by (8.4)", "programs"], ascending=[True, False]).iloc[0]
+        cycles = (of["cycles"] < best["cycles"]).sum() + 1
+        full, causal = ((of[rate] > best[rate]).sum() + 1 for rate in ("TFLOP/s", "causal"))
+        print(f"D = {D:3}: {best['name']}; of {len(of)}: place {cycles} in cycles,", end=" ")
+        print(f"{full} by rate, {causal} under the mask")
+
+
+PROGRAM_LOOKS = {1: ("^", "vermilion"), 2: ("o", "yellow"), 3: ("s", "sky"), 4: ("D", "blue")}  # by programs on an SM
 
 
 def draw_tiles(tiles: pd.DataFrame) -> Figure:
-    """The H200's cycles of each of tiles_of_h200's tiles over those "by (8.4)": colours tell the "programs" on an SM,
-    markers the stages, a cross that the loop loads spilled registers.
+    """Of each of tiles_of_h200's tiles, the fastest first: the cycles "by (8.4)" as a bar, the H200's as a mark that
+    tells the "programs" on an SM, and how far the second is from the first.
     """
-    figure = Figure(figsize=(10.5, 6.2))
-    for ax, D in zip(figure.subplots(1, 2, sharey=True), (64, 128), strict=True):
-        ends = (440, 1500)
-        ax.plot(ends, ends, color="black", linestyle=":", zorder=1)
-        for row in tiles[tiles["D"] == D].sort_values("stages", ascending=False).to_dict("records"):
-            x, y, (block_m, block_n, warps, stages) = row["by (8.4)"], row["cycles"], row["tile"]
-            look = {"markerfacecolor": COLOURS[PROGRAM_COLOURS[row["programs"]]], "markeredgecolor": "black"}
-            ax.plot(x, y, STAGE_MARKERS[stages], markersize=MARKER_SIZES[stages], **look)
-            if row["spills loaded"]:
-                ax.plot(x, y, "x", color="black", markersize=6)
-            if (D, block_m, block_n, warps, stages) in ((64, 64, 64, 4, 2), (64, 64, 64, 4, 4)):
-                continue  # one label for the three
-            *at, ha = LABELS_AT[D].get(tuple(row["tile"]), (8, -4, "left"))
-            words = f"{block_m}x{block_n}" + (", 8 warps" if warps == 8 else "")
-            over_line = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
-            ax.annotate(words, (x, y), at, textcoords="offset points", fontsize=9, ha=ha, bbox=over_line, zorder=1.5)
-        ax.set(title=f"D = {D}", xlabel="cycles by your model (8.4)", xscale="log", yscale="log", ylim=(440, 3300))
-        ax.set_xlim({64: (425, 1150), 128: (560, 1650)}[D])
-        for axis in (ax.xaxis, ax.yaxis):
-            axis.set_major_locator(FixedLocator([500, 700, 1000, 1500, 2000, 3000]))
-            axis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
-            axis.set_minor_locator(NullLocator())
-    figure.axes[0].set_ylabel("cycles of the finished kernel on the H200")
-    plain = {"linestyle": "", "markeredgecolor": "black", "markersize": 9}
-    handles = [
-        Line2D([], [], marker="o", markerfacecolor=COLOURS[colour], label=f"{n} program{'s' * (n > 1)}", **plain)
-        for n, colour in PROGRAM_COLOURS.items()
-    ] + [
-        Line2D([], [], marker=marker, markerfacecolor="white", label=f"{n} stage{'s' * (n > 1)}", **plain)
-        for n, marker in STAGE_MARKERS.items()
+    figure = Figure(figsize=(10.5, 5.4))
+    for ax, D in zip(figure.subplots(1, 2, width_ratios=(5, 6)), (64, 128), strict=True):
+        of = tiles[tiles["D"] == D].sort_values("cycles").to_dict("records")
+        for y, row in enumerate(of):
+            block_m, _, warps, _ = row["tile"]
+            marker, colour = PROGRAM_LOOKS[row["programs"]]
+            ax.barh(y, row["by (8.4)"], color="0.82", height=0.62)
+            ax.plot(row["cycles"], y, marker, color=COLOURS[colour], markeredgecolor="black", markersize=8)
+            why = {"spills": row["spills loaded"], "HMMA": block_m == 32, "q kᵀ twice": (block_m, warps) == (64, 8)}
+            words = ", ".join([percent(row["cycles"] / row["by (8.4)"]), *(word for word, so in why.items() if so)])
+            ax.annotate(words, (row["cycles"], y), (9, 0), textcoords="offset points", fontsize=9, va="center")
+        ends = {64: 2000, 128: 4000}[D]
+        ax.set(title=f"D = {D}", xlabel="cycles for 64 x 64 scores", xlim=(0, ends), ylim=(len(of) - 0.4, -0.6))
+        ax.set_xticks(range(0, ends, ends // 4))
+        ax.set_yticks(range(len(of)), [row["name"].replace(", 4 warps", "") for row in of], fontsize=9)
+        ax.grid(axis="y", visible=False)
+    plain = {"linestyle": "", "markeredgecolor": "black", "markersize": 8}
+    handles = [Patch(color="0.82", label="your model (8.4)")] + [
+        Line2D([], [], marker=marker, color=COLOURS[colour], label=f"H200, {n} program{'s' * (n > 1)}", **plain)
+        for n, (marker, colour) in PROGRAM_LOOKS.items()
     ]
-    handles.append(Line2D([], [], color="black", marker="x", linestyle="", label="spills"))
-    handles.append(Line2D([], [], color="black", linestyle=":", label="as predicted"))
     figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
     return figure
 
@@ -493,17 +478,19 @@ WASTES = {  # what is stored -> its words
 
 def show_wastes(predict: Predict) -> None:
     """Print what each repair of exercise 8.5's loop saves, full, with steps.LARGER: instructions, the cycles that
-    `predict` gives, and the H200's, its clock and its rate. cycles: for each 64 x 64 scores.
+    `predict` gives, those that it gives without exponentials, and the H200's. cycles: for each 64 x 64 scores.
     """
-    print(f"{'H200, full':20}", "   ".join(f"{f'D = {D}: loop':>13} by (8.4) cycles   MHz TFLOP/s" for D in (64, 128)))
+    head = "by (8.4)  without exp  H200"
+    print(f"{'cycles, full':21}", "   ".join(f"{f'D = {D}: loop':>13} {head}" for D in (64, 128)))
     stored = {(row["D"], row["provider"]): row for row in kernels_of_h200("waste")}
     for name, words in WASTES.items():
         told = []
         for D in (64, 128):
             row = stored[D, name] | {"tile": astuple(steps.LARGER[D])}
-            cycles, clock = tile_cycles(row, D, False), mhz(row)
-            told.append(f"{row['loop']:13} {predict(row):8,.0f} {cycles:6,.0f} {clock:5,.0f} {row['tflops']:7.0f}")
-        print(f"{words:20}", "   ".join(told))
+            model, issuing = predict(row), predict(row | {"MUFU.EX2": 0})
+            cycles = tile_cycles(row, D, False)
+            told.append(f"{row['loop']:13} {model:8,.0f} {issuing:12,.0f} {cycles:5,.0f}")
+        print(f"{words:21}", "   ".join(told))
 
 
 CHAIN = ("chapter 5", "base 2", "descriptors", "descriptors, larger tile", LARGER_TILE)

@@ -1,5 +1,6 @@
 """The drawings of chapter 8."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from matplotlib.axes import Axes
@@ -12,16 +13,17 @@ from fa_tutorial.tuned.autotuning import shared_bytes
 
 # ---------------------------------------------------------------- software pipelining
 
-TILES, LOAD, COMPUTE = 6, 2, 1  # tiles of keys; units of time that a load takes until it has arrived, and the work on a tile
-UNIT, LANE, LANES_LEFT = 0.4, 0.3, 1.45  # inches: of time, height of a lane, where time 0 is
+TILES, LOAD = 4, 2  # blocks of keys; units of time that a load takes until it has arrived
+PARTS = ("q k", "exp", "p v")  # of the work on a block, one unit of time each
+UNIT, LANE, LANES_LEFT = 0.41, 0.3, 1.45  # inches: of time, height of a lane, where time 0 is
 LOADS = {"colour": "orange", "share": 0.55}
 HELD = {"colour": "orange", "share": 0.15, "dashed": True}
-WORK = {"colour": "blue", "share": 0.5, "weight": "bold"}
+WORK = {"q k": {"colour": "blue", "share": 0.5}, "exp": {"colour": "vermilion", "share": 0.4}, "p v": {"colour": "sky", "share": 0.6}}
 
 
 @dataclass(frozen=True)
 class Step:
-    """One tile in a pipeline: the times at which its load begins and has arrived, and between which it is worked on."""
+    """One block in a pipeline: the times at which its load begins and has arrived, and between which it is worked on."""
 
     load: int
     arrived: int
@@ -30,61 +32,66 @@ class Step:
 
 
 def pipeline(num_stages: int) -> list[Step]:
-    """The steps of a loop over TILES tiles that runs num_stages − 1 loads ahead, one at least. Loads are under way together; each takes LOAD.
+    """The steps of a loop over TILES blocks that asks num_stages − 1 blocks ahead, one at least. Loads are under way together; each takes
+    LOAD.
 
-    When its own tile has arrived, a step starts the load for num_stages − 1 steps later, into the place of the tile that was worked on
-    last.
+    As the compiler orders the loop: a step asks for a later block when it has issued its p v, into the place of the block before it.
     """
     starts, steps, now = [0] * (num_stages - 1), [], 0
     for tile in range(TILES):
         begin = max(now, starts[tile] + LOAD)
-        starts.append(begin)
-        now = begin + COMPUTE
+        now = begin + len(PARTS)
+        starts.append(begin + PARTS.index("p v"))
         steps.append(Step(starts[tile], starts[tile] + LOAD, begin, now))
     return steps
 
 
-@image("08_pipeline_timeline.png", 7.75)
+@image("08_pipeline_timeline.png", 7.1)
 def draw_pipeline_timeline(ax: Axes) -> None:
-    """Loads and work on six tiles of keys for num_stages 1, 2 and 3, and the shared memory of each (8.2)."""
+    """Loads and work on four blocks of keys for num_stages 1, 2 and 3, and the shared memory of each (8.2)."""
     draw_one_stage(ax, 0.25)
-    draw_pipeline(ax, 2.0, 2)
-    draw_pipeline(ax, 4.4, 3)
-    note(ax, 6.85, 3.0, "each step starts one load:\nthe second place stays\nempty until step 0", linespacing=1.3)
-    phases = "prologue: until tile 0 has arrived\nsteady state: each step starts a load\nepilogue: the last steps start none"
-    note(ax, 5.1, 5.05, phases, linespacing=1.3)
-    note(ax, 5.1, 5.75, f"a load of {LOAD} units is hidden\nbehind the work on {LOAD} tiles", linespacing=1.3)
-    entries = (0.1, LOADS, "load of k, v"), (1.95, HELD, "in shared memory"), (4.2, WORK, "work on the tile")
-    legend(ax, 7.12, (*entries, (6.25, WAITS, "nothing to work on")))
-    times = f"A load takes {LOAD} units of time, also when several are under way; the work on a tile takes {COMPUTE}."
-    note(ax, 0.1, 7.48, f"numbers: tiles of keys. {times}")
+    draw_pipeline(ax, 2.0, 2, "block 0 asks for block 1 when it starts p v:\nthat alone hides the load")
+    draw_pipeline(ax, 4.1, 3, "block 0 asks for block 2 when it starts p v:\nblock 1 hides the load, too")
+    entries = (0.1, LOADS, "load of k, v"), (2.05, HELD, "in shared memory"), (4.5, WAITS, "nothing to work on")
+    legend(ax, 6.5, entries)
+    note(ax, 0.1, 6.85, f"numbers: blocks of keys. A load takes {LOAD} units of time; q kᵀ, the exponentials and p v take 1 each.")
 
 
 def draw_one_stage(ax: Axes, top: float) -> None:
-    """The first three tiles of k and of v, which share one place: v is loaded when k has been worked on."""
-    each = LOAD + COMPUTE / 2  # a load, and half of the work on a tile of keys
-    heading(ax, 0.1, top, f"num_stages = 1: loads and work take turns, {2 * TILES * each:.0f} units")
+    """The first blocks of k and of v, which share one place: v is loaded when k has been worked on."""
+    block = 2 * LOAD + len(PARTS)
+    heading(ax, 0.1, top, f"num_stages = 1: loads and work take turns, {TILES * block} units")
     y = top + 0.25
     work = y + LANE + 0.06
     for row, name in ((y, "load"), (work, "compute")):
         note(ax, 0.1, row + LANE / 2, name)
-    for turn in range(6):
-        start, arrived, end = turn * each, turn * each + LOAD, (turn + 1) * each
-        bar(ax, start, arrived, y, f"{'kv'[turn % 2]} {turn // 2}", **LOADS)
-        bar(ax, arrived, end, y, **HELD)
-        bar(ax, start, arrived, work, **WAITS)
-        bar(ax, arrived, end, work, f"{turn // 2}", **WORK)
-    note(ax, LANES_LEFT + 6 * each * UNIT + 0.1, work + LANE / 2, f"and {2 * TILES * each - 6 * each:.0f} units more")
+    shown = 2
+    for tile in range(shown):
+        at = tile * block
+        for name, parts in (("k", PARTS[:2]), ("v", PARTS[2:])):
+            bar(ax, at, at + LOAD, y, f"{name} {tile}", **LOADS)
+            bar(ax, at, at + LOAD, work, **WAITS)
+            at += LOAD
+            bar(ax, at, at + len(parts), y, **HELD)
+            at = draw_parts(ax, at, work, parts, tile)
+    note(ax, LANES_LEFT + shown * block * UNIT + 0.1, work + LANE / 2, f"and {(TILES - shown) * block} units more")
     draw_shared_memory(ax, work + LANE + 0.14, 1)
 
 
-def draw_pipeline(ax: Axes, top: float, num_stages: int) -> None:
-    """One row: a lane for each stage's loads, one for the work, and a bar for the shared memory."""
+def draw_parts(ax: Axes, start: int, y: float, parts: Sequence[str], tile: int) -> int:
+    """The work on a block from `start` on, and when it is done."""
+    for part in parts:
+        bar(ax, start, start + 1, y, part if part == "exp" else f"{part}{tile}", **WORK[part])
+        start += 1
+    return start
+
+
+def draw_pipeline(ax: Axes, top: float, num_stages: int, words: str) -> None:
+    """One row: a lane for each stage's loads, one for the work, and a bar for the shared memory; `words` beside it."""
     steps = pipeline(num_stages)
-    how = f"loads run {num_stages - 1} tile{'s' * (num_stages > 2)} ahead"
+    how = f"loads run {num_stages - 1} block{'s' * (num_stages > 2)} ahead"
     heading(ax, 0.1, top, f"num_stages = {num_stages}: {how}, {steps[-1].end} units")
-    y = top + 0.65
-    draw_phases(ax, top + 0.35, steps, num_stages)
+    y = top + 0.25
     work = y + num_stages * LANE + 0.06
     for stage in range(num_stages):
         note(ax, 0.1, y + (stage + 0.5) * LANE, f"load, stage {stage}")
@@ -96,30 +103,13 @@ def draw_pipeline(ax: Axes, top: float, num_stages: int) -> None:
         bar(ax, step.arrived, step.end, lane, **HELD)
         if step.begin > free:
             bar(ax, free, step.begin, work, **WAITS)
-        bar(ax, step.begin, step.end, work, f"{tile}", **WORK)
-        free = step.end
+        free = draw_parts(ax, step.begin, work, PARTS, tile)
     draw_shared_memory(ax, work + LANE + 0.14, num_stages)
+    note(ax, 5.6, top - 0.03, words, linespacing=1.25)
 
 
 def bar(ax: Axes, start: float, end: float, y: float, text: str = "", **look) -> None:
     box(ax, LANES_LEFT + start * UNIT, y, (end - start) * UNIT, LANE, text, **look)
-
-
-def draw_phases(ax: Axes, y: float, steps: list[Step], num_stages: int) -> None:
-    """Lines over the lanes: up to the first tile's work, as long as loads are started, and the num_stages − 1 tiles after that."""
-    last = len(steps) - num_stages
-    ends = (
-        (0, steps[0].begin, "prologue"),
-        (steps[0].begin, steps[last].end, "steady state"),
-        (steps[last].end, steps[-1].end, "epilogue"),
-    )
-    for start, end, name in ends:
-        left, right = LANES_LEFT + start * UNIT + 0.03, LANES_LEFT + end * UNIT - 0.03
-        ax.plot([left, left, right, right], [y + 0.22, y + 0.15, y + 0.15, y + 0.22], color="black", linewidth=1.2)
-        if name == "epilogue":
-            note(ax, left, y, name)
-        else:
-            write(ax, (left + right) / 2, y, name)
 
 
 def draw_shared_memory(ax: Axes, y: float, num_stages: int) -> None:
@@ -325,9 +315,12 @@ def draw_overlap(ax: Axes) -> None:
     early = [(0, "q k0"), *(job for j in tiles for job in ((4 * j + 2, f"q k{j + 1}"), (4 * j + 4, f"p v{j}")))]
     beside = [(2, "exp 0"), *((4 * j, f"exp {j}") for j in tiles[1:])]
     draw_lanes(ax, 2.55, "the next scores start early: exponentials run beside matmuls", early, beside, 6, 4)
-    legend(ax, 4.6, ((0.1, PROGRAM_LOOKS["a"], "one program"), (2.2, WAITS, "nothing to do")))
+    parts = ((0.1, WORK["q k"], "q kᵀ"), (1.5, WORK["exp"], "exponentials"), (3.7, WORK["p v"], "p v"), (4.95, WAITS, "nothing to do"))
+    legend(ax, 4.6, parts)
     cudnn = tile_cycles(stored_steps()[128, False]["sdpa_cudnn"], 128, False)
-    note(ax, 0.1, 5.0, f"D = 128, tiles of 64 x 64, no loads, no other instructions. cuDNN takes {cudnn:.0f} cycles for a tile.")
+    note(
+        ax, 0.1, 5.0, f"one program, D = 128, tiles of 64 x 64, no loads, no other instructions. cuDNN takes {cudnn:.0f} cycles for a tile."
+    )
 
 
 def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, exponentials: list, first: int, period: int) -> None:
@@ -345,7 +338,7 @@ def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, exponentials: li
             stop = min(start + 2, end)
             if start < end:
                 shown = text if stop - start == 2 else ""
-                box(ax, left + start * BEAT, y, (stop - start) * BEAT, BEAT_TALL, shown, **PROGRAM_LOOKS["a"])
+                box(ax, left + start * BEAT, y, (stop - start) * BEAT, BEAT_TALL, shown, **WORK[text[:3]])
     y = top + 0.32 + 2 * (BEAT_TALL + 0.12) + 0.1
     begin, stop = left + first * BEAT, left + (first + period) * BEAT
     bracket(ax, begin, stop, y - 0.06, high=-0.06)

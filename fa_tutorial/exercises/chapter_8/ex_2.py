@@ -75,6 +75,7 @@ MISTAKES = {
     "m_new is scaled as a whole: the old m in it is in units of s · scale_log2 already, so scale only the tile's maximum": (
         M_NEW, "tl.maximum(m, tl.max(s, axis=1)) * scale_log2"),
     "alpha scales m a second time: m and m_new are in units of s · scale_log2 already": (ALPHA, "tl.exp2((m - shift) * scale_log2)"),
+    "log₂ e is multiplied twice: scale_log2 is scale · log₂ e already": ("* scale_log2", "* (scale_log2 * 1.4426950408889634)"),
     "alpha is upside down: it is 2^(m − m_new), at most 1": (ALPHA, "tl.exp2(shift - m)"),
     "your l is not rescaled when the maximum grows": (L_NEW, "l + tl.sum(p, axis=1)"),
     "l adds p in fp16: it adds p as it is, in float32": (L_NEW, "alpha * l + tl.sum(p.to(tl.float16), axis=1)"),

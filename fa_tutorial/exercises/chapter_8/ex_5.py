@@ -58,6 +58,7 @@ MISTAKES = {
     "m is the maximum of s in what you return: the kernel makes lse of m in units of s · scale_log2": [
         ("tl.max(s, axis=1) * scale_log2", "tl.max(s, axis=1)"), ("s * scale_log2 - shift[:, None]", "(s - shift[:, None]) * scale_log2"),
         ("tl.exp2(m - shift)", "tl.exp2((m - shift) * scale_log2)")],
+    "p and alpha are in base e: scale_log2 holds log₂ e already, so both take tl.exp2": ("tl.exp2", "tl.exp"),
     "s is not scaled: p = 2^(s · scale_log2 − m_new)": ("s * scale_log2 - shift", "s - shift"),
     "l adds p in v's dtype: it adds p as it is, in float32": ("tl.sum(p, axis=1)", "tl.sum(p.to(k_tile.dtype), axis=1)"),
     "p is rounded to fp16 before l adds it: only p v takes p in v's dtype": ("    l = alpha", "    p = p.to(tl.float16)\n    l = alpha"),
@@ -130,7 +131,11 @@ def refused(answer):
 
 
 def note(answer):
-    return "" if counts(answer) else "Triton can't compile for a Hopper GPU here, so the instructions aren't counted"
+    if not (found := counts(answer)):
+        return "Triton can't compile for a Hopper GPU here, so the instructions aren't counted"
+    left = max(row["FSETP"] for row in found[0])
+    guards = f"your loop without a mask still makes {left} comparisons, as of a row's guard, and each row sees a key there: guard under `if MASK:`"
+    return guards if left else ""
 
 
 def truth(q, k, v, is_causal):
