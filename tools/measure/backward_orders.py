@@ -43,6 +43,27 @@ IN_TURN = [
     ("        x = warpgroup_mma_wait(0, [issue_s(block, shared, start_n, sizes, C, flags)])\n"
      "        if flags.UNDER_DQ:\n", "        x = scale_log2\n        if False:\n", 1),
 ]  # fmt: skip
+# Each matmul is waited for before the next line.
+LINE_BY_LINE = [
+    (
+        "    dp_t = issue_dp(block, shared, C, MINUS_DELTA=UNDER_DQ)  # issue dp (6.9), which starts at −delta\n"
+        + AHEAD + WAIT_DP,
+        "    s_t = warpgroup_mma_wait(0, [issue_s(block, shared, start_n, sizes, C, flags)])\n"
+        "    p_t = gl.exp2(s_t * scale_log2)\n"
+        "    consumer_wait(shared.do, block.n)\n"
+        "    dv = warpgroup_mma_wait(0, [issue_dkdv(pack(p_t, dtype), dv, shared.do, block.n)])\n"
+        "    dp_t = warpgroup_mma_wait(0, [issue_dp(block, shared, C, MINUS_DELTA=UNDER_DQ)])\n",
+        1,
+    ),
+    ("    dk = issue_dkdv(ds_pairs, dk, shared.q, block.n)  # issue dk (6.12)\n    if not UNDER_DQ:\n",
+     "    if not UNDER_DQ:\n", 1),
+    ("    if MORE:\n" + ISSUE_S, "", 1),
+    ("    if MORE and UNDER_DQ:\n", "    if True:\n        dq = warpgroup_mma_wait(0, [dq])\n"
+     "        add_dq(dq, block, dq_desc, shared, C)\n"
+     "        dk = warpgroup_mma_wait(0, [issue_dkdv(ds_pairs, dk, shared.q, block.n)])\n"
+     "        consumer_release(shared.q, block.n)\n    elif MORE and UNDER_DQ:\n", 1),
+    IN_TURN[-1],
+]  # fmt: skip
 # dp's accumulator starts at 0, and delta is subtracted by arithmetic.
 DELTA_LATER = [
     ("MINUS_DELTA=UNDER_DQ", "MINUS_DELTA=False", 1),
