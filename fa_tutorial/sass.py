@@ -183,8 +183,9 @@ def by_turns(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
 
 
 def compiled(attend) -> dict[str, Any]:
-    """What becomes of a loop that takes the place of ladder.attend, D = 128: {"instructions", "events"} as stored() has
-    them; "counts" of KINDS; "around", where they stand; "spills"; "ptx", a loop whose "events" are ptx_events.
+    """What becomes of a loop that takes the place of ladder.attend, D = 128: {"instructions", "events", "maxima"} as
+    stored() has them; "counts" of KINDS; "around", where they stand; "spills"; "ptx", a loop whose "events" are
+    ptx_events.
 
     Compiles for capability 9.0, with D = 64 and 128, in a process of its own, with no GPU. ValueError with the
     compiler's words where it refuses. A loop with turns is consumer 0's; their barriers stand for others.
@@ -287,6 +288,7 @@ def _loop_with(attend) -> dict[str, Any]:
         "events": events(loop),
         "counts": counts(loop),
         "around": around(loop),
+        "maxima": around(loop, "WARPGROUP.DEPBAR")["FMNMX"],
         "spills": compiling.read_ptxas(log)[1],
         "ptx": {"events": ptx_events(kernel.asm["ptx"])},
     }

@@ -21,7 +21,19 @@ from fa_tutorial.source import source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
 from measure import __main__ as command
-from measure import alone, chapter_8, chapter_9, chapter_10, chapter_11, chapter_12, chapters_0_to_7, clocks, tuned_steps
+from measure import (
+    alone,
+    backward_orders,
+    chapter_8,
+    chapter_9,
+    chapter_10,
+    chapter_11,
+    chapter_12,
+    chapters_0_to_7,
+    clocks,
+    finished_clock,
+    tuned_steps,
+)
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
@@ -286,3 +298,8 @@ def test_another_order_of_programs_computes_the_same(order):
     config, mods = chapter_10.forward.INTERPRETER_CONFIG, chapter_10.mods.Mods(mask=mask, scale=0.25)
     changed, _ = chapter_10.in_order(order)(q, k, v, mods, (first, order_of_blocks), tiles, config=config)
     assert torch.equal(changed, chapter_10.forward.variant_forward(q, k, v, mods, (first,), tiles, config=config)[0])
+
+
+def test_what_the_finished_kernels_are_changed_at_stands_in_their_source():
+    assert callable(finished_clock.forward()) and callable(finished_clock.backward())
+    assert all(callable(backward_orders.backward(order)) for order in backward_orders.ORDERS)

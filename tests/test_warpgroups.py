@@ -100,8 +100,24 @@ def test_the_account_of_chapter_8s_cycles_adds_up(capsys):
     bars = chapter_9.account(card)
     assert all(bar.cycles == before.cycles + bar.change for before, bar in itertools.pairwise(bars))
     chapter_9.print_account(card)
-    before, *suspects, after, matmuls, unequal, rest = (
-        int(line.split()[-1].replace(",", "").replace("−", "-")) for line in capsys.readouterr().out.splitlines()[1:]
-    )
+    numbers = [line[46:].replace(",", "").replace("−", "-").split() for line in capsys.readouterr().out.splitlines()[1:]]
+    before, *suspects, after, matmuls, unequal, rest = (int(cycles) for cycles, *_ in numbers)
     assert (before, after) == (bars[0].cycles, bars[-1].cycles)
     assert before + sum(suspects) == after == matmuls + unequal + rest
+    first, *changes, last = (float(ms) for _, *times in numbers for ms in times)
+    assert first + sum(changes) == pytest.approx(last, abs=0.003)
+
+
+def test_a_longer_block_saves_what_the_stamps_say(capsys):
+    """Of two consumers each is away from its matmuls for less: half of that is what a block of the account takes less."""
+    card = results.load("h200")
+    chapter_9.print_keys(card)
+    away = [int(line.split()[-1].replace(",", "")) for line in capsys.readouterr().out.splitlines()[1:3]]
+    saved = next(-bar.change for bar in chapter_9.account(card) if bar.name == "one stop")
+    assert (away[0] - away[1]) / 2 == pytest.approx(saved, rel=0.1)
+
+
+@pytest.mark.parametrize("kernel", ["hopper", "hopper backward"])
+def test_the_stamps_of_a_finished_kernel_are_as_many_as_its_parts(kernel):
+    row = results.select(results.load("h200")["kernels"], kernel="clocked", provider=kernel).iloc[0]
+    assert len(row["cycles"]) == len(chapter_9.FINISHED[kernel]) == len(row["stamps"][0][0])

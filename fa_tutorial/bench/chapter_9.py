@@ -43,7 +43,7 @@ def block_of(loop: str) -> str:
 
 # The rows of the chapter's tables, in their order.
 ROWS_SHOWN = (
-    "chapter 8's", "chapter 8's, 64 x 64", "two programs", "one program",
+    "chapter 8's", "chapter 8's, 64 x 64", "two programs", "one program", "one program, each tile loaded twice",
     "two stops", "two stops, consumer 1 late", "one stop", "overlapped", "ping-pong", "2 stages",
     "finished softmax", "o by TMA", "finished loop, one wait", "finished loop", "third consumer",
     "persistent", "hopper",
@@ -52,9 +52,12 @@ IN_FULL = {
     "chapter 8's": "chapter 8's, one stop",
     "finished loop": "finished loop, two consumers",
     "third consumer": "finished loop, three consumers",
+    "two programs": "a program and a producer each",
+    "one program": "one program for both consumers",
+    "one program, each tile loaded twice": "the same, each tile loaded twice",
     "2 stages": "two rings of 2 stages, not one of 3",
     "persistent": "three consumers, persistent",
-    "hopper": "the same, by turns",
+    "hopper": "three consumers, persistent, by turns",
 }  # fmt: skip
 
 
@@ -91,15 +94,15 @@ def print_times(card: dict[str, Any], D: int, *names: str) -> None:
 
 SUSPECTS = {1: "they don't alternate", 2: "a long softmax", 3: "loads, or a program's ends", None: "no suspect"}
 LOOKS = {1: "C0", 2: "C1", 3: "C2", None: "0.6"}
-# What is changed from each kernel to the next, from chapter 8's to the finished one, D = 128, and the suspect that the
-# change tests.
+# What is changed from each kernel to the next, from chapter 8's to the finished one, D = 128, and the suspect whose
+# part it takes away.
 CHANGES = (
     ("chapter 8's kernel", "chapter 8's", None),
     ("64 x 64 blocks", "chapter 8's, 64 x 64", None),
     ("a producer for each program, in Gluon", "two programs", 1),
     ("one program for both consumers", "one program", None),
-    ("128 keys a block: “one stop”", "one stop", None),
-    ("two rings of 2 stages, p in pairs, m unscaled", "finished softmax", None),
+    ("128 keys a block: “one stop”", "one stop", 2),
+    ("two rings, p in pairs, m unscaled", "finished softmax", None),
     ("o by TMA", "o by TMA", 3),
     ("the rest of the finished kernel", "finished loop, one wait", None),
     ("a wait for each matmul, as in 9.4", "finished loop", 2),
@@ -109,7 +112,8 @@ CHANGES = (
 
 class Bar(NamedTuple):
     """A kernel of the account: its cycles a block, what the change before it gave, and the suspect; one: the share of
-    the time in which one consumer is at a softmax, where there are stamps."""
+    the time in which one consumer is at a softmax, where there are stamps; ms: of the same calls the fastest fifth's
+    end, the median, and the slowest fifth's begin; mhz: their clock."""
 
     words: str
     name: str
@@ -117,50 +121,55 @@ class Bar(NamedTuple):
     cycles: int
     change: int
     one: float | None
+    ms: tuple[float, float, float]
+    mhz: int
 
 
 def account(card: dict[str, Any]) -> list[Bar]:
     """From chapter 8's kernel to the finished one, D = 128, full, S = 4,096: a kernel for each of CHANGES, in turns."""
     table, bars = remedies(card, 128), []
+    found = results.select(card["kernels"], kernel="remedy", D=128).set_index("provider")
     for words, name, suspect in CHANGES:
         cycles, one = round(table.loc[name, "cycles"]), table.loc[name, "one"]
         change = cycles - bars[-1].cycles if bars else 0
-        bars.append(Bar(words, name, suspect, cycles, change, one if pd.notna(one) else None))
+        one, ms = one if pd.notna(one) else None, tuple(found.loc[name, ["ms_20", "ms", "ms_80"]])
+        bars.append(Bar(words, name, suspect, cycles, change, one, ms, found.loc[name, "mhz"]))
     return bars
 
 
 def draw_account(card: dict[str, Any], until: str = CHANGES[-1][1]) -> Figure:
-    """The account up to one of its kernels: a bar for its cycles, with what its change saved or cost; the line is what
-    the matmuls take by (9.1)."""
+    """The account up to one of its kernels. Left, a bar for its cycles, with what its change saved or cost; the line is
+    what the matmuls take by (9.1). Right, of the same calls the median time, and where the middle three fifths lie."""
     every = account(card)
     bars = every[: [bar.name for bar in every].index(until) + 1]
-    figure = Figure(figsize=(10, 1.25 + 0.36 * len(bars)))
-    ax, edge, matmuls = (
-        figure.subplots(),
-        {"height": 0.72, "edgecolor": "black", "linewidth": 0.5},
-        2 * matmul_cycles(128),
-    )
+    figure = Figure(figsize=(10, 1.35 + 0.38 * len(bars)))
+    ax, times = figure.subplots(1, 2, sharey=True, width_ratios=(1.5, 1))
+    edge, matmuls = {"height": 0.72, "edgecolor": "black", "linewidth": 0.5}, 2 * matmul_cycles(128)
     for n, bar in enumerate(bars):
-        ax.barh(n, min(bar.cycles, bar.cycles - bar.change), facecolor="0.9", **edge)
         left = min(bar.cycles, bar.cycles - bar.change)
-        ax.barh(
-            n, abs(bar.change), left=left, facecolor=LOOKS[bar.suspect], hatch="" if bar.change < 0 else "////", **edge
-        )
-        said = f"{bar.cycles:,}"
-        if n:
-            who = f"suspect {bar.suspect}" if bar.suspect else "none"
-            said += f"   {bar.change:+,}   {who}".replace("-", "−")
-        ax.text(max(bar.cycles, bar.cycles - bar.change) + 15, n, said, va="center", size="small")
-        if bar.one and len(bars) > 1:
-            ax.text(15, n, f"one at a softmax: {bar.one:.0%}", va="center", size="small")
+        ax.barh(n, left, facecolor="0.9", **edge)
+        hatch = "" if bar.change < 0 else "////"
+        ax.barh(n, abs(bar.change), left=left, facecolor=LOOKS[bar.suspect], hatch=hatch, **edge)
+        said = f"{bar.cycles:,}" + (f"  {bar.change:+,}".replace("-", "−") if n else "")
+        said += f"  suspect {bar.suspect}" if bar.suspect else ""
+        ax.text(max(bar.cycles, bar.cycles - bar.change) + 20, n, said, va="center", size="small")
+        low, middle, high = bar.ms
+        times.plot((low, high), (n, n), color="0.6", linewidth=5, solid_capstyle="butt")
+        times.plot(middle, n, "o", color=LOOKS[bar.suspect] if n and bar.suspect else "black")
+        times.text(1.28, n, f"{middle:.2f} ms  {bar.mhz:,} MHz", va="center", size="small")
     ax.axvline(matmuls, color="black", linestyle="--", linewidth=1.3)
     ax.text(matmuls + 15, -0.6, f"the matmuls alone (9.1): {matmuls:,}", ha="left", va="bottom", size="small")
     ax.set_yticks(range(len(bars)), [bar.words for bar in bars])
     ax.set_ylim(len(bars) - 0.5, -1.15)
-    ax.set_xlim(0, 2_450)
+    ax.set_xlim(0, 2_950)
+    ax.set_xticks(range(0, 2_001, 500))
     ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.set_xlabel(f"cycles of an SM for 64 x 128 scores, {gpu(card)}, D = 128, full, S = 4,096")
-    ax.grid(False)
+    ax.set_xlabel(f"cycles for 64 x 128 scores, {gpu(card)}, D = 128, full, S = 4,096", loc="right")
+    times.set_xlim(0.82, 1.98)
+    times.set_xticks((0.9, 1.1))
+    times.set_xlabel("ms of the same calls", loc="left")
+    for each in (ax, times):
+        each.grid(False)
     found = [suspect for suspect in SUSPECTS if suspect in {bar.suspect for bar in bars[1:]}]
     if found:
         handles = [Patch(facecolor=LOOKS[suspect], edgecolor="black") for suspect in found]
@@ -170,21 +179,45 @@ def draw_account(card: dict[str, Any], until: str = CHANGES[-1][1]) -> Figure:
 
 
 def print_account(card: dict[str, Any]) -> None:
-    """D = 128: from chapter 8's cycles to those of the finished kernel, a line for all changes of a suspect; and what
-    the latter consist of: its matmuls (9.1), and what SMs idle because some have one work tile less than others."""
+    """D = 128: from chapter 8's cycles, and its time, to those of the finished kernel, a line for all changes of a
+    suspect; and what its cycles consist of: its matmuls (9.1), and what SMs idle because some have one work tile less
+    than others."""
     bars = account(card)
     first, last = bars[0], bars[-1]
-    lines = [(f"{gpu(card)}, D = 128, full, S = 4,096", "cycles"), (first.words, f"{first.cycles:,}")]
+    lines = [(f"{gpu(card)}, D = 128, full, S = 4,096", "cycles", "ms a call")]
+    lines += [(first.words, f"{first.cycles:,}", f"{first.ms[1]:.3f}")]
     for suspect, words in SUSPECTS.items():
         saved = sum(bar.change for bar in bars if bar.suspect == suspect)
-        lines.append((f"  {suspect or '-'}: {words}".replace("-: ", ""), f"{saved:+,}".replace("-", "−")))
+        ms = sum(bar.ms[1] - before.ms[1] for before, bar in itertools.pairwise(bars) if bar.suspect == suspect)
+        words = f"  {suspect or '-'}: {words}".replace("-: ", "")
+        lines.append((words, f"{saved:+,}".replace("-", "−"), f"{ms:+.3f}".replace("-", "−")))
     row = results.select(card["kernels"], kernel="remedy", D=128, provider=last.name).iloc[0]
     tiles, sms = row["B"] * row["H_q"] * row["S_q"] // (2 * ROWS), card["provenance"]["multiprocessors"]
     matmuls, unequal = 2 * matmul_cycles(128), round(last.cycles * (1 - tiles / sms / -(-tiles // sms)))
-    lines += [("the finished kernel", f"{last.cycles:,}"), ("  its matmuls", f"{matmuls:,}")]
-    lines += [(f"  {tiles:,} work tiles on {sms} SMs: {tiles // sms} or {-(-tiles // sms)} each", unequal)]
-    lines += [("  the rest", last.cycles - matmuls - unequal)]
-    print("\n".join(f"{words:46}{number:>8}" for words, number in lines))
+    lines += [("the finished kernel", f"{last.cycles:,}", f"{last.ms[1]:.3f}"), ("  its matmuls", f"{matmuls:,}", "")]
+    lines += [(f"  {tiles:,} work tiles on {sms} SMs: {tiles // sms} or {-(-tiles // sms)} each", unequal, "")]
+    lines += [("  the rest", last.cycles - matmuls - unequal, "")]
+    print("\n".join(f"{words:46}{number:>8}{ms:>12}".rstrip() for words, number, ms in lines))
+
+
+def print_keys(card: dict[str, Any]) -> None:
+    """D = 128, by stamps beside a second consumer: the cycles in which a consumer is away from its matmuls, for 64 x
+    128 scores, with 64 keys a block and with 128."""
+    of = results.select(card["kernels"], kernel="alone", D=128).set_index("provider")["clock"]
+    parts = {64: of["2 consumers in 1 program"], 128: clocked(card, "one stop", 128)["cycles"]}
+    print(f"{f'{gpu(card)}, D = 128, cycles for 64 x 128 scores':44}softmax  the rest   away")
+    for keys, cycles in parts.items():
+        softmax, away = (128 // keys * each for each in (cycles["stop"], sum(cycles.values()) - cycles["turn"]))
+        print(f"{f'{keys:3} keys a block':42}{softmax:9,}{away - softmax:10,}{away:7,}")
+    print(f"{'the other consumer’s matmuls (9.1)':61}{2 * matmul_cycles(128):7,}")
+
+
+def finished_block() -> str:
+    """hopper.forward.next_block as two consumers run it without a mask."""
+    flags = hopper.forward.Flags(False, False, False, False, True, False)
+    text = specialised(hopper.forward.next_block, flags=flags, MASK=False)
+    lines = excerpt(text, "s = issue_qk", "return pairs_new").splitlines()
+    return "\n".join(line for line in lines if "pass_turn" not in line)
 
 
 def print_cycles(card: dict[str, Any], name: str) -> None:
@@ -283,9 +316,70 @@ def _draw_lanes(ax: Axes, row: pd.Series) -> None:
     for start, end in under_way:
         ax.barh(lane, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
     who = "program" if row["provider"] == LOOPS["chapter 8's"] else "consumer"
-    ax.set_yticks(range(lane + 1), (*(f"{who} {c}" for c in range(lane)), "a matmul issued,\nnot finished"))
+    share = sum(end - start for start, end in under_way) / (last - first)
+    issued = f"a matmul issued,\nnot finished: {share:.0%}"
+    ax.set_yticks(range(lane + 1), (*(f"{who} {c}" for c in range(lane)), issued))
     ax.invert_yaxis()
     ax.grid(False)
+
+
+# What a consumer does up to each stamp of a finished kernel (tools/measure/finished_clock), and a look of PARTS.
+FINISHED = {
+    "hopper": (
+        ("waits for s", "matmul"), ("softmax, the rest of p v, rescaling", "softmax"),
+        ("releases, waits for tiles", "tiles"),
+    ),
+    "hopper backward": (
+        ("waits for a matmul", "matmul"), ("ds, p′", "softmax"), ("meets", "meets"), ("waits for a matmul", "matmul"),
+        ("ds, p′", "softmax"), ("waits for a matmul", "matmul"), ("adds dq", "rest"), ("waits for a matmul", "matmul"),
+        ("releases, waits for tiles", "tiles"),
+    ),
+}  # fmt: skip
+FINISHED_LOOKS = {key: look for key, (_, look) in PARTS.items()} | {"meets": {"facecolor": "C2"}}
+
+
+def draw_finished(card: dict[str, Any], kernel: str) -> Figure:
+    """Both consumers of a finished kernel, "hopper" or "hopper backward", over a few blocks, by their stamps. The third
+    lane shows when the tensor cores would be busy if each matmul took as long as (9.1) says.
+
+    Forward: from k on, as soon as the other's are done. Backward: stamps don't say when, so there is no such lane.
+    """
+    row = results.select(card["kernels"], kernel="clocked", provider=kernel).iloc[0]
+    figure = Figure(figsize=(10, 2.6 if kernel == "hopper" else 2.2))
+    ax, edge, parts = figure.subplots(), {"height": 0.7, "edgecolor": "black", "linewidth": 0.5}, FINISHED[kernel]
+    means = list(row["cycles"].values())
+    for c, blocks in enumerate(row["stamps"]):
+        for n, (block, after) in enumerate(itertools.pairwise(blocks)):
+            for (_, look), mean, (left, right) in zip(
+                parts, means, itertools.pairwise([*block, after[0]]), strict=True
+            ):
+                ax.barh(c, right - left, left=left, **edge, **FINISHED_LOOKS[look])
+                if n == 0 and mean > 400 and look != "rest":
+                    ax.text((left + right) / 2, c, f"{mean:,}", ha="center", va="center", color="white", size="small")
+    lanes = ["consumer 0", "consumer 1"]
+    if kernel == "hopper":
+        first, last, busy = max(of[0][0] for of in row["stamps"]), min(of[-1][0] for of in row["stamps"]), []
+        for issued in sorted(block[0] for blocks in row["stamps"] for block in blocks):
+            start = max([issued, *(end for _, end in busy[-1:])])
+            busy.append((start, start + 2 * matmul_cycles(128)))
+        spans = [(max(start, first), min(end, last)) for start, end in busy if end > first and start < last]
+        ax.barh(2, last - first, left=first, **edge, **IDLE)
+        for start, end in spans:
+            ax.barh(2, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
+        idle = 1 - sum(end - start for start, end in spans) / (last - first)
+        lanes.append(f"tensor cores by (9.1),\nidle: {idle:.0%}")
+    ax.set_yticks(range(len(lanes)), lanes)
+    ax.invert_yaxis()
+    ax.grid(False)
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.set_xlabel(f"cycles of the SM, {gpu(card)}, D = 128, full, S = 4,096")
+    ax.set_title(
+        f"{' + '.join(f'{mean:,}' for mean in means)} = {sum(means):,} cycles a block", loc="left", size="medium"
+    )
+    words = dict(parts)
+    handles = [Patch(edgecolor="black", **FINISHED_LOOKS[look]) for look in words.values()]
+    figure.legend(handles, list(words), loc="outside lower center", ncols=5)
+    return figure
 
 
 def print_ends(card: dict[str, Any], *loops: str) -> None:
@@ -298,8 +392,8 @@ def print_ends(card: dict[str, Any], *loops: str) -> None:
 
 
 def print_softmax(card: dict[str, Any], around: dict[str, list[int]]) -> None:
-    """The cycles of a softmax of 64 x 128 scores, D = 64: its exponentials; with what no exponential covers; and by
-    stamps, alone and beside others.
+    """The cycles of a softmax of 64 x 128 scores: its exponentials; with what no exponential covers; and by stamps, D =
+    64, alone and beside others.
 
     around: of a warp's instructions by kind, how many stand before, between and after the exponentials. A scheduler has
     one warp of a consumer, and issues an instruction in a cycle; the exponentials of one take eight.
@@ -309,9 +403,9 @@ def print_softmax(card: dict[str, Any], around: dict[str, list[int]]) -> None:
     uncovered = sum(around[kind][0] + around[kind][2] for kind in ("FMNMX", "FFMA", "FADD"))
     cycles = {
         "its exponentials": exponentials,
-        f"with what stands before and after, {exponentials} + {uncovered}": exponentials + uncovered,
-        "measured, alone on an SM": of["1 program of 1 consumer"]["stop"],
-        "measured, beside a second consumer": of["2 consumers in 1 program"]["stop"],
+        f"with the starred that stand before and after, + {uncovered}": exponentials + uncovered,
+        "measured at D = 64, alone on an SM": of["1 program of 1 consumer"]["stop"],
+        "measured at D = 64, beside a second consumer": of["2 consumers in 1 program"]["stop"],
     }
     for words, each in cycles.items():
         print(f"{words:52} {each:5,} cycles")
@@ -438,8 +532,8 @@ def draw_block(order: Sequence[str], name: str) -> Figure:
 
 ORDERS = {
     "the kernel's": "the kernel's",
+    "line by line": "line by line",
     "s′ under ds": "s′ right behind dp",
-    "in turn": "no block ahead: dv under ds, dk under the meeting",
     "delta by arithmetic": "the kernel's, but delta is subtracted after dp",
 }
 
@@ -452,15 +546,3 @@ def print_orders(card: dict[str, Any]) -> None:
     for name, words in ORDERS.items():
         cycles, ms = found.loc[name, ["cycles", "ms"]]
         print(f"{words:52}{cycles / found.loc[first, 'cycles']:6.2f}{cycles / ms / 1e3:7,.0f}{ms:8.3f}")
-
-
-def print_backward_profiled(card: dict[str, Any]) -> None:
-    """The backward under the profiler, D = 128, S = 4,096, full: chapter 8's two kernels, and this chapter's."""
-    rows = results.select(card["kernels"], kernel="counters").set_index(["provider", "mode"])
-    of = (("tuned", "dk, dv"), ("tuned", "dq"), ("hopper", "bwd"))
-    ms = [rows.loc[kernel, "gpu__time_duration.sum"] / 1e6 for kernel in of]
-    print(f"{gpu(card)}, under the profiler, D = 128, full, S = 4,096:")
-    print(f"chapter 8's two kernels {ms[0]:.2f} + {ms[1]:.2f} ms,", end=" ")
-    print(f"this one {ms[2]:.2f} ms: {(ms[0] + ms[1]) / ms[2]:.2f} times as fast")
-    rates = tables.table(card["rows"], GRIDS["points"], "bwd", "fp16").loc[(128, False, 4096)]
-    print(f"the whole backward, in the same case: {rates['hopper'] / rates['tuned']:.2f} times")

@@ -207,6 +207,8 @@ WRONG_ANSWERS = (
     edit("9.7", "one drawn ahead", ("n = 0  # blocks so far", "n, ahead = 0, next_tile()  # blocks so far"), ("tile = next_tile()", "tile, ahead = ahead, next_tile()"),
          told="draws numbers ahead"),
     edit("9.7", "nobody told", (TELL, ""), told="where “arrive at told” is due"),
+    edit("9.7", "numbers written early, None in time", (FREE + WRITE, f"            if tile is not None:\n    {WRITE}{FREE}            if tile is None:\n    {WRITE}"),
+         told="slot is written before both consumers have taken the number before"),
     edit("9.7", "told after the first load", (TELL, f"            if tile is None:\n    {TELL}"), ("for _ in range(blocks[tile]):\n                yield wait(empty", "for block in range(blocks[tile]):\n                yield wait(empty"),
          ("                n += 1\n\n", f"                n += 1\n                if block == 0:\n        {TELL}\n"), told="before it has arrived at told"),
     edit("9.7", "nothing stored", ('            yield work("store o")\n', ""), told="where “store o” is due"),

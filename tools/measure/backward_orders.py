@@ -25,21 +25,25 @@ UNDER_DS = [
     (WAIT_DP, "    dp_t = warpgroup_mma_wait(1 if MORE else 0, [dp_t])\n", 1),
     (AHEAD, AHEAD + "    if MORE:\n" + ISSUE_S, 1),
 ]
-# Nothing is computed ahead: s, p and dv are this block's, and dv runs under ds.
-IN_TURN = [
+# Each matmul is waited for before the next line.
+LINE_BY_LINE = [
     (
-        AHEAD + WAIT_DP,
-        "    s_t = issue_s(block, shared, start_n, sizes, C, flags)\n"
-        "    s_t, dp_t = warpgroup_mma_wait(0, [s_t, dp_t])\n"
+        "    dp_t = issue_dp(block, shared, C, MINUS_DELTA=UNDER_DQ)  # issue dp (6.9), which starts at −delta\n"
+        + AHEAD + WAIT_DP,
+        "    s_t = warpgroup_mma_wait(0, [issue_s(block, shared, start_n, sizes, C, flags)])\n"
         "    p_t = gl.exp2(s_t * scale_log2)\n"
-        "    dv = issue_dkdv(pack(p_t, dtype), dv, shared.do, block.n)\n",
+        "    consumer_wait(shared.do, block.n)\n"
+        "    dv = warpgroup_mma_wait(0, [issue_dkdv(pack(p_t, dtype), dv, shared.do, block.n)])\n"
+        "    dp_t = warpgroup_mma_wait(0, [issue_dp(block, shared, C, MINUS_DELTA=UNDER_DQ)])\n",
         1,
     ),
-    ("    hand_over(ds_pairs", "    dv = warpgroup_mma_wait(0, [dv])\n    hand_over(ds_pairs", 1),
+    ("    dk = issue_dkdv(ds_pairs, dk, shared.q, block.n)  # issue dk (6.12)\n    if not UNDER_DQ:\n",
+     "    if not UNDER_DQ:\n", 1),
     ("    if MORE:\n" + ISSUE_S, "", 1),
-    ("    if MORE and UNDER_DQ:\n", "    if True:\n        dq, dk = warpgroup_mma_wait(0, [dq, dk])\n"
-     "        consumer_release(shared.q, block.n)\n        add_dq(dq, block, dq_desc, shared, C)\n"
-     "    elif MORE and UNDER_DQ:\n", 1),
+    ("    if MORE and UNDER_DQ:\n", "    if True:\n        dq = warpgroup_mma_wait(0, [dq])\n"
+     "        add_dq(dq, block, dq_desc, shared, C)\n"
+     "        dk = warpgroup_mma_wait(0, [issue_dkdv(ds_pairs, dk, shared.q, block.n)])\n"
+     "        consumer_release(shared.q, block.n)\n    elif MORE and UNDER_DQ:\n", 1),
     ("        x = warpgroup_mma_wait(0, [issue_s(block, shared, start_n, sizes, C, flags)])\n"
      "        if flags.UNDER_DQ:\n", "        x = scale_log2\n        if False:\n", 1),
 ]  # fmt: skip
@@ -49,10 +53,10 @@ DELTA_LATER = [
     ("p_t * dp_t if UNDER_DQ else", "p_t * dp_t if False else", 1),
 ]
 ORDERS: dict[str, list[tuple]] = {
-    "in turn": IN_TURN,
     "the kernel's": [],
     "s′ under ds": UNDER_DS,
     "delta by arithmetic": DELTA_LATER,
+    "line by line": LINE_BY_LINE,
 }
 
 

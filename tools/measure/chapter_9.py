@@ -19,7 +19,7 @@ from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
-from measure import alone, backward_orders, chapter_8_clock, two_rings
+from measure import alone, backward_orders, chapter_8_clock, finished_clock, two_rings
 from measure.chapter_8 import repeated_us
 from measure.clocks import cycles_in_turns, settled_in_turns
 from measure.turns import by_shape, in_turns
@@ -299,5 +299,6 @@ def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
         step_cases(), remedy_cases(), alone.alone_cases(), clocked_cases(), late_cases(),
-        chapter_8_clock.clocked_cases(), backward_orders.order_cases(), error_cases(), auto_rule_cases(),
+        chapter_8_clock.clocked_cases(), finished_clock.clocked_cases(), backward_orders.order_cases(), error_cases(),
+        auto_rule_cases(),
     )  # fmt: skip

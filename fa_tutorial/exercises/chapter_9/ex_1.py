@@ -26,6 +26,12 @@ MISTAKES = {
     "a parity is the last bit of a phase's number, 0 or 1, and here it is the round": (FULL, "full_parity = round_of_ring"),
     "a parity is the last bit of a phase's number, 0 or 1, and here it is the number itself": [
         (FULL, "full_parity = round_of_ring"), (EMPTY, "empty_parity = round_of_ring - 1")],
+    "the parts come as (full_parity, stage, empty_parity), want (stage, full_parity, empty_parity)": (
+        RETURN, "return full_parity, stage, empty_parity"),
+    "the producer waits for the phase before its round's, and here for the one after; and a parity is 0 or 1": [
+        (FULL, "full_parity = round_of_ring"), (EMPTY, "empty_parity = round_of_ring + 1")],
+    "a parity is the last bit of a phase's number, 0 or 1, and here empty_parity reaches 2": (
+        EMPTY, "empty_parity = full_parity + 1"),
     "the parts come as (full_parity, empty_parity, stage), want (stage, full_parity, empty_parity)": (
         RETURN, "return full_parity, empty_parity, stage"),
 }  # fmt: skip

@@ -21,6 +21,8 @@ def alternation(first, second):
 CUT = "max(0, min(end, stop) - max(begin, start))"
 ONE, CHANCE = "return p + r - 2 * both", "p * (1 - r) + r * (1 - p)"
 MISTAKES = {
+    "the two shares come as (chance, one), want (one, chance)": (
+        f"{ONE}, {CHANCE}", f"return {CHANCE}, p + r - 2 * both"),
     "this counts the time in which both are at a softmax, too: exactly one is wanted": (ONE, "return p + r - both"),
     "this is the share in which both are at a softmax, where exactly one is wanted": (ONE, "return both"),
     "this is the share in which both or neither are at a softmax, where exactly one is wanted": (ONE, "return 1 - p - r + 2 * both"),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fa_tutorial import barriers
 from fa_tutorial.barriers import Action, Barrier, arrive, load, use, wait, work
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.ring_play import RIGHT, compared, explained, played, timed, two_functions, unreleased
+from fa_tutorial.exercises.ring_play import RIGHT, compared, explained, played, timed, two_functions, unreleased, verdict
 from fa_tutorial.exercises.running import Wrong, adapting
 
 
@@ -69,6 +69,19 @@ MISTAKES = {
 }  # fmt: skip
 
 
+class Slot(list):
+    """The slot. early: whether it was written before both consumers had taken the number before."""
+
+    def __init__(self, taken: Barrier):
+        super().__init__([None])
+        self.taken, self.written, self.early = taken, 0, False
+
+    def __setitem__(self, place, number):
+        self.early |= self.taken.phase < self.written
+        self.written += 1
+        super().__setitem__(place, number)
+
+
 @dataclass(frozen=True)
 class Persistent:
     """blocks: of each work tile that the counter gives this program; how long a load takes, and each consumer's use and store."""
@@ -83,10 +96,11 @@ class Persistent:
     def __str__(self) -> str:
         return f"work tiles of {self.blocks} blocks, {self.stages} stages, loads of {self.load}, uses of {self.uses[0]} and {self.uses[1]}"
 
-    def run(self, persistent_roles: Callable) -> tuple[list[barriers.Event] | str, dict[str, list[Action | None]], list[Barrier]]:
-        """The timeline, or the deadlock; what each role yielded; empty."""
+    def run(self, persistent_roles: Callable) -> tuple[list[barriers.Event] | str, dict[str, list[Action | None]], list[Barrier], Slot]:
+        """The timeline, or the deadlock; what each role yielded; empty; the slot."""
         tiles = {3 * i: n for i, n in enumerate(self.blocks)}  # other programs draw the numbers between
         counter, drawn, told, (full, empty) = iter(tiles), [], Barrier(1, "told"), barriers.ring(self.stages, 2)
+        slot = Slot(taken := Barrier(2, "taken"))
         yielded: dict[str, list[Action | None]] = {"producer": [], "consumer 0": [], "consumer 1": []}
 
         def next_tile() -> int | None:
@@ -98,16 +112,19 @@ class Persistent:
             drawn.append(next(counter, None))
             return drawn[-1]
 
-        producer, consumer = two_functions(persistent_roles(next_tile, tiles, full, empty, [None], told, Barrier(2, "taken")))
+        producer, consumer = two_functions(persistent_roles(next_tile, tiles, full, empty, slot, told, taken))
         roles = {role: timed(role, (producer if role == "producer" else consumer)(), found, self.load, self.uses, self.seed)
                  for role, found in yielded.items()}  # fmt: skip
-        return played(dict(reversed(roles.items())) if self.is_consumer_first else roles), yielded, empty
+        return played(dict(reversed(roles.items())) if self.is_consumer_first else roles), yielded, empty, slot
 
     def play(self, answer: Callable) -> str:
         """What comes of a reader's persistent_roles: RIGHT, or the first thing that goes wrong, with its cause."""
-        (timeline, yielded, empty), (right, in_order, _) = self.run(answer), self.run(persistent_roles)
+        (timeline, yielded, empty, slot), (right, in_order, *_) = self.run(answer), self.run(persistent_roles)
         text = timeline if isinstance(timeline, str) else compared(timeline, right, lambda role, n, action: f"“{action}”")
-        return explained(text or announced_late(yielded["producer"]) or unreleased(empty, sum(self.blocks)), yielded, in_order)
+        found = explained(text or announced_late(yielded["producer"]) or unreleased(empty, sum(self.blocks)), yielded, in_order)
+        if found and slot.early and "the producer" not in found.cause:
+            return verdict(found, "slot is written before both consumers have taken the number before")
+        return found
 
 
 def announced_late(actions: list[Action | None]) -> str:
