@@ -24,7 +24,7 @@ MISTAKES = {
     "2⁷ isn't the largest: with the next power of two no p passes 448 either, and half as many p fall below e4m3's numbers": (
         "2**8", "2**7"),
     "p · 2⁹ goes up to 512, and what is above 448 is cut off": ("2**8", "2**9"),
-    "p · 448 rounds p as well as 2⁸, but it is no power of two: the kernel would multiply, where 8 is added to exp2's exponent": ("2**8", "448"),
+    "p · 448 rounds p as well as 2⁸, but it is no power of two, whose exponent the kernel adds before exp2": ("2**8", "448"),
     "each block's largest p becomes 448, so each block has a factor of its own: l and acc add up all blocks, so take one factor, 2⁸": (
         P, "to_e4m3(448 / torch.exp(s - m_new[:, None]).amax() * torch.exp(s - m_new[:, None]))"),
     "l adds up the p before they are rounded, and acc those after: then the weights don't add up to 1": (
