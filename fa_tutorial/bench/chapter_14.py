@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from torch import nn
 
 from fa_tutorial import fp8, hardware, reference
 from fa_tutorial.bench import results, training
@@ -43,6 +45,9 @@ PROBES = {  # factors of products that one instruction adds up
 }
 ONES = (1024, 16_384, 20_000)  # to be added up
 SPEED_LENGTHS = (1024, 2048, 4096, 16_384)
+CALLS = ("hopper", "fp8 and quantiser", "fp8, rotation and quantiser")  # of SPEEDS: what a user calls
+SHORT_LENGTHS = SPEED_LENGTHS[:3]
+GRAPH = ", from a CUDA graph"
 
 
 class Kind(NamedTuple):
@@ -75,8 +80,8 @@ def data(kind: str, H: int, S: int, D: int) -> list[torch.Tensor]:
 
 
 def factors(kind: str, rows: int, K: int, in_e4m3: bool = True) -> list[torch.Tensor]:
-    """Two matrices (rows, K) of numbers of e4m3, in float64: uniform in [0, 1], N(0, 1), or p · 2⁸ of N(0, 1) scores,
-    and v of mean 0 or 1. in_e4m3=False: before they are rounded."""
+    """Two matrices (rows, K) of numbers of e4m3, in float64: uniform in [0, 1], N(0, 1), or p · 2⁸ of
+    N(0, 1) scores, and v of mean 0 or 1. in_e4m3=False: before they are rounded."""
     generator = torch.Generator().manual_seed(14)
     if kind == "uniform":
         found = [torch.rand(rows, K, generator=generator) for _ in range(2)]
@@ -154,7 +159,7 @@ def texts() -> torch.Tensor:
     return training.copy_batch(dataclasses.replace(COPIER, batch=410), draw).to(hardware.device())
 
 
-def wrong_tokens(model: training.TinyTransformer, attention: training.Attention, texts: torch.Tensor) -> int:
+def wrong_tokens(model: nn.Module, attention: training.Attention, texts: torch.Tensor) -> int:
     """How many of the repeated tokens the model gets wrong with this attention."""
     for block in model.blocks:
         block.attention = attention
@@ -168,35 +173,37 @@ def in_fp8(rotate: bool = False, subtract: bool = False) -> training.Attention:
 
     def attention(q, k, v):
         k = k - subtract * k.mean(dim=2, keepdim=True)
-        return fp8.flash_attention_fp8(q.half(), k.half(), v.half(), is_causal=True, rotate=rotate).float()
+        q, k, v = (x.half() for x in (q, k, v))
+        return fp8.flash_attention_fp8(q, k, v, is_causal=True, rotate=rotate).float()
 
     return attention
 
 
-def one_row(model: training.TinyTransformer, texts: torch.Tensor) -> list[dict[str, float]]:
-    """For each head: v's mean, of v's rms, and o's error in % by rounding, and with acc in one chain. All texts are
-    joined to one row of keys, and its last 64 tokens ask."""
-    rows, attention = [], training.ATTENTIONS["sdpa_math"]
+def heads_of(model: training.TinyTransformer, texts: torch.Tensor) -> list[list[torch.Tensor]]:
+    """q, k and v of each head of the model, (1, 1, keys, D) fp16: all texts joined to one row of keys, and its last 64
+    tokens ask."""
+    heads, attention = [], training.ATTENTIONS["sdpa_math"]
 
     def noted(q, k, v):
-        whole = [x.transpose(0, 1).flatten(1, 2)[None].half() for x in (q, k, v)]  # (1, heads, keys, D)
-        whole[0] = whole[0][:, :, -64:]
-        truth = reference.attention(*whole)[0].cpu()
-        found = fp8.emulated(*whole, fp8.sums_in_float32, fp8.sums_in_one_chain)
         for h in range(COPIER.heads):
-            v_h = whole[2][0, h].double()
-            off = (100 * rms(o[0, h].double() - truth[0, h]) / rms(truth[0, h]) for o in found)
-            rows.append(
-                {"v_mean": rms(v_h.mean(dim=0)) / rms(v_h)} | dict(zip(("rounding", "chain"), off, strict=True))
-            )
+            q_h, k_h, v_h = (x[:, h].flatten(0, 1)[None, None].half() for x in (q, k, v))
+            heads.append([q_h[:, :, -64:], k_h, v_h])
         return attention(q, k, v)
 
     wrong_tokens(model, noted, texts)
-    return rows
+    return heads
+
+
+def of_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, float]:
+    """v's mean, of v's rms, and o's error in % by rounding alone, and with acc in one chain."""
+    truth = reference.attention(q, k, v)[0].cpu()
+    found = fp8.emulated(q, k, v, fp8.sums_in_float32, fp8.sums_in_one_chain)
+    rounding, chain = (100 * rms(o.double() - truth) / rms(truth) for o in found)
+    return {"v_mean": rms(v.double().mean(dim=2)) / rms(v), "rounding": rounding, "chain": chain}
 
 
 def print_heads(heads: list[dict[str, float]]) -> None:
-    """Of one_row's: each if there are few, else the least, the middle and the largest of them."""
+    """Of of_head's rows: each if there are few, else the least, the middle and the largest of them."""
     found = pd.DataFrame(heads)
     if len(found) > 4:
         found = found.quantile([0, 0.5, 1]).set_axis(["least", "middle", "most"])
@@ -206,25 +213,21 @@ def print_heads(heads: list[dict[str, float]]) -> None:
 
 
 def stored_models(steps: int = FULLY) -> pd.DataFrame:
-    """Of each stored model: seed, wrong tokens in float32 and in FP8 with each of REMEDIES, and `heads`, one_row's."""
+    """Of each stored model: seed, wrong tokens in float32 and in FP8 with each of REMEDIES, and `heads`, of_head's."""
     models = pd.DataFrame(json.loads(TRAINED.read_text(encoding="utf-8"))["rows"])
     return models[models.steps == steps]
 
 
-def print_trained(model: training.TinyTransformer, texts: torch.Tensor) -> None:
-    """Wrong tokens in float32 and in FP8 with each of REMEDIES: of this model, and the mean of the stored ones, fully
-    and half trained; and of how many of these each remedy makes fewer."""
-    names = ("float32", *REMEDIES)
-    heads = (*names[:1], "FP8, plain", *names[2:])
-    ways = (training.ATTENTIONS["sdpa_math"], *(in_fp8(*remedy) for remedy in REMEDIES.values()))
-    found = (f"{wrong_tokens(model, way, texts[:COPIED]):11}" for way in ways)
-    print(f"{f'wrong of {COPIED * COPIER.half:,} tokens':36}" + "".join(f"{name:>11}" for name in heads))
-    print(f"{'your model':36}" + "".join(found))
+def print_trained(wrong: dict[str, int]) -> None:
+    """Wrong tokens of your model, by way, and the mean of the stored ones, fully and half trained; and of how many of
+    these each remedy makes fewer."""
+    print(f"{f'wrong of {COPIED * COPIER.half:,} tokens':36}" + "".join(f"{name:>11}" for name in wrong))
+    print(f"{'your model':36}" + "".join(f"{number:11}" for number in wrong.values()))
     for steps in (FULLY, HALF):
         models = stored_models(steps)
         words = f"{len(models)} stored models, {steps} steps, mean"
-        print(f"{words:36}" + "".join(f"{models[name].mean():11.1f}" for name in names))
-        fewer = (f"{(models[name] < models.plain).sum():8} of {len(models)}"[-11:] for name in names[2:])
+        print(f"{words:36}" + "".join(f"{models[name].mean():11.1f}" for name in wrong))
+        fewer = (f"{(models[name] < models.plain).sum():8} of {len(models)}"[-11:] for name in list(REMEDIES)[1:])
         print(f"{'    fewer than plain':36}" + " " * 22 + "".join(f"{words:>11}" for words in fewer))
 
 
@@ -238,28 +241,6 @@ def row(card: dict[str, Any], **wanted: Any) -> dict[str, Any]:
 
 def tflops(card: dict[str, Any], provider: str, D: int, S: int, is_causal: bool) -> float:
     return row(card, kernel="speed", provider=provider, D=D, S_q=S, is_causal=is_causal)["tflops"]
-
-
-def print_sums(card: dict[str, Any]) -> None:
-    """Of the model and of the GPU: sums that show how it cuts, and the mean error of chains of K products, in % of the
-    sums' root mean square; of products of one sign also what (14.7) expects, and the model with float32 factors."""
-    print(f"{'one instruction adds up':34}{'model':>9}{'H200':>9}")
-    for name in PROBES:
-        a, b = probe(name)
-        total = tensor_core_sum(a[:1], b[:1], torch.zeros(1, 1, dtype=torch.float64)).item()
-        print(f"{name:34}{total:9,.0f}{row(card, kernel='probe', data=name)['sum']:9,.0f}")
-    print()
-    print(f"{'one chain, mean error in %':34}{'model':>9}{'H200':>9}{'(14.7)':>9}{'model, not rounded':>21}")
-    chains = [("uniform", K) for K in LENGTHS] + [("p v, mean 0", LENGTHS[-1]), ("p v, mean 1", LENGTHS[-1])]
-    for kind, K in chains:
-        stored = row(card, kernel="sums", data=kind, K=K, provider="chain")
-        sums = modelled(kind, K, "chain", rows=64), stored  # of the same numbers
-        means = (round(100 * found["mean"], 2) + 0.0 for found in sums)  # no −0
-        expected = ""
-        if kind == "uniform":
-            exact = modelled(kind, K, "chain", rows=16, in_e4m3=False)["mean"]
-            expected = f"{-100 * K / (3 * 2**14):9.2f}{100 * exact:21.2f}"
-        print(f"{kind:14} K = {K:6,}        " + "".join(f"{mean:9.2f}" for mean in means) + expected)
 
 
 def print_off_header(keys: int = LENGTHS[-1], D: int = 64, means: tuple[int, ...] = (0, 1, 3)) -> None:
@@ -293,11 +274,32 @@ def print_choices(card: dict[str, Any], D: int = 128, S: int = LENGTHS[-1]) -> N
         print(f"{words:30}{gains}{off[0]:>10}{off[1]:>8}{off[2]:>10}{off[3]:>8}")
 
 
-def plot_score_errors(s: torch.Tensor, lines: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Figure:
-    """How far positive scores move, by root mean square, against their size. lines: by label, the moved scores, and
-    which of them count."""
+Lines = dict[str, tuple[torch.Tensor, torch.Tensor]]  # by label, moved scores, and which of them count
+
+
+def plot_score_errors(s: torch.Tensor, lines: Lines) -> Figure:
+    """How far positive scores move, by root mean square, against their size."""
     figure = Figure(figsize=(6, 3.2))
-    ax = figure.subplots()
+    _draw_score_errors(figure.subplots(), s, lines)
+    return figure
+
+
+def plot_rotation(key: torch.Tensor, rotated: torch.Tensor, s: torch.Tensor, lines: Lines) -> Figure:
+    """One key's channels before and after a rotation, and plot_score_errors' lines."""
+    figure = Figure(figsize=(9, 3.4))
+    axes = figure.subplot_mosaic([["before", "scores"], ["after", "scores"]])
+    axes["before"].sharey(axes["after"])
+    for name, numbers, colour in (("before", key, "vermilion"), ("after", rotated, "black")):
+        axes[name].bar(range(len(numbers)), numbers, color=COLOURS[colour])
+        axes[name].set(ylabel=name, ylim=(-1.1 * key.abs().max(), 1.1 * key.abs().max()))
+    axes["before"].set_title(f"one key's {len(key)} numbers, rotated")
+    axes["before"].set_xticks([])
+    axes["after"].set_xlabel("channel")
+    _draw_score_errors(axes["scores"], s, lines)
+    return figure
+
+
+def _draw_score_errors(ax: Axes, s: torch.Tensor, lines: Lines) -> None:
     sizes = [0, 1, 2, 3, 4, 5, 6, 8, 12]
     looks = (("vermilion", "-", "o"), ("blue", "--", "s"), ("black", ":", "^"))
     for (label, (moved, counts)), (colour, line, marker) in zip(lines.items(), looks, strict=False):
@@ -306,7 +308,6 @@ def plot_score_errors(s: torch.Tensor, lines: dict[str, tuple[torch.Tensor, torc
         ax.plot(*zip(*found, strict=True), color=COLOURS[colour], linestyle=line, marker=marker, label=label)
     ax.set(xlabel="score (negative ones have little weight)", ylabel="moved by rounding, rms", ylim=(0, 0.25))
     ax.legend()
-    return figure
 
 
 def plot_rows(cases: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Figure:
@@ -323,6 +324,7 @@ def plot_rows(cases: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Figure:
         whole = 100 * rms(o - truth) / rms(truth)
         ax.plot(whole, np.interp(whole, off, share), "o", color=COLOURS[colour], markersize=9)
     ax.set_xscale("log")
+    ax.set_xlim(1, 60)
     ax.set_xticks([1, 3, 10, 30], ["1", "3", "10", "30"])
     ax.minorticks_off()
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
@@ -334,7 +336,7 @@ def plot_rows(cases: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Figure:
 def plot_chains(panels: dict[str, dict[tuple[int, int], float]]) -> Figure:
     """o's error in % against the number of keys, one line for each mean of v, in a panel for each title. Errors: by
     (mean, keys)."""
-    figure = Figure(figsize=(3 + 2.5 * len(panels), 3.4))
+    figure = Figure(figsize=(3 + 2.2 * len(panels), 3.4))
     looks = {0: ("blue", "-", "o"), 1: ("orange", "--", "s"), 3: ("vermilion", "-.", "^")}
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for ax, (title, errors) in zip(axes, panels.items(), strict=True):
@@ -369,74 +371,50 @@ def print_clock(card: dict[str, Any]) -> None:
         print(f"{found['watts']:6.0f}{found['mhz']:7,.0f}{found['tflops']:9.0f}")
 
 
-def print_parts(card: dict[str, Any]) -> None:
-    """An SM's cycles for 64 x 128 scores of the FP8 kernel at D = 128, and without one part or another of its loop."""
-    names = ("whole", "without exponentials", "without p's rounding", "without joining")
-    cycles = (row(card, kernel="parts", provider=name) for name in names)
-    blocks = 16 * (16_384 // 64) * (16_384 // 128) / card["provenance"]["multiprocessors"]
-    words = (f"{name} {one['cycles'] / blocks:,.0f}" for name, one in zip(names, cycles, strict=True))
-    print("cycles a block, D = 128, FP8: " + ", ".join(words))
+# What the page shows of whole calls: words, the row's kernel and its provider.
+CALLED = (
+    ("fp16, chapter 9", "whole call", "hopper"),
+    ("quantised first", "whole call", "fp8 and quantiser"),
+    ("… from a CUDA graph", "whole call", "fp8 and quantiser" + GRAPH),
+    ("… in the earlier run", "speed", "fp8 and quantiser"),
+    ("rotated and quantised", "whole call", "fp8, rotation and quantiser"),
+)
 
 
-def quantiser_ms(card: dict[str, Any], with_it: str) -> float:
-    """What quantising adds to the kernel's ms at D = 128: the median of S = 4,096 and 16,384, full and causal, whose
-    work is the same. A shorter call waits for Python's launches."""
-    pairs = itertools.product(SPEED_LENGTHS[-2:], (False, True))
-    rows = [
-        [row(card, kernel="speed", provider=who, D=128, S_q=S, is_causal=c)["ms"] for who in (with_it, "fp8")]
-        for S, c in pairs
-    ]
-    return float(np.median([more - less for more, less in rows]))
+def call_ms(card: dict[str, Any], kernel: str, provider: str, is_causal: bool) -> list[float]:
+    """The ms of a call at D = 128 and each of SHORT_LENGTHS, in batches of 16,384 tokens."""
+    wanted = {"kernel": kernel, "provider": provider, "D": 128, "is_causal": is_causal}
+    return [row(card, S_q=S, **wanted)["ms"] for S in SHORT_LENGTHS]
 
 
-def print_times(card: dict[str, Any], S: int = LENGTHS[-1]) -> None:
-    """ms at D = 128 of both formats' kernels, and of what quantises before."""
-    print("D = 128, 16,384 tokens".ljust(34) + f"{'full':>8}{'causal':>9}")
-    for who, words in (("hopper", "fp16, chapter 9"), ("fp8", "FP8, quantised before")):
-        found = (row(card, kernel="speed", provider=who, D=128, S_q=S, is_causal=c)["ms"] for c in (False, True))
-        print(f"{f'{words}, S = {S:,}':34}" + "".join(f"{ms:9.3f}" for ms in found)[1:] + " ms")
-    for who, words in (("fp8 and quantiser", "the quantiser"), ("fp8, rotation and quantiser", "… with rotation")):
-        print(f"{f'{words}, any S':34}" + (2 * f"{quantiser_ms(card, who):9.3f}")[1:] + " ms")
+def crossing(fp16: list[float], eight: list[float]) -> tuple[float, float]:
+    """The S from which `eight`, the ms at SHORT_LENGTHS, are fewer than fp16's, on plot_calls' straight lines; and the
+    ms there."""
+    lengths, fp16, eight = np.log(SHORT_LENGTHS), np.log(fp16), np.log(eight)
+    S = np.interp(0, fp16 - eight, lengths)  # what is gained grows with S
+    return float(np.exp(S)), float(np.exp(np.interp(S, lengths, fp16)))
 
 
-def saved_ms(card: dict[str, Any], is_causal: bool) -> np.ndarray:
-    """At D = 128, for each of SPEED_LENGTHS: the ms that FP8's kernel saves of chapter 9's fp16."""
-    fp16, eight = (
-        [row(card, kernel="speed", provider=who, D=128, S_q=S, is_causal=is_causal)["ms"] for S in SPEED_LENGTHS]
-        for who in ("hopper", "fp8")
-    )
-    return np.subtract(fp16, eight)
-
-
-def crossing(card: dict[str, Any], name: str, is_causal: bool) -> float:
-    """The S at which FP8's kernel saves what quantising costs, on plot_saved's lines."""
-    ms = np.log([quantiser_ms(card, name)])
-    return float(np.exp(np.interp(ms, np.log(saved_ms(card, is_causal)), np.log(SPEED_LENGTHS)))[0])
-
-
-def plot_saved(card: dict[str, Any]) -> Figure:
-    """For each mask at D = 128, against S: the ms that FP8's kernel saves of chapter 9's fp16, what quantising costs,
-    and where these cross."""
-    figure = Figure(figsize=(8, 3.4))
-    costs = {
-        "fp8 and quantiser": ("the quantiser costs", "blue", "--", -16),
-        "fp8, rotation and quantiser": ("… with rotation", "black", ":", 7),
-    }
+def plot_calls(card: dict[str, Any]) -> Figure:
+    """For each mask the ms of CALLS against S, and where those in FP8 become faster than fp16."""
+    figure = Figure(figsize=(8, 3.6))
+    looks = (("vermilion", "-", "o"), ("blue", "--", "s"), ("black", ":", "^"))
     axes = figure.subplots(1, 2, sharey=True)
     for ax, is_causal in zip(axes, (False, True), strict=True):
-        ax.plot(SPEED_LENGTHS, saved_ms(card, is_causal), "-o", color=COLOURS["vermilion"], label="FP8 saves")
-        for name, (label, colour, line, above) in costs.items():
-            ms, S = quantiser_ms(card, name), crossing(card, name, is_causal)
-            ax.axhline(ms, color=COLOURS[colour], linestyle=line, label=label)
-            ax.plot(S, ms, "D", color=COLOURS[colour], markersize=7)
-            place = {"xytext": (0, above), "textcoords": "offset points", "ha": "left" if above < 0 else "right"}
-            ax.annotate(f"{round(S, -2):,.0f}", (S, ms), color=COLOURS[colour], **place)
+        lines = [(words, call_ms(card, *of, is_causal)) for words, *of in CALLED if of[1] in CALLS and of[0] != "speed"]
+        for (words, ms), (colour, line, marker) in zip(lines, looks, strict=True):
+            ax.plot(SHORT_LENGTHS, ms, color=COLOURS[colour], linestyle=line, marker=marker, label=words)
+        for (_, ms), (colour, *_), place in zip(lines[1:], looks[1:], ((6, -17), (-7, 7)), strict=True):
+            where = crossing(lines[0][1], ms)
+            ax.plot(*where, "D", color=COLOURS[colour], markersize=10, fillstyle="none")
+            beside = {"xytext": place, "textcoords": "offset points", "ha": "right" if place[0] < 0 else "left"}
+            ax.annotate(f"{round(where[0], -2):,.0f}", where, color=COLOURS[colour], **beside)
         ax.set_xscale("log", base=2)
         ax.set_yscale("log")
-        ax.set_xticks(SPEED_LENGTHS, [f"{S:,}" for S in SPEED_LENGTHS])
+        ax.set_xticks(SHORT_LENGTHS, [f"{S:,}" for S in SHORT_LENGTHS])
         ax.minorticks_off()
-        ax.set_yticks([0.03, 0.1, 0.3, 1], ["0.03", "0.1", "0.3", "1"])
-        ax.set(xlim=(750, 24_000), title=f"D = 128, {mask(is_causal)}", xlabel="S")
-    axes[0].set_ylabel("ms")
+        ax.set_yticks([0.2, 0.3, 0.5, 1], ["0.2", "0.3", "0.5", "1"])
+        ax.set(title=f"D = 128, {mask(is_causal)}", xlabel="S, in batches of 16,384 tokens")
+    axes[0].set_ylabel("ms of a call")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

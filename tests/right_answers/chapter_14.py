@@ -60,5 +60,6 @@ RIGHT_ANSWERS = (
     edit("14.8", "by two maxima", ("tl.max(tl.abs(tile))", "tl.max(tl.max(tl.abs(tile), axis=0), axis=0)")),
     edit("14.9", "a mean below 0", ("v + 1", "v - 1")),
     edit("14.9", "by the mean error", ("(forward(q, k, v) - truth).square().mean().sqrt()", "(forward(q, k, v) - truth).mean().abs()")),
+    edit("14.9", "a tight bound", ("off < 0.01", "off < 0.0015"), told="correct (your bound is tight"),
     edit("14.9", "a tensor of one truth value", ("bool(off < 0.01)", "off < 0.01")),
 )  # fmt: skip

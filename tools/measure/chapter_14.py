@@ -12,10 +12,13 @@ from fa_tutorial import flash_attention_fp8, fp8, hopper, ledger, reference
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Shape, about, literature
 from fa_tutorial.bench.chapter_14 import (
+    CALLS,
+    GRAPH,
     KINDS,
     LENGTHS,
     ONES,
     PROBES,
+    SHORT_LENGTHS,
     SPEED_LENGTHS,
     SPEEDS,
     WAYS,
@@ -27,13 +30,11 @@ from fa_tutorial.bench.chapter_14 import (
     sum_of_ones,
 )  # fmt: skip
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import randn, timed_in_turns
+from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
 from fa_tutorial.decode import FP8
 from fa_tutorial.fp8 import forward
 from fa_tutorial.hopper.forward import HopperConfig
-from fa_tutorial.source import defined, edited, source_of
 from measure.chapter_8 import settled
-from measure.clocks import cycles_in_turns
 from measure.fp8_sums import sums
 from measure.turns import by_shape
 
@@ -62,6 +63,26 @@ def _speeds_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return timed_in_turns(calls, flops=flops, rounds=6)
 
 
+def graph_cases() -> Iterator[Measurement]:
+    """The whole call beside chapter 9's, D = 128, lengths at which Python may hold up the GPU: each called from Python,
+    and replayed from a CUDA graph, all in turns."""
+    names = [name + where for name, where in itertools.product(CALLS, ("", GRAPH))]
+    shapes = [shape for shape in literature(SHORT_LENGTHS) if shape.D == 128]
+    return by_shape(14, "whole call", _graphs_in_turns, shapes, names)
+
+
+def _graphs_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    q, k, v = (randn(shape.B, shape.H_q, shape.S_q, shape.D) for _ in range(3))
+    eight = partial(flash_attention_fp8, q, k, v, is_causal=shape.is_causal)
+    calls = {
+        "hopper": partial(hopper.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5),
+        "fp8 and quantiser": partial(eight, rotate=False),
+        "fp8, rotation and quantiser": eight,
+    }
+    graphs = {name + GRAPH: graph_of(call) for name, call in calls.items()}
+    return timed_in_turns(calls | {name: graph.replay for name, graph in graphs.items()}, rounds=6)
+
+
 def matmul_of(flops: int, fast: bool) -> Callable[[], torch.Tensor]:
     """torch._scaled_mm with as many FLOPs, 8,192 x 8,192 x K in e4m3; fast: one chain of sums, else blocks of 128."""
     K = flops // (2 * 8192 * 8192)
@@ -71,40 +92,6 @@ def matmul_of(flops: int, fast: bool) -> Callable[[], torch.Tensor]:
 
 
 TWO_CONSUMERS = HopperConfig(2, fp8.BLOCK, 2, 240)  # chapter 9's of D = 128
-
-
-SHIFTED = "s * scale_log2 - (shift - P_LOG2)[:, None]"
-# What the FP8 loop does beside its matmuls, by the edits that leave it out. Their results are wrong.
-PARTS = {
-    "whole": (),
-    "without exponentials": ((f"gl.exp2({SHIFTED})", SHIFTED, 1),),
-    "without p's rounding": (
-        (".reg .b16 low, high;", ".reg .b32 low;", 1),
-        ("cvt.rn.satfinite.e4m3x2.f32 low, $2, $1;", "lop3.b32 low, $1, $2, $3, 0x96;", 1),
-        ("cvt.rn.satfinite.e4m3x2.f32 high, $4, $3;", "xor.b32 $0, low, $4; }", 1),
-        ("        mov.b32 $0, {low, high}; }", "        ", 1),
-    ),
-    "without joining": (
-        ("acc = rescaled(acc, alpha * (v_scale / new_scale), new)", "acc = gl.convert_layout(new, acc.type.layout)", 1),
-    ),
-}
-
-
-def part_cases() -> Iterator[Measurement]:
-    """Cycles of an SM for the FP8 kernel at D = 128, full, S = 16,384, and without one part or another of its loop."""
-    shape = Shape(1, 16, 16, 16_384, 16_384, 128, False)
-    return by_shape(14, "parts", _parts_in_turns, [shape], PARTS)
-
-
-def _parts_in_turns(shape: Shape) -> dict[str, dict[str, int]]:
-    q, k, v = (randn(shape.B, shape.H_q, shape.S_q, shape.D) for _ in range(3))
-    quantised = fp8.quantised(q, k, v, shape.D**-0.5, False)
-    calls = {}
-    for name, edits in PARTS.items():
-        text = edited(source_of(forward), ('key = ("fp8", ', f'key = ("fp8, {name}", ', 1), *edits)
-        flash_forward = defined(text, {"__name__": forward.__name__})["flash_forward"]
-        calls[name] = partial(flash_forward, *quantised, shape.D, q.dtype, False)
-    return {name: {"cycles": cycles} for name, cycles in cycles_in_turns(calls).items()}
 
 
 def clock_cases() -> Iterator[Measurement]:
@@ -174,6 +161,5 @@ def _probe_row(name: str) -> dict[str, Any]:
 
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
-    return itertools.chain(
-        error_cases(), sum_cases(), ones_cases(), probe_cases(), speed_cases(), part_cases(), clock_cases()
-    )
+    sums_of = (sum_cases(), ones_cases(), probe_cases())
+    return itertools.chain(error_cases(), *sums_of, speed_cases(), graph_cases(), clock_cases())

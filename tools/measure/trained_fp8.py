@@ -26,7 +26,8 @@ def measure(steps: int, seed: int) -> dict:
     ways |= {name: chapter_14.in_fp8(*remedy) for name, remedy in REMEDIES.items()}
     row = {"steps": steps, "seed": seed, "tokens": COPIED * COPIER.half}
     row |= {name: chapter_14.wrong_tokens(model, way, few) for name, way in ways.items()}
-    heads = [{name: float(f"{x:.3g}") for name, x in head.items()} for head in chapter_14.one_row(model, texts)]
+    heads = [chapter_14.of_head(*head) for head in chapter_14.heads_of(model, texts)]
+    heads = [{name: float(f"{x:.3g}") for name, x in head.items()} for head in heads]
     return row | {"heads": heads}
 
 

@@ -18,6 +18,7 @@ SCALED, SHARE = "x * 448 / largest", "min(step / 2 / y, 1.0)"
 MISTAKES = {
     "x itself isn't rounded, but x / scale, and the scale is largest / 448": (SCALED, "x"),
     "the scale is largest / 448: 448 is missing": (SCALED, "x / largest"),
+    "x and largest are exchanged: the scale makes 448 of the largest number, so y = 448 · x / largest": (SCALED, "largest * 448 / x"),
     "the block is scaled the wrong way: its largest number becomes 448": (SCALED, "x * largest / 448"),
     "that is half a step of the scaled x, over the unscaled x: both must be in the same unit": ("step / 2 / y", "step / 2 / x"),
     "that is half a step itself: which share of the scaled x is it?": ("step / 2 / y", "step / 2"),

@@ -24,7 +24,7 @@ MISTAKES = {
     "2⁷ isn't the largest: with the next power of two no p passes 448 either, and half as many p fall below e4m3's numbers": (
         "2**8", "2**7"),
     "p · 2⁹ goes up to 512, and what is above 448 is cut off": ("2**8", "2**9"),
-    "p · 448 uses all of the range, but it is no power of two, so it rounds p differently": ("2**8", "448"),
+    "p · 448 rounds p as well as 2⁸, but it is no power of two, whose exponent the kernel adds before exp2": ("2**8", "448"),
     "each block's largest p becomes 448, so each block has a factor of its own: l and acc add up all blocks, so take one factor, 2⁸": (
         P, "to_e4m3(448 / torch.exp(s - m_new[:, None]).amax() * torch.exp(s - m_new[:, None]))"),
     "l adds up the p before they are rounded, and acc those after: then the weights don't add up to 1": (
@@ -81,8 +81,8 @@ EXERCISE = Exercise(
         "p = to_e4m3(2**8 * torch.exp(s - m_new[:, None])), and both l and acc take this p. The factor cancels in acc / l.",
     ),
     solution=attend_fp8,
-    reasoning="A power of two changes the exponent alone, so e4m3's steps lie where they lay, but p has more of them below. In the kernel 8 is added to the exponent before exp2. With l of the rounded "
-    "p, o is a mean of values whose weights add up to 1, however coarse they are.",
+    reasoning="The heaviest p is 1 and becomes the factor, so the factor must be a number of e4m3. A power of two changes the exponent alone: the kernel adds 8 to it before exp2. "
+    "With l of the rounded p, o is a mean of values whose weights add up to 1, however coarse they are.",
     inputs=inputs,
     truth=truth,
     rule="p = to_e4m3(2⁸ · e^(s − m)) with each row's m, and l and acc are sums of this p",

@@ -18,6 +18,13 @@ def join_block(p, v, scale, alpha, l, acc, last_scale):
     return l, acc
 
 
+def in_chains_of(keys):
+    """The edits that cut a block into chains of so many keys, which are added up outside the tensor core."""
+    acc = "sum(tensor_core_sum(p[:, i : i + 32], v[i : i + 32].T, torch.zeros_like(acc)) for i in range(0, len(v), 32))"
+    ones = "tensor_core_sum(p[:, i : i + 32], torch.ones_like(p[:1, i : i + 32]), torch.zeros_like(l[:, None]))[:, 0]"
+    return [(NEW, acc.replace("32", keys)), (ONES, f"sum({ones} for i in range(0, len(v), 32))".replace("32", keys))]
+
+
 L, NEW, RATIO = "alpha * l + new_l", "tensor_core_sum(p, v.T, torch.zeros_like(acc))", " * (last_scale / scale) * acc"
 ONES = "tensor_core_sum(p, torch.ones_like(p[:1]), torch.zeros_like(l[:, None]))[:, 0]"
 MISTAKES = {
@@ -29,6 +36,8 @@ MISTAKES = {
         (ONES, "tensor_core_sum(p, torch.ones_like(p[:1]), (alpha * l)[:, None])[:, 0]"), (L, "new_l"),
         (NEW, "tensor_core_sum(p, v.T, alpha[:, None] * (last_scale / scale) * acc)"),
         ("acc = alpha[:, None]" + RATIO + " + new", "acc = new")],
+    "you add up chains of 32 keys outside the tensor core: a block is one chain, whatever its length": in_chains_of("32"),
+    "you add up chains of 128 keys outside the tensor core: a block is one chain, whatever its length": in_chains_of("128"),
     "the block's l is an exact sum: let the tensor core add it up, as p times a column of ones": (ONES, "p.sum(dim=1)"),
     "acc keeps the unit of the block before: what is 1 in units of last_scale is last_scale / scale in units of scale": (RATIO, " * acc"),
     "the ratio of the two scales is upside down: what is 1 in units of last_scale is last_scale / scale in units of scale": (
