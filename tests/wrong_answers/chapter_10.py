@@ -3,6 +3,7 @@ import itertools
 import torch
 from edits import edit
 
+from fa_tutorial.exercises.forward_cases import WIDENED
 from fa_tutorial.matmul import tl, triton
 
 
@@ -84,6 +85,7 @@ def dropout_gradients_by_autograd(p, p_sink, z, v, do):
 
 
 BOTH = "(distance <= 0) & (distance >= -aux.left)"
+TOO_WIDE = f"the result is right, but {WIDENED}"
 NOT_JITTED = ("@triton.jit\n", "")
 
 WRONG_ANSWERS = (
@@ -138,8 +140,13 @@ WRONG_ANSWERS = (
            told="MASK_MOD gets the numbers of batch entry, head, query and key") for wrong in ("h, b", "b, H")),
     edit("10.3", "by program", ("count_ptr + row)", "count_ptr + tl.program_id(0))"), ("row * across + t", "tl.program_id(0) * across + t"),
          told="a program's row of the lists is the number of its block of queries"),
+    *(edit("10.3", f"{x} widened", change, told=TOO_WIDE, gpu=None) for x, change in (
+        ("v", ("dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])", "dot(p, v_tile.to(tl.float32), acc * alpha[:, None])", 2)),
+        ("k", ("dot(q_tile, tl.trans(k_tile))", "dot(q_tile.to(tl.float32), tl.trans(k_tile).to(tl.float32))", 2)))),
     ("10.4", soft_cap_by_growing_exponentials, "one edge is left: a score may lie far beyond the cap"),
     edit("10.4", "missing tanh", ("t = tanh", "t = tl.no_such_tanh"), told="stops with AttributeError"),
+    *(edit("10.4", tanh, ("t = tanh(", f"t = {tanh}("), told="tanh is the package's: call tanh(x)", gpu="stops with")
+      for tanh in ("math.tanh", "tl.math.tanh", "torch.tanh")),
     edit("10.4", "a numerical derivative", ("1 - t * t", "aux.c * (tanh((s + 0.01) / aux.c) - tanh((s - 0.01) / aux.c)) / 0.02"),
          told="the derivative comes from a formula"),
     edit("10.4", "a whole number for c", ("t = tanh(s / aux.c)\n    return aux.c * t", "c = tl.cast(aux.c, tl.int32)\n    t = tanh(s / c)\n    return c * t"),
@@ -178,6 +185,8 @@ WRONG_ANSWERS = (
       for wrong in ("q_tile, tl.trans(do_tile)", "v_tile, tl.trans(q_tile)")),
     edit("10.6", "p and ds exchanged in the sums", ("dot(p.to(do_tile.dtype)", "dot(ds.to(do_tile.dtype)"),
          ("dot(ds.to(q_tile.dtype)", "dot(p.to(q_tile.dtype)"), told="with ds from STEP, which gives p, then ds"),
+    edit("10.6", "do widened", ("dot(p.to(do_tile.dtype), do_tile,", "dot(p, do_tile.to(tl.float32),"), told=TOO_WIDE, gpu=None),
+    edit("10.6", "q widened", ("dot(ds.to(q_tile.dtype), q_tile,", "dot(ds, q_tile.to(tl.float32),"), told=TOO_WIDE, gpu=None),
     edit("10.7", "p_sink is forgotten", ("-(p_sink * delta)", "-(delta)"), told="its p is p_sink, and its dp is 0"),
     ("10.7", dropout_gradients_by_autograd, "autograd computes these gradients"),
     *(edit("10.7", f"the sink in delta: {words}", ("(do * o).sum(dim=1)", delta), told="the sink's share is in p already")
@@ -193,6 +202,8 @@ WRONG_ANSWERS = (
          told="a block of queries needs the tiles of its own sequence"),
     edit("10.8", "right=True is forgotten twice", ("cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, top).clamp(min=1) - 1]"),
          ("searchsorted(cu, last, right=True)", "searchsorted(cu, last)"), told="a block of queries needs the tiles of its own sequence"),
+    edit("10.8", "total, not total − 1", (".clamp(max=total - 1)", ".clamp(max=total)"),
+         told="The last query is token total − 1, and no sequence holds a token past it"),
     edit("10.8", "lists", ("return start // block, (stop + block - 1) // block", "return (start // block).tolist(), ((stop + block - 1) // block).tolist()"),
          told="first is a list: return a tensor"),
     edit("10.8", "first in tokens", ("start // block", "start"), told="a block of queries needs the tiles of its own sequence"),

@@ -6,7 +6,7 @@ from fa_tutorial.exercises.chapter_10.ex_1 import window
 from fa_tutorial.exercises.chapter_10.ex_3 import LATE, MODS, THIRD, is_seen
 from fa_tutorial.exercises.chapter_10.ex_5 import capped, capped_grad, modified, score_gradients
 from fa_tutorial.exercises.chapter_10.jitted_mod import Aux
-from fa_tutorial.exercises.forward_cases import draw_qkv
+from fa_tutorial.exercises.forward_cases import WIDENED, draw_qkv, widens
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
@@ -127,6 +127,14 @@ def inputs():
     yield rows(1, 1, 32, LATE, late, words=", do is NaN in tile 0, which isn't listed", unlisted=slice(16))
 
 
+def refused(kernel):
+    """What is wrong where a dot gets widened tiles, which the result doesn't show."""
+    q, k, v = (x.half() for x in draw_qkv(1, 1, 16, 16, 16))
+    rows = torch.zeros(1, 1, 16)
+    slow = f"{WIDENED}: leave q, k, v and do as they are, and round p and ds to the dtype of the tile that each is multiplied by"
+    return slow if widens(kernel, launch(q, k, v, q.flip(2), rows, rows, 20, (16, 16))) else ""
+
+
 EXERCISE = Exercise(
     task="Let a program keep a block of keys, and add up dk and dv over its listed tiles of queries.",
     hints=(
@@ -144,6 +152,7 @@ EXERCISE = Exercise(
     rule="dv = Σ pᵀ do and dk = scale · Σ dsᵀ q, over the listed tiles of queries, with p and ds from STEP",
     mistakes=MISTAKES,
     launch=launch,
+    refused=refused,
     parts=("dk", "dv"),
     tolerance=lambda args, part: (
         2e-5,

@@ -50,8 +50,12 @@ def truth(cu, block):
 
 @adapting
 def adapt(answer, *args):
-    """The answer. A list of numbers is told here, because a number would be no answer either."""
-    got = answer(*args)
+    """The answer. A list of numbers is told here, because a number would be no answer either. So is a place past the end of cu."""
+    try:
+        got = answer(*args)
+    except IndexError as error:
+        told = f"{error}. The last query is token total − 1, and no sequence holds a token past it"
+        raise IndexError(told).with_traceback(error.__traceback__) from None
     for name, part in zip(("first", "end"), got if isinstance(got, tuple) else (), strict=False):
         if isinstance(part, list):
             raise Wrong(f"{name} is a list: return a tensor, as torch.tensor makes of it")
