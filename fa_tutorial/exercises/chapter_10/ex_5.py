@@ -119,7 +119,8 @@ def inputs():
     term = "the sink adds one term, e^sink, to the denominator, and none to the sum of p v"
     once = "the sink's term joins l once in each row, and is rescaled with l from then on"
     yield rows(1, 1, 16, 16, 15, [1.0], {"o": term, "lse": "lse is the logarithm of the whole denominator, with the sink's term"})
-    yield rows(1, 1, 48, 48, 47, [0.5], {"o": once, "lse": once})
+    for left in (47, 20):
+        yield rows(1, 1, 48, 48, left, [0.5], once)
     yield rows(2, 2, 32, 32, 20, [2.0, -1.0], "each head has its sink, the same in each batch entry")
     yield rows(1, 2, 32, 32, 31, [-math.inf, 0.0], "a sink of −∞ is none")
     yield rows(1, 2, 32, 32, 31, [4.0, -4.0], "a sink may lie above a row's scores or below")
