@@ -72,17 +72,24 @@ def measured(mask: str, D: int, S: int = 16_384, mode: str = "fwd") -> float:
     return results.select(stored(S, mode), provider=mask, D=D)["ms"].item()
 
 
+def list_times(mask: str, D: int) -> list[float]:
+    """The stored ms of a forward with this mask: with two lists of tiles, and with every whole tile listed as mixed."""
+    return rows("whole_tile", mask=mask, D=D)["ms"].tolist()
+
+
 def slots_at_work(idle: dict[str, list[float]], D: int) -> Figure:
     """How many slots of the GPU still work at each time, with the masks' measured times as vertical lines.
 
-    idle: when each slot falls idle, in ms, from early to late, for two masks.
+    idle: when each slot falls idle, in ms, from early to late, for two masks with two lists of tiles.
     """
     figure, ax = plt.subplots(figsize=(8.5, 2.8), layout="constrained")
     for (name, times), look in zip(idle.items(), (("blue", "-"), ("vermilion", "--")), strict=True):
         colour, style = look
         busy = range(len(times) - 1, -1, -1)
-        ax.step([0, *times], [len(times), *busy], style, where="post", color=COLOURS[colour], label=f"{name}, played")
-        ax.axvline(measured(name, D), color=COLOURS[colour], linestyle=":", label=f"{name}, measured end")
+        ax.step(
+            [0, *times], [len(times), *busy], style, where="post", color=COLOURS[colour], label=f"{name}, predicted"
+        )
+        ax.axvline(list_times(name, D)[0], color=COLOURS[colour], linestyle=":", label=f"{name}, measured end")
     ax.set(xlim=(0.3, 0.5), ylim=(0, 450), xticks=[0.3, 0.35, 0.4, 0.45, 0.5])
     ax.set(xlabel="ms (until 0.3 all slots work)", ylabel="slots at work")
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
@@ -103,8 +110,9 @@ def ours_against_flex() -> Figure:
             ratio, low, high = (times[x] / times["flex_ms"] for x in ("ms", "ms_20", "ms_80"))
             down = [y + aside for y in range(len(names))]
             ax.errorbar(ratio, down, xerr=[ratio - low, high - ratio], fmt=marker, capsize=3, label=PASSES[mode])
-            for y, x in zip(down, ratio, strict=True):
-                ax.annotate(f"{x:.2f}", (1.5, y), ha="right", va="center", fontsize=9)
+            for y, x, end in zip(down, ratio, high, strict=True):
+                behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+                ax.annotate(f"{x:.2f}", (end + 0.015, y), va="center", fontsize=9, bbox=behind)
         ax.set_title(f"D = {D}")
         ax.set(xlim=(0.7, 1.52), ylim=(len(names) - 0.5, -0.5))
     panels[0].set_yticks(range(len(names)), [NAMES.get(name, name) for name in names])

@@ -1,10 +1,12 @@
 """The drawings of chapter 10."""
 
+import math
 from itertools import accumulate
 
 from matplotlib.axes import Axes
 
-from draw.drawing import BODY, GREY, MASKED, arrow, box, heading, image, legend, note, outline, write
+from draw.drawing import BODY, GREY, MASKED, SMALL, arrow, box, heading, image, legend, note, outline, tint, write
+from fa_tutorial.figures import COLOURS as PALETTE
 
 MONO = {"family": "DejaVu Sans Mono"}
 
@@ -16,7 +18,7 @@ LOOP = (
     ("    s = scale · q_tile k_tileᵀ", "yellow", "the score", "soft cap, ALiBi, bias"),
     ("    s = where(seen, s, −∞)", "orange", "the mask", "window, documents, prefix"),
     ("    p, m, l, alpha = softmax_step(s, m, l)", None, "", ""),
-    ("    acc = alpha · acc + p v_tile", "green", "acc", "dropout: fewer terms than in l"),
+    ("    acc = alpha · acc + p v_tile", "green", "the numerator", "dropout: fewer terms than in l"),
     ("o = acc / l;  lse = m + log l", None, "", ""),
 )
 
@@ -36,6 +38,66 @@ def draw_places(ax: Axes) -> None:
             note(ax, 4.75, y + tall / 2 - 0.04, place, BODY, weight="bold")
             note(ax, 6.55, y + tall / 2 - 0.04, who)
             arrow(ax, (4.63, y + tall / 2 - 0.04), (4.32, y + tall / 2 - 0.04))
+
+
+CAP, SLOPES = 2.0, ((1 / 2, "blue", "-"), (1 / 4, "vermilion", "--"), (1 / 8, "green", ":"))
+SCORES, SINK = (0.5, 1.5, -1.0, 1.0), 2.0
+
+
+@image("10_scores.png", 3.6)
+def draw_scores(ax: Axes) -> None:
+    """What the soft cap makes of a score, what ALiBi takes off it, and what a sink leaves of a row's weights."""
+    high = ax.get_ylim()[0]
+    panels = []
+    for left, title, below in (
+        (0.75, "soft cap: the new score", "score, with c = 2"),
+        (3.85, "ALiBi: added to a score", "key's number less the query's"),
+        (6.85, "sink: a row's weights", ""),
+    ):
+        write(ax, left + 1.0, 0.25, title, BODY, weight="bold")
+        write(ax, left + 1.0, high - 0.22, below)
+        panels.append(ax.figure.add_axes((left / 9, 0.72 / high, 2.0 / 9, (high - 1.2) / high)))
+    for panel in panels:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.tick_params(labelsize=SMALL)
+    cap, alibi, sink = panels
+
+    scores = [x / 20 for x in range(-120, 121)]
+    cap.plot(scores, scores, color=GREY, linewidth=1.2, linestyle=":")
+    cap.plot(scores, [max(-CAP, min(CAP, x)) for x in scores], color=PALETTE["vermilion"], linewidth=1.6, linestyle="--")
+    cap.plot(scores, [CAP * math.tanh(x / CAP) for x in scores], color=PALETTE["blue"], linewidth=2.2)
+    cap.set(xlim=(-6, 6), ylim=(-3.2, 3.2), xticks=(-4, 0, 4), yticks=(-2, 0, 2))
+    for x, y, text, colour in (
+        (-5.6, 2.7, "dotted: as it was", "black"),
+        (1.35, 0.6, "capped", "blue"),
+        (0.2, -1.0, "clipped:", "vermilion"),
+    ):
+        cap.text(x, y, text, color=PALETTE[colour], fontsize=SMALL)
+    cap.text(0.2, -1.55, "dashed", color=PALETTE["vermilion"], fontsize=SMALL)
+
+    for slope, colour, style in SLOPES:
+        alibi.plot((-16, 0), (-16 * slope, 0), style, color=PALETTE[colour], linewidth=2.0)
+        alibi.text(-16.3, -16 * slope, f"1/{1 / slope:.0f}", color=PALETTE[colour], fontsize=SMALL, ha="right", va="center")
+    alibi.text(-16.3, 0.2, "slope", fontsize=SMALL, ha="right", va="center")
+    alibi.set(xlim=(-16, 0.5), ylim=(-8.6, 0.6), xticks=(-16, -8, 0), yticks=(-8, -4, 0))
+    alibi.yaxis.tick_right()
+    alibi.spines[["left"]].set_visible(False)
+    alibi.spines[["right"]].set_visible(True)
+
+    terms = [math.exp(x) for x in SCORES]
+    for place, term in enumerate(terms):
+        without, with_sink = term / sum(terms), term / (sum(terms) + math.exp(SINK))
+        sink.bar(place - 0.2, without, 0.38, facecolor="white", edgecolor="black", hatch=MASKED)
+        sink.bar(place + 0.2, with_sink, 0.38, facecolor=tint("sky", 0.8), edgecolor="black")
+    sink.bar(len(terms) + 0.2, math.exp(SINK) / (sum(terms) + math.exp(SINK)), 0.5, facecolor=tint("purple", 0.8), edgecolor="black")
+    sink.set(xlim=(-0.6, 4.7), ylim=(0, 0.72), xticks=(0, 1, 2, 3, 4.2), yticks=(0, 0.25, 0.5))
+    sink.set_xticklabels(("key 0", "1", "2", "3", "sink"))
+    for y, look, text in (
+        (0.67, {"facecolor": "white", "hatch": MASKED}, "weights without"),
+        (0.585, {"facecolor": tint("sky", 0.8)}, "with the sink"),
+    ):
+        sink.bar(-0.3, 0.05, 0.4, bottom=y - 0.025, edgecolor="black", **look)
+        sink.text(0.05, y, text, fontsize=SMALL, va="center")
 
 
 LENGTHS = (5, 2, 4)

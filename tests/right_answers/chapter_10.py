@@ -76,27 +76,6 @@ def packed_tiles_by_sequences(cu, block):
     return cu[own[::block]] // block, (cu[own[last] + 1] - 1) // block + 1
 
 
-def prices_by_solving(runs, times, slots):
-    counts = torch.tensor([[len(run), sum(run)] for run in runs], dtype=torch.float64)
-    return torch.linalg.inv(counts) @ torch.tensor([slots * time for time in times], dtype=torch.float64)
-
-
-NUDGES = itertools.cycle((1.0, 1 + 2**-50))
-
-
-def prices_by_least_squares(runs, times, slots):
-    """By lstsq, whose last bits may differ between two calls: here they do."""
-    counts = torch.tensor([[len(run), sum(run)] for run in runs], dtype=torch.float64)
-    work = torch.tensor([slots * time for time in times], dtype=torch.float64)[:, None]
-    return (torch.linalg.lstsq(counts, work).solution.flatten() * next(NUDGES)).tolist()
-
-
-def prices_by_a_mean_program(runs, times, slots):
-    (t, u), (n, m) = ([slots * time / len(run) for run, time in zip(runs, times, strict=True)], [sum(run) / len(run) for run in runs])
-    tile = (t - u) / (n - m)
-    return t - n * tile, tile
-
-
 def idle_times_by_a_heap(tiles, slots, start, tile):
     idle = [0] * slots
     for n in tiles:
@@ -119,17 +98,25 @@ RIGHT_ANSWERS = (
             s = tl.where((j < S_k) & MASK_MOD(b, h, i, j, aux), s, -float("inf"))
 """)),
     ("10.4", soft_cap_by_exponentials),
-    ("10.5", gradients_then_mask),
-    edit("10.6", "queries are the rows, and p and ds are transposed", ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"),
+    edit("10.5", "the sink joins after the loops", ("tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sink_ptr + h)", 'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)'),
+         ("tl.full((BLOCK_M,), 1.0, dtype=tl.float32)", "tl.zeros((BLOCK_M,), dtype=tl.float32)"), ("    l = tl.where(l == 0", """    sink = tl.load(sink_ptr + h)
+    top = tl.maximum(m, sink)
+    shift = tl.where(top == -float("inf"), 0.0, top)
+    acc = acc * tl.exp(m - shift)[:, None]
+    l = l * tl.exp(m - shift) + tl.exp(sink - shift)
+    m = top
+    l = tl.where(l == 0""")),
+    edit("10.5", "the sink as a tile of one key", ("tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sink_ptr + h)", 'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)'),
+         ("tl.full((BLOCK_M,), 1.0, dtype=tl.float32)  # its own term, in place of 0", """tl.zeros((BLOCK_M,), dtype=tl.float32)
+    _, m, l, _ = softmax_step(tl.zeros((BLOCK_M, 1), dtype=tl.float32) + tl.load(sink_ptr + h), m, l)""")),
+    ("10.6", gradients_then_mask),
+    edit("10.7", "queries are the rows, and p and ds are transposed", ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"),
          ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"), ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"),
          ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]"), ("dot(p.to(do_tile.dtype)", "dot(tl.trans(p).to(do_tile.dtype)"),
          ("dot(ds.to(q_tile.dtype)", "dot(tl.trans(ds).to(q_tile.dtype)")),
-    ("10.7", dropout_gradients_with_a_sink_of_value_0),
-    ("10.8", packed_tiles_by_tokens),
-    ("10.8", packed_tiles_by_a_loop),
-    ("10.8", packed_tiles_by_sequences),
-    ("10.9", prices_by_solving),
-    ("10.9", prices_by_least_squares),
-    ("10.9", prices_by_a_mean_program),
+    ("10.8", dropout_gradients_with_a_sink_of_value_0),
+    ("10.9", packed_tiles_by_tokens),
+    ("10.9", packed_tiles_by_a_loop),
+    ("10.9", packed_tiles_by_sequences),
     ("10.10", idle_times_by_a_heap),
 )  # fmt: skip

@@ -5,7 +5,7 @@ import torch
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_10.ex_1 import window
 from fa_tutorial.exercises.chapter_10.jitted_mod import Aux
-from fa_tutorial.exercises.forward_cases import draw_qkv
+from fa_tutorial.exercises.forward_cases import WIDENED, draw_qkv, widens
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
@@ -191,7 +191,10 @@ def noting(b, h, i, j, aux):
 
 
 def refused(kernel):
-    """What is wrong where a whole tile asks the mask, which the result doesn't show."""
+    """What is wrong where a whole tile asks the mask, or a dot gets widened tiles, which the result doesn't show."""
+    half = *(x.half() for x in draw_qkv(1, 1, 32, 32, 16)), 20, (16, 16)
+    if widens(kernel, launch(*half)):
+        return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype"
     S, left, block = 96, 47, 16
     index, count = (x.to(hardware.device()) for x in lists(is_seen(1, 1, S, S, left), block, block))
     q, k, v, o = (torch.zeros(1, 1, S, block, device=hardware.device()) for _ in range(4))

@@ -2,169 +2,167 @@ import math
 
 import torch
 
-from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_10.ex_1 import window
-from fa_tutorial.exercises.chapter_10.ex_3 import THIRD, every_third, is_seen
-from fa_tutorial.exercises.chapter_10.jitted_mod import Aux, launched
+from fa_tutorial.exercises.chapter_10.ex_3 import MODS, is_seen, lists
+from fa_tutorial.exercises.chapter_10.jitted_mod import Aux
+from fa_tutorial.exercises.forward_cases import WIDENED, draw_qkv, widens
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.harness_kernel import check_begun
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.forward import softmax_step
 from fa_tutorial.matmul import tl, triton
+from fa_tutorial.tiles import dot, load_tile, store_tile
 from fa_tutorial.variants.mods import tanh
 
 
 @triton.jit
-def score_gradients(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD: tl.constexpr,
-                    SCORE_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr):  # fmt: skip
-    """(p, ds) of a tile of scaled scores s; ds is the gradient of s."""
-    p = tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)
-    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)
-    ds = p * (dp - delta) * SCORE_GRAD(s, b, h, i, j, aux)
-    return p, ds
+def variant_kernel(q, k, v, o, lse_ptr, sink_ptr, index_ptr, count_ptr, H, S_q, S_k, D, scale, aux,
+                   MASK_MOD: tl.constexpr, SCORE_MOD: tl.constexpr, KEEP: tl.constexpr,
+                   BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
+    """o and lse over the listed tiles, with a sink for each head."""
+    row_blocks, across = tl.cdiv(S_q, BLOCK_M), tl.cdiv(S_k, BLOCK_N)
+    row, batch_head = tl.program_id(0) % row_blocks, tl.program_id(0) // row_blocks
+    start_m, b, h = row * BLOCK_M, batch_head // H, batch_head % H
+
+    q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+    i = start_m + tl.arange(0, BLOCK_M)[:, None]  # [BLOCK_M, 1]
+    m = tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sink_ptr + h)  # the sink, in place of −∞
+    l = tl.full((BLOCK_M,), 1.0, dtype=tl.float32)  # its own term, in place of 0
+    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
+    for WHOLE in tl.static_range(2):  # the mixed tiles, then the whole ones
+        tiles = tl.load(count_ptr + WHOLE * row_blocks + row)
+        for t in range(tiles):
+            place = across - 1 - t if WHOLE else t
+            start_n = tl.load(index_ptr + row * across + place) * BLOCK_N
+            j = start_n + tl.arange(0, BLOCK_N)[None, :]  # [1, BLOCK_N]
+            k_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+            s = scale * dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
+            if SCORE_MOD is not None:
+                s = SCORE_MOD(s, b, h, i, j, aux)
+            if not WHOLE:
+                seen = (j < S_k) & MASK_MOD(b, h, i, j, aux)  # [BLOCK_M, BLOCK_N]
+                s = tl.where(seen, s, -float("inf"))
+            p, m, l, alpha = softmax_step(s, m, l)
+            v_tile = load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+            if KEEP is not None:
+                p = tl.where(KEEP(b, h, i, j, aux), p, 0.0)
+            acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])
+    l = tl.where(l == 0, 1.0, l)  # a row that sees no key has acc = 0
+    tl.store(lse_ptr + batch_head * S_q + i, (m + tl.log(l))[:, None], mask=i < S_q)
+    store_tile(o, acc / l[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
+
+
+LOAD, STEP = "tl.load(sink_ptr + h)", "p, m, l, alpha = softmax_step(s, m, l)"
+M, ONE, END = f"tl.zeros((BLOCK_M,), dtype=tl.float32) + {LOAD}", "tl.full((BLOCK_M,), 1.0, dtype=tl.float32)", "    l = tl.where(l == 0"
+NO_M, ZERO = (M, 'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)'), (ONE, "tl.zeros((BLOCK_M,), dtype=tl.float32)")
+MISTAKES = {
+    "the sink is missing from l: with m = −∞ at first, the first tile's alpha is 0 and wipes out what l held": NO_M,
+    "l starts at 0, so the sink's own term is missing: beside m = sink it is e^(sink − m) = 1": ZERO,
+    "the sink counts once for each tile: it joins l once a row": [NO_M, ZERO, (STEP, f"{STEP}\n            l += tl.exp({LOAD} - m)")],
+    "e^sink meets an l that counts in units of e^m: the sink's term is e^(sink − m)": [NO_M, ZERO, (END, f"    l += tl.exp({LOAD})\n{END}")],
+    "l starts at e^sink, but m is the sink already: in units of e^m its term is 1": (ONE, f"tl.exp({M})"),
+    "the sink itself is added to l: its term is an exponential, as a score's is": [NO_M, ZERO, (END, f"    l += {LOAD}\n{END}")],
+    "the sink joins o's denominator, but not lse, from which the backward makes p": [
+        NO_M, ZERO, ("acc / l[:, None]", f"acc / (l + tl.exp({LOAD} - m))[:, None]")],
+    "the sink joins lse, but not o's denominator": [NO_M, ZERO, ("m + tl.log(l)", f"m + tl.log(l + tl.exp({LOAD} - m))")],
+    "all heads take the first head's sink": ("sink_ptr + h", "sink_ptr"),
+    "the sink is scaled: it joins the scores as they are after the scale": (LOAD, f"scale * {LOAD}"),
+    "m and l are exchanged: m starts at the sink, and l at 1": [(M, ONE + " "), (f"l = {ONE}  #", f"l = {M}  #")],
+    "e^(sink − m) overflows where the sink lies far above every score: let the running maximum know the sink": [
+        NO_M, ZERO, (END, f"    l += tl.exp({LOAD} - m)\n{END}")],
+}  # fmt: skip
+CONDITIONS = {
+    "large": "a sink may lie far above every score, and no exponential overflows",
+    "empty": "a row may see no key: its o is 0, and its lse is the sink",
+}
 
 
 @triton.jit
 def capped(s, b, h, i, j, aux):
-    """A soft cap at aux.c, stretched by aux.of_heads differently for each batch entry, head, query and key, and a penalty for distance."""
-    return (1 + aux.of_heads * (b + 2 * h + 0.5 * i + 0.25 * j)) * aux.c * tanh(s / aux.c) + 0.125 * (j - i)
+    return aux.c * tanh(s / aux.c)
 
 
 @triton.jit
-def capped_grad(s, b, h, i, j, aux):
-    t = tanh(s / aux.c)
-    return (1 + aux.of_heads * (b + 2 * h + 0.5 * i + 0.25 * j)) * (1 - t * t)
+def even(b, h, i, j, aux):
+    """Keeps every second pair of a row."""
+    return (i + j) % 2 == 0
 
 
-BLOCK, B, H = 16, 1, 2  # the number of the batch entry, and of the head
+def launch(q, k, v, sinks, left, blocks, cap, drops):
+    (B, H, S_q, D), S_k = q.shape, k.shape[2]
+    index, count = lists(is_seen(B, H, S_q, S_k, left), *blocks)
+    tensors = *(In(x, as_heads=True) for x in (q, k, v)), Out(q.shape, q.dtype, as_heads=True), Out((B, H, S_q), torch.float32)
+    mods = {"MASK_MOD": MODS.get(left, window), "SCORE_MOD": capped if cap else None, "KEEP": even if drops else None}
+    meta = mods | {"BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
+    numbers = H, S_q, S_k, D, D**-0.5, Aux(left, S_k - S_q, float(cap))
+    return Launch((len(index) * B * H,), (*tensors, In(sinks), In(index), In(count), *numbers), meta)
 
 
-@triton.jit
-def run_step(s_ptr, dp_ptr, lse_ptr, delta_ptr, p_ptr, ds_ptr, S_q, S_k, b, h, aux, STEP: tl.constexpr, MASK_MOD: tl.constexpr,
-             SCORE_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr, TURNED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Store p and ds by STEP, (S_q, S_k) float32, from one tile, [BLOCK, BLOCK], or (TURNED) from its transpose."""
-    i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
-    if TURNED:
-        i, j = tl.arange(0, BLOCK)[None, :], tl.arange(0, BLOCK)[:, None]
-    at, inside = i * S_k + j, (i < S_q) & (j < S_k)
-    s, dp = tl.load(s_ptr + at, mask=inside, other=0.0), tl.load(dp_ptr + at, mask=inside, other=0.0)
-    lse, delta = tl.load(lse_ptr + i, mask=i < S_q, other=0.0), tl.load(delta_ptr + i, mask=i < S_q, other=0.0)
-    p, ds = STEP(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD, SCORE_MOD, SCORE_GRAD)
-    tl.store(p_ptr + at, p, mask=inside)
-    tl.store(ds_ptr + at, ds, mask=inside)
-
-
-def adapt(step):
-    """The step as a function of tensors: of s and dp (S_q, S_k), lse and delta (S_q,), the window's left, the cap, TURNED and aux.of_heads."""
-    check_begun(step)
-
-    def on_tiles(s, dp, lse, delta, left, cap, turned, of_heads):
-        (S_q, S_k), place = s.shape, hardware.device()
-        p, ds = (torch.empty(S_q, S_k, device=place) for _ in range(2))
-        tensors = [x.to(place) for x in (s, dp, lse, delta)]
-        mods = {"MASK_MOD": every_third if left == THIRD else window, "SCORE_MOD": capped, "SCORE_GRAD": capped_grad}
-        aux = Aux(left, S_k - S_q, cap, of_heads)
-        launched(
-            lambda: run_step[(1,)](*tensors, p, ds, S_q, S_k, B, H, aux, STEP=step, **mods, TURNED=turned, BLOCK=BLOCK),
-            broadcast="i and j, lse and delta",
-            results=2,
-        )
-        return p, ds
-
-    return on_tiles
-
-
-P, MASKED = "    p = tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)\n", "tl.where(MASK_MOD(b, h, i, j, aux), s, -float('inf'))"
-MOD, GRAD, MASK = "SCORE_MOD(s, b, h, i, j, aux)", "SCORE_GRAD(s, b, h, i, j, aux)", "tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)"
-MISTAKES = {
-    "hidden pairs have a p: ask MASK_MOD, and put 0 there": (f"    p = {MASK}\n", ""),
-    "ds isn't 0 where a pair is hidden: put 0 in p before ds is made of it": [
-        (f"    p = {MASK}\n", ""), ("    return p, ds", f"    return {MASK}, ds")],
-    "p is made from the plain score: the forward's softmax was of SCORE_MOD's": (MOD, "s"),
-    "the derivative is missing: by the chain rule ds is SCORE_GRAD times the gradient of the modified score": (f" * {GRAD}", ""),
-    "the derivative is taken at the modified score: SCORE_GRAD wants s": (GRAD, GRAD.replace("(s", f"({MOD}")),
-    "delta is missing: the gradient of the modified score is p (dp − delta)": ("(dp - delta)", "dp"),
-    "lse is a natural logarithm: p takes exp, not exp2": ("tl.exp", "tl.exp2"),
-    ("the score is masked before SCORE_MOD, and a cap turns −inf into −c, so that hidden pairs have a p: put 0 in p, with tl.where, after "
-    "exp"): (f"{P}    p = {MASK}\n", f"    masked = {MASKED}\n{P.replace('(s', '(masked')}"),
-    "SCORE_GRAD multiplies dp alone: it is a factor of all of p (dp − delta)": (f"(dp - delta) * {GRAD}", f"({GRAD} * dp - delta)"),
-    "p and ds are exchanged: return p first": ("return p, ds", "return ds, p"),
-    "both mods get i and j exchanged: i numbers the queries and j the keys, whichever way the tile lies": [
-        ("MASK_MOD(b, h, i, j", "MASK_MOD(b, h, j, i"), ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i")],
-    ("a row that sees nothing gets NaN: its lse is −inf, so neither inf · 0, a product with the mask, nor −inf − (−inf), a masked score, "
-    "is 0; choose 0 with tl.where, after exp"): (MASK, "p * MASK_MOD(b, h, i, j, aux).to(tl.float32)"),
-}  # fmt: skip
-CONDITIONS = {
-    "large": "a score may be large: exp(SCORE_MOD(s) − lse) is computed in one step, so nothing overflows",
-    "blind": "a row that sees no key has lse = −inf, and its p and ds are 0",
-}
-
-
-def truth(s, dp, lse, delta, left, cap, turned, of_heads):
-    s, dp, delta = s.double(), dp.double(), delta.double()
-    p = torch.softmax(modified(s, cap, of_heads).masked_fill(~visible(*s.shape, left), -math.inf), dim=-1).nan_to_num()
-    return p, p * (dp - delta[:, None]) * stretch(*s.shape, of_heads) * (1 - torch.tanh(s / cap) ** 2)
-
-
-def modified(s, cap, of_heads=0.0):
-    i, j = torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])
-    return stretch(*s.shape[-2:], of_heads) * cap * torch.tanh(s / cap) + 0.125 * (j - i)
-
-
-def stretch(S_q, S_k, of_heads):
-    return 1 + of_heads * (B + 2 * H + 0.5 * torch.arange(S_q)[:, None] + 0.25 * torch.arange(S_k))
-
-
-def visible(S_q, S_k, left):
-    return is_seen(B + 1, H + 1, S_q, S_k, left)[B, H]
+def truth(q, k, v, sinks, left, blocks, cap, drops):
+    s = q.shape[-1] ** -0.5 * q.double() @ k.double().mT
+    s = (cap * torch.tanh(s / cap) if cap else s).masked_fill(~is_seen(*q.shape[:3], k.shape[2], left), -math.inf)
+    sink = sinks.double()[None, :, None, None].expand(*s.shape[:3], 1)
+    lse = torch.logsumexp(torch.cat([sink, s], dim=-1), dim=-1)
+    p = torch.exp(s - lse[..., None]).masked_fill(s == -math.inf, 0.0)
+    i, j = torch.arange(s.shape[2])[:, None], torch.arange(s.shape[3])
+    return p.masked_fill((i + j) % 2 == 1, 0.0) @ v.double() if drops else p @ v.double(), lse
 
 
 def inputs():
-    def rows(S_q, S_k, left, cap, otherwise="", *, turned=False, size=2.0, of_heads=0.0, draw=None, **options):
-        draw = draw or torch.Generator().manual_seed(S_q)
-        s, dp = size * torch.randn(S_q, S_k, generator=draw), torch.randn(S_q, S_k, generator=draw)
-        lse = modified(s, cap, of_heads).masked_fill(~visible(S_q, S_k, left), -math.inf).logsumexp(dim=-1)
-        mask = "every third key seen" if left == THIRD else f"a window of {left} key{'s' * (left != 1)} and the query's own"
-        on = f"{S_q} quer{'y' if S_q == 1 else 'ies'}, {S_k} keys, {mask}, soft cap {cap}{', the tile transposed' * turned}"
-        on += ", and a score of the head's and the pair's own" * (of_heads > 0)
-        return case(s, dp, lse, torch.randn(S_q, generator=draw), left, cap, turned, of_heads, on=on, otherwise=otherwise, **options)
+    def rows(B, H, S_q, S_k, left, sinks, otherwise="", *, cap=0, drops=False, draw=None, dtype=torch.float32, words="", **options):
+        q, k, v = (x.to(dtype) for x in draw_qkv(B, H, S_q, S_k, 16, draw=draw))
+        on = f"B = {B}, H = {H}, S_q = {S_q}, S_k = {S_k}, a window of {left} keys and the query's own, sinks = {sinks}"
+        on += f", soft cap {cap}" * (cap > 0) + ", every second pair dropped" * drops + words
+        stray = "sink_ptr holds one number for each head, whatever the batch entry"
+        return case(q, k, v, torch.tensor(sinks), left, (16, 16), cap, drops, on=on, otherwise=otherwise, stray=stray, **options)
 
-    plain = {
-        "p": "p is exp of SCORE_MOD(s, b, h, i, j, aux) less lse where MASK_MOD(b, h, i, j, aux) is True: the softmax of the modified scores",
-        "ds": "ds is all of p (dp − delta), times SCORE_GRAD, which takes s as it came in",
-    }
-    yield rows(1, 3, 2, 2.0, plain)
-    after = "a hidden pair's p is 0, after exp: ask MASK_MOD about p, because SCORE_MOD makes a finite number of a score that is −inf"
-    yield rows(2, 2, 1, 2.0, {"p": after, "ds": plain["ds"]})
-    yield rows(4, 4, 1, 2.0)
-    yield rows(6, 6, 2, 2.0, "p is of the modified score, and the derivative of s", size=20.0)
-    yield rows(4, 4, 3, 5.0, "another cap: the mods know what a score becomes, so call SCORE_MOD and SCORE_GRAD, and hand them aux")
-    yield rows(5, 8, 3, 2.0, "the mask and score mods get b, h, i, j and aux as they are, whichever way the tile lies", turned=True)
-    yield rows(3, 9, THIRD, 2.0, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux")
-    heads = "a score may differ by batch entry, head, query and key: SCORE_MOD and SCORE_GRAD get b, h, i and j as they are"
-    yield rows(4, 6, 2, 2.0, heads, of_heads=0.25)
-    yield rows(16, 16, 7, 3.0, draw=generator(), of_heads=0.25, fresh=True)
-    yield rows(1, 4, 3, 200.0, size=200.0, edge="large")
-    low = "a row's scores may be any finite numbers: a hidden pair's p is 0 by tl.where, after exp"
-    yield rows(1, 2, 0, 3e30, low, size=-1e33, edge="large")
-    yield rows(5, 3, 1, 2.0, edge="blind")
+    term = "the sink adds one term, e^sink, to the denominator, and none to the sum of p v"
+    once = "the sink's term joins l once in each row, and is rescaled with l from then on"
+    yield rows(1, 1, 16, 16, 15, [1.0], {"o": term, "lse": "lse is the logarithm of the whole denominator, with the sink's term"})
+    for left in (47, 20):
+        yield rows(1, 1, 48, 48, left, [0.5], once)
+    yield rows(2, 2, 32, 32, 20, [2.0, -1.0], "each head has its sink, the same in each batch entry")
+    yield rows(1, 2, 32, 32, 31, [-math.inf, 0.0], "a sink of −∞ is none")
+    yield rows(1, 2, 32, 32, 31, [4.0, -4.0], "a sink may lie above a row's scores or below")
+    yield rows(1, 2, 32, 32, 20, [3.0, 0.0], "the sink is no score: SCORE_MOD doesn't see it", cap=1)
+    yield rows(1, 2, 32, 32, 20, [1.0, 0.0], "dropout leaves l as it is, and so the sink", drops=True)
+    yield rows(1, 1, 40, 40, 20, [1.0], "the last tiles may be ragged")
+    yield rows(1, 1, 32, 32, 31, [1.0], "the tensors may be fp16", dtype=torch.float16, words=", fp16")
+    yield rows(1, 2, 48, 48, 30, [0.25, -0.5], once, draw=generator(), fresh=True)
+    yield rows(1, 1, 32, 32, 20, [150.0], edge="large")
+    yield rows(1, 2, 48, 16, 20, [1.0, -math.inf], edge="empty", words=", so that rows 0 to 31 see no key")
+
+
+def refused(kernel):
+    """What is wrong where a dot gets widened tiles, which the result doesn't show."""
+    q, k, v = (x.half() for x in draw_qkv(1, 1, 16, 16, 16))
+    half = launch(q, k, v, torch.zeros(1), 15, (16, 16), 0, False)
+    return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype" if widens(kernel, half) else ""
 
 
 EXERCISE = Exercise(
-    task="Write the backward's step with a mask mod and a score mod: p, and the gradient of the scaled score.",
+    task="Give each head of the kernel a sink.",
     conditions=CONDITIONS,
     hints=(
-        "p is the forward's: the softmax of the modified scores, over the pairs that are seen. lse is that of the modified scores too.",
-        "Chapter 7 masks p, not s, by tl.where: where a row sees nothing, lse is −inf and exp(s − lse) is inf.",
-        "p (dp − delta) is the gradient of the modified score. By the chain rule that of s is this times SCORE_GRAD(s, …).",
+        "A sink acts like a key whose score is the sink and whose value is 0. Which of m, l and acc would such a key change, and when?",
+        "A first tile with that key alone would leave m = sink and l = e^(sink − m) = 1, and acc at 0.",
+        "So m = tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sink_ptr + h), and l = tl.full((BLOCK_M,), 1.0, dtype=tl.float32). "
+        "Nothing else changes.",
     ),
-    solution=score_gradients,
-    reasoning="The backward of softmax doesn't ask where its scores came from, so p (dp − delta) is the gradient of the modified score. One "
-    "more factor of the chain rule leads to the score itself, and a hidden pair has p = 0, so its ds is 0.",
-    more="The package's score_gradient is this step in base 2, with dropout.",
+    solution=variant_kernel,
+    reasoning="The running softmax takes the sink as a key that came before the first tile: m is its score, l its term, and acc holds 0 of "
+    "its value. softmax_step rescales it with the rest, and lse has it in l. A sink of −∞ is none: the first tile's alpha is e^(−∞) = 0.",
+    more="The package's forward starts in the same way, in base 2.",
     inputs=inputs,
     truth=truth,
-    rule="p is the softmax of the modified scores, and 0, after exp, where MASK_MOD hides a pair; ds, the gradient of s, is p (dp − delta) times SCORE_GRAD, which takes s as it came in",
+    rule="o and lse are those of a softmax with one more term, e^sink, in its denominator alone",
     mistakes=MISTAKES,
-    parts=("p", "ds"),
-    adapt=adapt,
+    launch=launch,
+    refused=refused,
+    parts=("o", "lse"),
+    tolerance=lambda args, part: (
+        (0.0, (2e-5 if args[0].dtype == torch.float32 else 1e-3) * float(args[2].double().abs().max()))
+        if part == "o"
+        else (1e-6, 2e-5 if args[0].dtype == torch.float32 else 1e-3)
+    ),
 )

@@ -2,151 +2,169 @@ import math
 
 import torch
 
+from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_10.ex_1 import window
-from fa_tutorial.exercises.chapter_10.ex_3 import LATE, MODS, THIRD, is_seen
-from fa_tutorial.exercises.chapter_10.ex_5 import capped, capped_grad, modified, score_gradients
-from fa_tutorial.exercises.chapter_10.jitted_mod import Aux
-from fa_tutorial.exercises.forward_cases import draw_qkv
+from fa_tutorial.exercises.chapter_10.ex_3 import THIRD, every_third, is_seen
+from fa_tutorial.exercises.chapter_10.jitted_mod import Aux, launched
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.harness_kernel import check_begun
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.matmul import tl, triton
-from fa_tutorial.tiles import dot, load_tile, store_tile
+from fa_tutorial.variants.mods import tanh
 
 
 @triton.jit
-def listed_dkdv_kernel(
-    q, k, v, do, dk, dv, index_ptr, count_ptr, lse_ptr, delta_ptr, H, S, D, scale, aux,
-    STEP: tl.constexpr, MASK_MOD: tl.constexpr, SCORE_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
-):  # fmt: skip
-    """dk and dv of a block of keys, over its listed tiles of queries."""
-    key_blocks, down = S // BLOCK_N, S // BLOCK_M
-    column, batch_head = tl.program_id(0) % key_blocks, tl.program_id(0) // key_blocks
-    start_n, b, h = column * BLOCK_N, batch_head // H, batch_head % H
-    j = start_n + tl.arange(0, BLOCK_N)[:, None]  # [BLOCK_N, 1]
-
-    k_tile = load_tile(k, b, h, start_n, S, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-    v_tile = load_tile(v, b, h, start_n, S, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
-    dk_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
-    dv_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
-    for t in range(tl.load(count_ptr + column)):
-        start_m = tl.load(index_ptr + column * down + t) * BLOCK_M
-        i = start_m + tl.arange(0, BLOCK_M)[None, :]  # [1, BLOCK_M]
-        lse = tl.load(lse_ptr + batch_head * S + i)  # [1, BLOCK_M]
-        delta = tl.load(delta_ptr + batch_head * S + i)  # [1, BLOCK_M]
-        q_tile = load_tile(q, b, h, start_m, S, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-        do_tile = load_tile(do, b, h, start_m, S, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-        s = scale * dot(k_tile, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M]
-        dp = dot(v_tile, tl.trans(do_tile))  # [BLOCK_N, BLOCK_M]
-        p, ds = STEP(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD, SCORE_MOD, SCORE_GRAD)
-        dv_acc = dot(p.to(do_tile.dtype), do_tile, dv_acc)
-        dk_acc = dot(ds.to(q_tile.dtype), q_tile, dk_acc)
-    store_tile(dk, scale * dk_acc, b, h, start_n, S, D, BLOCK_N, BLOCK_D)
-    store_tile(dv, dv_acc, b, h, start_n, S, D, BLOCK_N, BLOCK_D)
+def score_gradients(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD: tl.constexpr,
+                    SCORE_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr):  # fmt: skip
+    """(p, ds) of a tile of scaled scores s; ds is the gradient of s."""
+    p = tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)
+    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)
+    ds = p * (dp - delta) * SCORE_GRAD(s, b, h, i, j, aux)
+    return p, ds
 
 
-NUMBER, COUNT = "tl.load(index_ptr + column * down + t)", "range(tl.load(count_ptr + column))"
+@triton.jit
+def capped(s, b, h, i, j, aux):
+    """A soft cap at aux.c, stretched by aux.of_heads differently for each batch entry, head, query and key, and a penalty for distance."""
+    return (1 + aux.of_heads * (b + 2 * h + 0.5 * i + 0.25 * j)) * aux.c * tanh(s / aux.c) + 0.125 * (j - i)
+
+
+@triton.jit
+def capped_grad(s, b, h, i, j, aux):
+    t = tanh(s / aux.c)
+    return (1 + aux.of_heads * (b + 2 * h + 0.5 * i + 0.25 * j)) * (1 - t * t)
+
+
+BLOCK, B, H = 16, 1, 2  # the number of the batch entry, and of the head
+
+
+@triton.jit
+def run_step(s_ptr, dp_ptr, lse_ptr, delta_ptr, p_ptr, ds_ptr, S_q, S_k, b, h, aux, STEP: tl.constexpr, MASK_MOD: tl.constexpr,
+             SCORE_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr, TURNED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """Store p and ds by STEP, (S_q, S_k) float32, from one tile, [BLOCK, BLOCK], or (TURNED) from its transpose."""
+    i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+    if TURNED:
+        i, j = tl.arange(0, BLOCK)[None, :], tl.arange(0, BLOCK)[:, None]
+    at, inside = i * S_k + j, (i < S_q) & (j < S_k)
+    s, dp = tl.load(s_ptr + at, mask=inside, other=0.0), tl.load(dp_ptr + at, mask=inside, other=0.0)
+    lse, delta = tl.load(lse_ptr + i, mask=i < S_q, other=0.0), tl.load(delta_ptr + i, mask=i < S_q, other=0.0)
+    p, ds = STEP(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD, SCORE_MOD, SCORE_GRAD)
+    tl.store(p_ptr + at, p, mask=inside)
+    tl.store(ds_ptr + at, ds, mask=inside)
+
+
+def adapt(step):
+    """The step as a function of tensors: of s and dp (S_q, S_k), lse and delta (S_q,), the window's left, the cap, TURNED and aux.of_heads."""
+    check_begun(step)
+
+    def on_tiles(s, dp, lse, delta, left, cap, turned, of_heads):
+        (S_q, S_k), place = s.shape, hardware.device()
+        p, ds = (torch.empty(S_q, S_k, device=place) for _ in range(2))
+        tensors = [x.to(place) for x in (s, dp, lse, delta)]
+        mods = {"MASK_MOD": every_third if left == THIRD else window, "SCORE_MOD": capped, "SCORE_GRAD": capped_grad}
+        aux = Aux(left, S_k - S_q, cap, of_heads)
+        launched(
+            lambda: run_step[(1,)](*tensors, p, ds, S_q, S_k, B, H, aux, STEP=step, **mods, TURNED=turned, BLOCK=BLOCK),
+            broadcast="i and j, lse and delta",
+            results=2,
+        )
+        return p, ds
+
+    return on_tiles
+
+
+P, MASKED = "    p = tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)\n", "tl.where(MASK_MOD(b, h, i, j, aux), s, -float('inf'))"
+MOD, GRAD, MASK = "SCORE_MOD(s, b, h, i, j, aux)", "SCORE_GRAD(s, b, h, i, j, aux)", "tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)"
 MISTAKES = {
-    "every tile of queries is visited: a column's list and its count say which": [(COUNT, "range(down)"), (NUMBER, "t")],
-    "t is taken for the tile's number: it is the place in the list, and index_ptr holds the number": (NUMBER, "t"),
-    "start_m counts queries, and index_ptr holds numbers of tiles: multiply by BLOCK_M": (f"{NUMBER} * BLOCK_M", NUMBER),
-    "the loop runs to the end of the list's row: only as many entries as count says stand for tiles": (COUNT, "range(down)"),
-    "lse and delta are those of the block's keys: each listed tile has queries of its own": ("batch_head * S + i", "batch_head * S + j"),
-    "i, lse and delta lie along the wrong axis: the tile's rows are keys, so i is [1, BLOCK_M], and j [BLOCK_N, 1]": [
-        ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
-    "s lacks the scale: STEP takes scaled scores, s = scale · k qᵀ": ("scale * dot(k_tile", "dot(k_tile"),
-    "STEP gets i and j exchanged: i numbers the queries and j the keys, whichever way the tile lies": (
-        "b, h, i, j, aux, MASK_MOD", "b, h, j, i, aux, MASK_MOD"),
-    "dk lacks the scale: s = scale · q k, so dk = scale · dsᵀ q": ("scale * dk_acc", "dk_acc"),
-    "dk and dv are exchanged: ds meets q, and p meets do": [("store_tile(dk, scale", "store_tile(dv, scale"), ("store_tile(dv, dv", "store_tile(dk, dv")],
-    "s and dp have queries as rows, but i, lse and delta lie along columns: multiply k by q's transpose, and v by do's": [
-        ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"), ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))")],
-    "the tile has queries as rows, and dk and dv add up over queries: make its keys the rows, or transpose p and ds": [
-        ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"), ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"),
-        ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
+    "hidden pairs have a p: ask MASK_MOD, and put 0 there": (f"    p = {MASK}\n", ""),
+    "ds isn't 0 where a pair is hidden: put 0 in p before ds is made of it": [
+        (f"    p = {MASK}\n", ""), ("    return p, ds", f"    return {MASK}, ds")],
+    "p is made from the plain score: the forward's softmax was of SCORE_MOD's": (MOD, "s"),
+    "the derivative is missing: by the chain rule ds is SCORE_GRAD times the gradient of the modified score": (f" * {GRAD}", ""),
+    "the derivative is taken at the modified score: SCORE_GRAD wants s": (GRAD, GRAD.replace("(s", f"({MOD}")),
+    "delta is missing: the gradient of the modified score is p (dp − delta)": ("(dp - delta)", "dp"),
+    "lse is a natural logarithm: p takes exp, not exp2": ("tl.exp", "tl.exp2"),
+    ("the score is masked before SCORE_MOD, and a cap turns −inf into −c, so that hidden pairs have a p: put 0 in p, with tl.where, after "
+    "exp"): (f"{P}    p = {MASK}\n", f"    masked = {MASKED}\n{P.replace('(s', '(masked')}"),
+    "SCORE_GRAD multiplies dp alone: it is a factor of all of p (dp − delta)": (f"(dp - delta) * {GRAD}", f"({GRAD} * dp - delta)"),
+    "p and ds are exchanged: return p first": ("return p, ds", "return ds, p"),
+    "both mods get i and j exchanged: i numbers the queries and j the keys, whichever way the tile lies": [
+        ("MASK_MOD(b, h, i, j", "MASK_MOD(b, h, j, i"), ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i")],
+    ("a row that sees nothing gets NaN: its lse is −inf, so neither inf · 0, a product with the mask, nor −inf − (−inf), a masked score, "
+    "is 0; choose 0 with tl.where, after exp"): (MASK, "p * MASK_MOD(b, h, i, j, aux).to(tl.float32)"),
 }  # fmt: skip
+CONDITIONS = {
+    "large": "a score may be large: exp(SCORE_MOD(s) − lse) is computed in one step, so nothing overflows",
+    "blind": "a row that sees no key has lse = −inf, and its p and ds are 0",
+}
 
 
-def launch(q, k, v, do, lse, delta, left, blocks):
-    B, H, S, D = q.shape
-    tiles = [rows.split(blocks[0], dim=1) for rows in is_seen(B, H, S, S, left).any(0).any(0).mT.split(blocks[1])]
-    needed = torch.tensor([[bool(tile.any()) for tile in row] for row in tiles])
-    index, count = (~needed).int().argsort(dim=1, stable=True), needed.sum(dim=1)
-    index = torch.where(torch.arange(index.shape[1]) < count[:, None], index, index[:, :1])  # what follows repeats the first
-    tensors = *(In(x, as_heads=True) for x in (q, k, v, do)), *(Out(k.shape, k.dtype, as_heads=True) for _ in range(2))
-    mods = {"MASK_MOD": MODS.get(left, window), "SCORE_MOD": capped, "SCORE_GRAD": capped_grad, "STEP": score_gradients}
-    meta = {**mods, "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
-    lists = In(index.int()), In(count.int())
-    return Launch((len(index) * B * H,), (*tensors, *lists, In(lse), In(delta), H, S, D, D**-0.5, Aux(left, 0, 2.0)), meta)
+def truth(s, dp, lse, delta, left, cap, turned, of_heads):
+    s, dp, delta = s.double(), dp.double(), delta.double()
+    p = torch.softmax(modified(s, cap, of_heads).masked_fill(~visible(*s.shape, left), -math.inf), dim=-1).nan_to_num()
+    return p, p * (dp - delta[:, None]) * stretch(*s.shape, of_heads) * (1 - torch.tanh(s / cap) ** 2)
 
 
-def weights(q, k, left):
-    """(s, s′, lse) in float64, under the mask of `left` and ex_5's score mod."""
-    s = q.shape[-1] ** -0.5 * q.double() @ k.double().mT
-    changed = modified(s, 2.0).masked_fill(~is_seen(*q.shape[:3], k.shape[2], left), -math.inf)
-    return s, changed, changed.logsumexp(dim=-1)
+def modified(s, cap, of_heads=0.0):
+    i, j = torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])
+    return stretch(*s.shape[-2:], of_heads) * cap * torch.tanh(s / cap) + 0.125 * (j - i)
 
 
-def truth(q, k, v, do, lse, delta, left, blocks):
-    s, changed, _ = weights(q, k, left)
-    p, do = torch.softmax(changed, dim=-1).nan_to_num(), do.double().nan_to_num()  # do is NaN where no tile is listed
-    ds = p * (do @ v.double().mT - delta.double()[..., None]) * (1 - torch.tanh(s / 2.0) ** 2)
-    return q.shape[-1] ** -0.5 * ds.mT @ q.double(), p.mT @ do
+def stretch(S_q, S_k, of_heads):
+    return 1 + of_heads * (B + 2 * H + 0.5 * torch.arange(S_q)[:, None] + 0.25 * torch.arange(S_k))
+
+
+def visible(S_q, S_k, left):
+    return is_seen(B + 1, H + 1, S_q, S_k, left)[B, H]
 
 
 def inputs():
-    column = (
-        "a program's block of keys is its number % (S / BLOCK_N), its row of index is that block's and has S / BLOCK_M entries, and count "
-        "says how many of them are meant"
-    )
+    def rows(S_q, S_k, left, cap, otherwise="", *, turned=False, size=2.0, of_heads=0.0, draw=None, **options):
+        draw = draw or torch.Generator().manual_seed(S_q)
+        s, dp = size * torch.randn(S_q, S_k, generator=draw), torch.randn(S_q, S_k, generator=draw)
+        lse = modified(s, cap, of_heads).masked_fill(~visible(S_q, S_k, left), -math.inf).logsumexp(dim=-1)
+        mask = "every third key seen" if left == THIRD else f"a window of {left} key{'s' * (left != 1)} and the query's own"
+        on = f"{S_q} quer{'y' if S_q == 1 else 'ies'}, {S_k} keys, {mask}, soft cap {cap}{', the tile transposed' * turned}"
+        on += ", and a score of the head's and the pair's own" * (of_heads > 0)
+        return case(s, dp, lse, torch.randn(S_q, generator=draw), left, cap, turned, of_heads, on=on, otherwise=otherwise, **options)
 
-    def rows(B, H, S, left, otherwise="", *, blocks=(16, 16), unlisted=slice(0), words="", draw=None, dtype=torch.float32, **options):
-        q, k, v = (x.to(dtype) for x in draw_qkv(B, H, S, S, 16, draw=draw))
-        do, delta = q.flip(2).clone(), v.float().sum(dim=-1)
-        do[:, :, unlisted] = math.nan  # it shows if it is read, because 0 · NaN is NaN
-        mask = {THIRD: "every third key", LATE: "from query 16 and key 16 on"}.get(left, f"a window of {left} keys and the query's own")
-        on = f"B = {B}, H = {H}, S = {S}, tiles of {blocks[0]} queries × {blocks[1]} keys, {mask}{words}"
-        lse = weights(q, k, left)[2].float()
-        return case(q, k, v, do, lse, delta, left, blocks, on=on, otherwise=otherwise, **{"stray": column} | options)
-
-    from_step = "from STEP, which gives p, then ds. It gets s = scale · k qᵀ and dp = v doᵀ, with i, lse and delta along the tile's queries, and j along its keys"
-    along = {
-        "dk": f"dk = scale · dsᵀ q, with ds {from_step}",
-        "dv": f"dv = pᵀ do, without the scale, which only s has, and with p {from_step}",
+    plain = {
+        "p": "p is exp of SCORE_MOD(s, b, h, i, j, aux) less lse where MASK_MOD(b, h, i, j, aux) is True: the softmax of the modified scores",
+        "ds": "ds is all of p (dp − delta), times SCORE_GRAD, which takes s as it came in",
     }
-    yield rows(1, 1, 16, 20, along)
-    own = "dk and dv add up over the tiles in the block's own row of index, each with the i, q, do, lse and delta of its own queries"
-    yield rows(1, 1, 48, 20, own)
-    yield rows(1, 1, 64, 10, "BLOCK_M and BLOCK_N may differ", blocks=(32, 16))
-    yield rows(2, 2, 32, 5, "all heads share the lists, and a head's rows of lse and delta start at batch_head · S")
-    yield rows(1, 1, 32, 20, words=", fp16", dtype=torch.float16)
-    yield rows(2, 2, 16, THIRD, "the mods get the numbers of batch entry, head, query and key, and aux")
-    yield rows(1, 2, 64, 20, blocks=(16, 32), draw=generator(), fresh=True)
-    late = "a tile that isn't listed isn't read, and a block of keys with an empty list has dk = dv = 0"
-    yield rows(1, 1, 32, LATE, late, words=", do is NaN in tile 0, which isn't listed", unlisted=slice(16))
+    yield rows(1, 3, 2, 2.0, plain)
+    after = "a hidden pair's p is 0, after exp: ask MASK_MOD about p, because SCORE_MOD makes a finite number of a score that is −inf"
+    yield rows(2, 2, 1, 2.0, {"p": after, "ds": plain["ds"]})
+    yield rows(4, 4, 1, 2.0)
+    yield rows(6, 6, 2, 2.0, "p is of the modified score, and the derivative of s", size=20.0)
+    yield rows(4, 4, 3, 5.0, "another cap: the mods know what a score becomes, so call SCORE_MOD and SCORE_GRAD, and hand them aux")
+    yield rows(5, 8, 3, 2.0, "the mask and score mods get b, h, i, j and aux as they are, whichever way the tile lies", turned=True)
+    yield rows(3, 9, THIRD, 2.0, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux")
+    heads = "a score may differ by batch entry, head, query and key: SCORE_MOD and SCORE_GRAD get b, h, i and j as they are"
+    yield rows(4, 6, 2, 2.0, heads, of_heads=0.25)
+    yield rows(16, 16, 7, 3.0, draw=generator(), of_heads=0.25, fresh=True)
+    yield rows(1, 4, 3, 200.0, size=200.0, edge="large")
+    low = "a row's scores may be any finite numbers: a hidden pair's p is 0 by tl.where, after exp"
+    yield rows(1, 2, 0, 3e30, low, size=-1e33, edge="large")
+    yield rows(5, 3, 1, 2.0, edge="blind")
 
 
 EXERCISE = Exercise(
-    task="Let a program keep a block of keys, and add up dk and dv over its listed tiles of queries.",
+    task="Write the backward's step with a mask mod and a score mod: p, and the gradient of the scaled score.",
+    conditions=CONDITIONS,
     hints=(
-        "k and v stay, so they are loaded before the loop. q, do, lse, delta and i come anew with each listed tile.",
-        "Chapter 7 made the keys the rows of the tile: s = scale * dot(k_tile, tl.trans(q_tile)). Then i is [1, BLOCK_M] and j [BLOCK_N, 1].",
-        "dv adds up dot(p, do_tile), and dk dot(ds, q_tile), times scale at the end, with p and ds cast to the tiles' dtype. The t-th "
-        "tile's number stands at index_ptr + column * (S // BLOCK_M) + t, with column = start_n // BLOCK_N.",
+        "p is the forward's: the softmax of the modified scores, over the pairs that are seen. lse is that of the modified scores too.",
+        "Chapter 7 masks p, not s, by tl.where: where a row sees nothing, lse is −inf and exp(s − lse) is inf.",
+        "p (dp − delta) is the gradient of the modified score. By the chain rule that of s is this times SCORE_GRAD(s, …).",
     ),
-    solution=listed_dkdv_kernel,
-    reasoning="The step doesn't ask which way its tile lies, because i, j, lse and delta broadcast. So only the loads and the list change: "
-    "what stays is a block of keys, and what comes is a block of queries from its column of the mask.",
-    more="The package's dkdv_kernel has two lists here as well, and asks the mask in the mixed tiles alone.",
+    solution=score_gradients,
+    reasoning="The backward of softmax doesn't ask where its scores came from, so p (dp − delta) is the gradient of the modified score. One "
+    "more factor of the chain rule leads to the score itself, and a hidden pair has p = 0, so its ds is 0.",
+    more="The package's score_gradient is this step in base 2, with dropout.",
     inputs=inputs,
     truth=truth,
-    rule="dv = Σ pᵀ do and dk = scale · Σ dsᵀ q, over the listed tiles of queries, with p and ds from STEP",
+    rule="p is the softmax of the modified scores, and 0, after exp, where MASK_MOD hides a pair; ds, the gradient of s, is p (dp − delta) times SCORE_GRAD, which takes s as it came in",
     mistakes=MISTAKES,
-    launch=launch,
-    parts=("dk", "dv"),
-    tolerance=lambda args, part: (
-        2e-5,
-        (1e-4 if args[0].dtype == torch.float32 else 1e-3) * float(args[3].double().nan_to_num().abs().max()),
-    ),
+    parts=("p", "ds"),
+    adapt=adapt,
 )

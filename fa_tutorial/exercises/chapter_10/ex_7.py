@@ -1,110 +1,161 @@
+import math
+
 import torch
 
+from fa_tutorial.exercises.chapter_10.ex_1 import window
+from fa_tutorial.exercises.chapter_10.ex_3 import LATE, MODS, THIRD, is_seen
+from fa_tutorial.exercises.chapter_10.ex_6 import capped, capped_grad, modified, score_gradients
+from fa_tutorial.exercises.chapter_10.jitted_mod import Aux
+from fa_tutorial.exercises.forward_cases import WIDENED, draw_qkv, widens
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.watch import BY_AUTOGRAD, ByHand
+from fa_tutorial.matmul import tl, triton
+from fa_tutorial.tiles import dot, load_tile, store_tile
 
 
-def dropout_gradients(p, p_sink, z, v, do):
-    """(ds, dv, dsink) of a head. p, z: (S_q, S_k); p_sink: (S_q,); v: (S_k, D); do: (S_q, D)."""
-    o = (z * p) @ v
-    dv = (z * p).T @ do
-    dp = z * (do @ v.T)
-    delta = (do * o).sum(dim=1)
-    ds = p * (dp - delta[:, None])
-    return ds, dv, -(p_sink * delta).sum()
+@triton.jit
+def listed_dkdv_kernel(
+    q, k, v, do, dk, dv, index_ptr, count_ptr, lse_ptr, delta_ptr, H, S, D, scale, aux,
+    STEP: tl.constexpr, MASK_MOD: tl.constexpr, SCORE_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr,
+):  # fmt: skip
+    """dk and dv of a block of keys, over its listed tiles of queries."""
+    key_blocks, down = S // BLOCK_N, S // BLOCK_M
+    column, batch_head = tl.program_id(0) % key_blocks, tl.program_id(0) // key_blocks
+    start_n, b, h = column * BLOCK_N, batch_head // H, batch_head % H
+    j = start_n + tl.arange(0, BLOCK_N)[:, None]  # [BLOCK_N, 1]
+
+    k_tile = load_tile(k, b, h, start_n, S, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    v_tile = load_tile(v, b, h, start_n, S, D, BLOCK_N, BLOCK_D)  # [BLOCK_N, BLOCK_D]
+    dk_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
+    dv_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)
+    for t in range(tl.load(count_ptr + column)):
+        start_m = tl.load(index_ptr + column * down + t) * BLOCK_M
+        i = start_m + tl.arange(0, BLOCK_M)[None, :]  # [1, BLOCK_M]
+        lse = tl.load(lse_ptr + batch_head * S + i)  # [1, BLOCK_M]
+        delta = tl.load(delta_ptr + batch_head * S + i)  # [1, BLOCK_M]
+        q_tile = load_tile(q, b, h, start_m, S, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+        do_tile = load_tile(do, b, h, start_m, S, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
+        s = scale * dot(k_tile, tl.trans(q_tile))  # [BLOCK_N, BLOCK_M]
+        dp = dot(v_tile, tl.trans(do_tile))  # [BLOCK_N, BLOCK_M]
+        p, ds = STEP(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD, SCORE_MOD, SCORE_GRAD)
+        dv_acc = dot(p.to(do_tile.dtype), do_tile, dv_acc)
+        dk_acc = dot(ds.to(q_tile.dtype), q_tile, dk_acc)
+    store_tile(dk, scale * dk_acc, b, h, start_n, S, D, BLOCK_N, BLOCK_D)
+    store_tile(dv, dv_acc, b, h, start_n, S, D, BLOCK_N, BLOCK_D)
 
 
-DP, DS, DSINK = "z * (do @ v.T)", "p * (dp - delta[:, None])", "-(p_sink * delta).sum()"
+NUMBER, COUNT = "tl.load(index_ptr + column * down + t)", "range(tl.load(count_ptr + column))"
 MISTAKES = {
-    "z is missing in dp: a kept pair's p was multiplied by z on its way to o, so its dp is z (do · v)": (DP, "do @ v.T"),
-    "z multiplies ds as well as dp: a dropped pair's p still took part in the softmax, so its ds is p (0 − delta)": (DS, f"z * {DS}"),
-    "z multiplies ds in place of dp: a dropped pair's p still took part in the softmax, so its ds is p (0 − delta)": [
-        (DP, "do @ v.T"), (DS, f"z * {DS}")],
-    "z is missing in dv: o = (z ∘ p) v, so dv = (z ∘ p)ᵀ do": ("(z * p).T @ do", "p.T @ do"),
-    "delta is that of o without dropout: o = (z ∘ p) v": ("o = (z * p)", "o = p"),
-    "z is taken for 0 and 1: a kept pair's z is 1 / (1 − P)": ("    o = (z", "    z = (z > 0).to(p.dtype)\n    o = (z"),
-    "delta has a z too many: dp holds z already, so delta is the sum of p ∘ dp": ("(do * o).sum(dim=1)", "(z * p * dp).sum(dim=1)"),
-    "dsink has the wrong sign: the sink's value is 0, so its dp is 0, and its ds is p_sink (0 − delta)": (DSINK, DSINK[1:]),
-    "delta is weighted by p (1 − p) in dsink: ds = p (dp − delta), and delta holds the rest": (
-        DSINK, "-(p_sink * (1 - p_sink) * delta).sum()"),
-    "p_sink and delta broadcast to a matrix, so that each row's share meets the delta of every row: give both the shape (S_q,)": (
-        DSINK, "-(p_sink * delta[:, None]).sum()"),
-    "dsink is 0: the sink's dp is 0, but its ds is p_sink (0 − delta)": (DSINK, "0 * p_sink.sum()"),
+    "every tile of queries is visited: a column's list and its count say which": [(COUNT, "range(down)"), (NUMBER, "t")],
+    "t is taken for the tile's number: it is the place in the list, and index_ptr holds the number": (NUMBER, "t"),
+    "start_m counts queries, and index_ptr holds numbers of tiles: multiply by BLOCK_M": (f"{NUMBER} * BLOCK_M", NUMBER),
+    "the loop runs to the end of the list's row: only as many entries as count says stand for tiles": (COUNT, "range(down)"),
+    "lse and delta are those of the block's keys: each listed tile has queries of its own": ("batch_head * S + i", "batch_head * S + j"),
+    "i, lse and delta lie along the wrong axis: the tile's rows are keys, so i is [1, BLOCK_M], and j [BLOCK_N, 1]": [
+        ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
+    "s lacks the scale: STEP takes scaled scores, s = scale · k qᵀ": ("scale * dot(k_tile", "dot(k_tile"),
+    "STEP gets i and j exchanged: i numbers the queries and j the keys, whichever way the tile lies": (
+        "b, h, i, j, aux, MASK_MOD", "b, h, j, i, aux, MASK_MOD"),
+    "dk lacks the scale: s = scale · q k, so dk = scale · dsᵀ q": ("scale * dk_acc", "dk_acc"),
+    "dk and dv are exchanged: ds meets q, and p meets do": [("store_tile(dk, scale", "store_tile(dv, scale"), ("store_tile(dv, dv", "store_tile(dk, dv")],
+    "s and dp have queries as rows, but i, lse and delta lie along columns: multiply k by q's transpose, and v by do's": [
+        ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"), ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))")],
+    "the tile has queries as rows, and dk and dv add up over queries: make its keys the rows, or transpose p and ds": [
+        ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"), ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"),
+        ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
 }  # fmt: skip
-CONDITIONS = {"hidden": "a pair may be hidden, and a row may see no key or keep none: p or z is 0 there, and nothing is divided"}
 
 
-FIRST = {
-    "ds": "ds is p (dp − delta), where dp holds all of z, and p takes part even where z is 0",
-    "dv": "o = (z ∘ p) v, and dv is its gradient by v",
-    "dsink": "dsink is one number, the gradient by the sink, which takes part in the softmax as a key does whose value is 0: its p is p_sink, "
-    "and its dp is 0",
-}
-KEPT = FIRST | {"ds": "with every pair kept, ds is p (dp − delta), and delta is do · o as it is: the sink's share is in p already"}
-ROWS = {
-    "ds": "a row of ds depends on no other row",
-    "dv": "dv adds up over the rows",
-    "dsink": "all rows use the same sink: add up over the rows",
-}
+def launch(q, k, v, do, lse, delta, left, blocks):
+    B, H, S, D = q.shape
+    tiles = [rows.split(blocks[0], dim=1) for rows in is_seen(B, H, S, S, left).any(0).any(0).mT.split(blocks[1])]
+    needed = torch.tensor([[bool(tile.any()) for tile in row] for row in tiles])
+    index, count = (~needed).int().argsort(dim=1, stable=True), needed.sum(dim=1)
+    index = torch.where(torch.arange(index.shape[1]) < count[:, None], index, index[:, :1])  # what follows repeats the first
+    tensors = *(In(x, as_heads=True) for x in (q, k, v, do)), *(Out(k.shape, k.dtype, as_heads=True) for _ in range(2))
+    mods = {"MASK_MOD": MODS.get(left, window), "SCORE_MOD": capped, "SCORE_GRAD": capped_grad, "STEP": score_gradients}
+    meta = {**mods, "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
+    lists = In(index.int()), In(count.int())
+    return Launch((len(index) * B * H,), (*tensors, *lists, In(lse), In(delta), H, S, D, D**-0.5, Aux(left, 0, 2.0)), meta)
 
 
-def truth(p, p_sink, z, v, do):
-    """By the softmax's Jacobian, with the sink as one more column, whose value is 0."""
-    p, p_sink, z, v, do = (x.double() for x in (p, p_sink, z, v, do))
-    share = torch.cat([p_sink[:, None], p], dim=1)
-    dshare = torch.cat([0 * p_sink[:, None], z * (do @ v.T)], dim=1)
-    jacobian = torch.diag_embed(share) - share[:, :, None] * share[:, None, :]
-    ds = (jacobian @ dshare[:, :, None])[:, :, 0]
-    return ds[:, 1:], (z * p).T @ do, ds[:, 0].sum()
+def weights(q, k, left):
+    """(s, s′, lse) in float64, under the mask of `left` and ex_6's score mod."""
+    s = q.shape[-1] ** -0.5 * q.double() @ k.double().mT
+    changed = modified(s, 2.0).masked_fill(~is_seen(*q.shape[:3], k.shape[2], left), -math.inf)
+    return s, changed, changed.logsumexp(dim=-1)
 
 
-class NoAutograd(ByHand):
-    def __init__(self, *_):
-        super().__init__()
-
-    def complaint(self, result):
-        return BY_AUTOGRAD if self.by_autograd else ""
+def truth(q, k, v, do, lse, delta, left, blocks):
+    s, changed, _ = weights(q, k, left)
+    p, do = torch.softmax(changed, dim=-1).nan_to_num(), do.double().nan_to_num()  # do is NaN where no tile is listed
+    ds = p * (do @ v.double().mT - delta.double()[..., None]) * (1 - torch.tanh(s / 2.0) ** 2)
+    return q.shape[-1] ** -0.5 * ds.mT @ q.double(), p.mT @ do
 
 
 def inputs():
-    def rows(S_q, S_k, D, P, draw, otherwise="", words="", hidden=False, **options):
-        s, sink = torch.randn(S_q, S_k, generator=draw), torch.randn((), generator=draw)
-        if hidden:
-            s = s.masked_fill(torch.arange(S_k) > torch.arange(S_q)[:, None] - 1, -float("inf"))  # row 0 sees nothing
-        p = torch.softmax(torch.cat([sink.expand(S_q, 1), s], dim=1), dim=1)
-        z = (torch.rand(S_q, S_k, generator=draw) >= P).float() / (1 - P)
-        if hidden:
-            z[1] = 0.0
-        v, do = torch.randn(S_k, D, generator=draw), torch.randn(S_q, D, generator=draw)
-        words = words or f"{S_q} quer{'y' if S_q == 1 else 'ies'}, {S_k} keys, D = {D}, P = {P}"
-        return case(p[:, 1:].contiguous(), p[:, 0].contiguous(), z, v, do, on=words, otherwise=otherwise, **options)
+    column = (
+        "a program's block of keys is its number % (S / BLOCK_N), its row of index is that block's and has S / BLOCK_M entries, and count "
+        "says how many of them are meant"
+    )
 
-    for z, told in (([1.0, 1.0], KEPT), ([2.0, 0.0], FIRST)):
-        yield case(*map(torch.tensor, ([[0.5, 0.25]], [0.25], [z], [[1.0], [3.0]], [[2.0]])), otherwise=told)
-    seed = torch.Generator().manual_seed(1)
-    yield rows(2, 3, 2, 0.5, seed, ROWS)
-    yield rows(4, 5, 3, 0.5, seed, ROWS)
-    yield rows(9, 7, 4, 0.25, generator(), words="a random case", fresh=True)
-    yield rows(4, 3, 2, 0.5, seed, words="row 0 sees no key, and row 1 keeps none", hidden=True, edge="hidden")
+    def rows(B, H, S, left, otherwise="", *, blocks=(16, 16), unlisted=slice(0), words="", draw=None, dtype=torch.float32, **options):
+        q, k, v = (x.to(dtype) for x in draw_qkv(B, H, S, S, 16, draw=draw))
+        do, delta = q.flip(2).clone(), v.float().sum(dim=-1)
+        do[:, :, unlisted] = math.nan  # it shows if it is read, because 0 · NaN is NaN
+        mask = {THIRD: "every third key", LATE: "from query 16 and key 16 on"}.get(left, f"a window of {left} keys and the query's own")
+        on = f"B = {B}, H = {H}, S = {S}, tiles of {blocks[0]} queries × {blocks[1]} keys, {mask}{words}"
+        lse = weights(q, k, left)[2].float()
+        return case(q, k, v, do, lse, delta, left, blocks, on=on, otherwise=otherwise, **{"stray": column} | options)
+
+    from_step = "from STEP, which gives p, then ds. It gets s = scale · k qᵀ and dp = v doᵀ, with i, lse and delta along the tile's queries, and j along its keys"
+    along = {
+        "dk": f"dk = scale · dsᵀ q, with ds {from_step}",
+        "dv": f"dv = pᵀ do, without the scale, which only s has, and with p {from_step}",
+    }
+    yield rows(1, 1, 16, 20, along)
+    own = "dk and dv add up over the tiles in the block's own row of index, each with the i, q, do, lse and delta of its own queries"
+    yield rows(1, 1, 48, 20, own)
+    yield rows(1, 1, 64, 10, "BLOCK_M and BLOCK_N may differ", blocks=(32, 16))
+    yield rows(2, 2, 32, 5, "all heads share the lists, and a head's rows of lse and delta start at batch_head · S")
+    yield rows(1, 1, 32, 20, words=", fp16", dtype=torch.float16)
+    yield rows(2, 2, 16, THIRD, "the mods get the numbers of batch entry, head, query and key, and aux")
+    yield rows(1, 2, 64, 20, blocks=(16, 32), draw=generator(), fresh=True)
+    late = "a tile that isn't listed isn't read, and a block of keys with an empty list has dk = dv = 0"
+    yield rows(1, 1, 32, LATE, late, words=", do is NaN in tile 0, which isn't listed", unlisted=slice(16))
+
+
+def refused(kernel):
+    """What is wrong where a dot gets widened tiles, which the result doesn't show."""
+    q, k, v = (x.half() for x in draw_qkv(1, 1, 16, 16, 16))
+    rows = torch.zeros(1, 1, 16)
+    slow = f"{WIDENED}: leave q, k, v and do as they are, and round p and ds to the dtype of the tile that each is multiplied by"
+    return slow if widens(kernel, launch(q, k, v, q.flip(2), rows, rows, 20, (16, 16))) else ""
 
 
 EXERCISE = Exercise(
-    task="Write the gradients of a head with dropout and a sink.",
-    conditions=CONDITIONS,
+    task="Let a program keep a block of keys, and add up dk and dv over its listed tiles of queries.",
     hints=(
-        "o = (z ∘ p) v is a product of two matrices: what are the gradients of its factors? And dp is one more step back than that of z ∘ p.",
-        "The softmax doesn't know of z: ds = p ∘ (dp − delta), with delta the row sums of do ∘ o. Which dp does a key have whose value is 0?",
-        "dv = (z * p).T @ do, dp = z * (do @ v.T), ds = p * (dp − delta). The sink's dp is 0, so dsink = −(p_sink * delta).sum().",
+        "k and v stay, so they are loaded before the loop. q, do, lse, delta and i come anew with each listed tile.",
+        "Chapter 7 made the keys the rows of the tile: s = scale * dot(k_tile, tl.trans(q_tile)). Then i is [1, BLOCK_M] and j [BLOCK_N, 1].",
+        "dv adds up dot(p, do_tile), and dk dot(ds, q_tile), times scale at the end, with p and ds cast to the tiles' dtype. The t-th "
+        "tile's number stands at index_ptr + column * (S // BLOCK_M) + t, with column = start_n // BLOCK_N.",
     ),
-    solution=dropout_gradients,
-    reasoning="z stands between p and v, so it enters the gradients of both, and nothing else. delta is the row sum of p ∘ dp, with the sink, "
-    "whose dp is 0, so it is do · o as ever. A dropped pair has dp = 0, but its p took part in the softmax, and so did the sink's.",
-    more="The package's kernels have no z in memory: they draw it anew for each tile.",
+    solution=listed_dkdv_kernel,
+    reasoning="The step doesn't ask which way its tile lies, because i, j, lse and delta broadcast. So only the loads and the list change: "
+    "what stays is a block of keys, and what comes is a block of queries from its column of the mask.",
+    more="The package's dkdv_kernel has two lists here as well, and asks the mask in the mixed tiles alone.",
     inputs=inputs,
     truth=truth,
-    rule="the gradients of the sum of do ∘ o, where o = (z ∘ p) v, by the scores, by v and by the sink",
+    rule="dv = Σ pᵀ do and dk = scale · Σ dsᵀ q, over the listed tiles of queries, with p and ds from STEP",
     mistakes=MISTAKES,
-    parts=("ds", "dv", "dsink"),
-    watch=NoAutograd,
+    launch=launch,
+    refused=refused,
+    parts=("dk", "dv"),
+    tolerance=lambda args, part: (
+        2e-5,
+        (1e-4 if args[0].dtype == torch.float32 else 1e-3) * float(args[3].double().nan_to_num().abs().max()),
+    ),
 )

@@ -2,119 +2,109 @@ import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import Wrong, adapting
-from fa_tutorial.exercises.watch import LargestTensor
+from fa_tutorial.exercises.watch import BY_AUTOGRAD, ByHand
 
 
-def packed_tiles(cu, block):
-    """(first, end), (blocks,) integer tensors: each block of queries needs tiles first … end − 1."""
-    total = int(cu[-1])
-    top = torch.arange(0, total, block, device=cu.device)  # each block's first query
-    last = (top + block - 1).clamp(max=total - 1)  # its last
-    start = cu[torch.searchsorted(cu, top, right=True) - 1]  # of the first query's sequence
-    stop = cu[torch.searchsorted(cu, last, right=True)]  # the end of the last query's
-    return start // block, (stop + block - 1) // block
+def dropout_gradients(p, p_sink, z, v, do):
+    """(ds, dv, dsink) of a head. p, z: (S_q, S_k); p_sink: (S_q,); v: (S_k, D); do: (S_q, D)."""
+    o = (z * p) @ v
+    dv = (z * p).T @ do
+    dp = z * (do @ v.T)
+    delta = (do * o).sum(dim=1)
+    ds = p * (dp - delta[:, None])
+    return ds, dv, -(p_sink * delta).sum()
 
 
-TOP, LAST = "cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, last, right=True)]"
-RETURN = "start // block, (stop + block - 1) // block"
+DP, DS, DSINK = "z * (do @ v.T)", "p * (dp - delta[:, None])", "-(p_sink * delta).sum()"
 MISTAKES = {
-    "end is rounded down: the last tile counts even if the sequence ends inside it": ("(stop + block - 1) // block", "stop // block"),
-    "end is the last tile's number: it is one past it": ("(stop + block - 1) // block", "(stop - 1) // block"),
-    "end is rounded up where the sequence ends with a tile: one past the last key is no key": (
-        "(stop + block - 1) // block", "stop // block + 1"),
-    "end comes from the block's first query: its last query may be of a later sequence": (LAST, LAST.replace("last", "top")),
-    "first comes from the block's last query: its first query may be of an earlier sequence": (TOP, TOP.replace("top", "last")),
-    "these are numbers of tokens: divide by block": (RETURN, "start, stop"),
-    "the block's last query is taken one too far: it is the first one + block − 1": ("(top + block - 1)", "(top + block)"),
-    "first is where the first query's sequence ends: count entries of cu are at most this query, so it begins at cu[count − 1]": (
-        TOP, "cu[torch.searchsorted(cu, top, right=True)]"),
-    "the second result is a count of tiles: it is one past the last tile's number": (RETURN, f"{RETURN} - start // block"),
-    "end stops at the block's own tile, as under a causal mask: here a query also sees later keys of its sequence": (
-        RETURN, "start // block, torch.minimum((stop + block - 1) // block, top // block + 1)"),
-    "token 0, and every token that begins a sequence, is taken for one of the sequence before: search with right=True": [
-        (TOP, "cu[torch.searchsorted(cu, top) - 1]"), (LAST, LAST.replace(", right=True", ""))],
-    "end's search lacks right=True: an entry of cu that equals the token counts too, because its sequence begins there": (LAST, LAST.replace(", right=True", "")),
+    "z is missing in dp: a kept pair's p was multiplied by z on its way to o, so its dp is z (do · v)": (DP, "do @ v.T"),
+    "z multiplies ds as well as dp: a dropped pair's p still took part in the softmax, so its ds is p (0 − delta)": (DS, f"z * {DS}"),
+    "z multiplies ds in place of dp: a dropped pair's p still took part in the softmax, so its ds is p (0 − delta)": [
+        (DP, "do @ v.T"), (DS, f"z * {DS}")],
+    "z is missing in dv: o = (z ∘ p) v, so dv = (z ∘ p)ᵀ do": ("(z * p).T @ do", "p.T @ do"),
+    "delta is that of o without dropout: o = (z ∘ p) v": ("o = (z * p)", "o = p"),
+    "z is taken for 0 and 1: a kept pair's z is 1 / (1 − P)": ("    o = (z", "    z = (z > 0).to(p.dtype)\n    o = (z"),
+    "delta has a z too many: dp holds z already, so delta is the sum of p ∘ dp": ("(do * o).sum(dim=1)", "(z * p * dp).sum(dim=1)"),
+    "dsink has the wrong sign: the sink's value is 0, so its dp is 0, and its ds is p_sink (0 − delta)": (DSINK, DSINK[1:]),
+    "delta is weighted by p (1 − p) in dsink: ds = p (dp − delta), and delta holds the rest": (
+        DSINK, "-(p_sink * (1 - p_sink) * delta).sum()"),
+    "p_sink and delta broadcast to a matrix, so that each row's share meets the delta of every row: give both the shape (S_q,)": (
+        DSINK, "-(p_sink * delta[:, None]).sum()"),
+    "dsink is 0: the sink's dp is 0, but its ds is p_sink (0 − delta)": (DSINK, "0 * p_sink.sum()"),
 }  # fmt: skip
-CONDITIONS = {"ragged": "the last block may have fewer queries, and a sequence may be empty"}
+CONDITIONS = {"hidden": "a pair may be hidden, and a row may see no key or keep none: p or z is 0 there, and nothing is divided"}
 
 
-def truth(cu, block):
-    lengths = cu.diff().long()
-    sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    queries = sequence.split(block)
-    needed = [[bool((own[:, None] == keys).any()) for keys in sequence.split(block)] for own in queries]
-    places = [[n for n, is_needed in enumerate(row) if is_needed] for row in needed]
-    return torch.tensor([row[0] for row in places]).double(), torch.tensor([row[-1] + 1 for row in places]).double()
+FIRST = {
+    "ds": "ds is p (dp − delta), where dp holds all of z, and p takes part even where z is 0",
+    "dv": "o = (z ∘ p) v, and dv is its gradient by v",
+    "dsink": "dsink is one number, the gradient by the sink, which takes part in the softmax as a key does whose value is 0: its p is p_sink, "
+    "and its dp is 0",
+}
+KEPT = FIRST | {"ds": "with every pair kept, ds is p (dp − delta), and delta is do · o as it is: the sink's share is in p already"}
+ROWS = {
+    "ds": "a row of ds depends on no other row",
+    "dv": "dv adds up over the rows",
+    "dsink": "all rows use the same sink: add up over the rows",
+}
 
 
-@adapting
-def adapt(answer, *args):
-    """The answer. A list of numbers is told here, because a number would be no answer either."""
-    got = answer(*args)
-    for name, part in zip(("first", "end"), got if isinstance(got, tuple) else (), strict=False):
-        if isinstance(part, list):
-            raise Wrong(f"{name} is a list: return a tensor, as torch.tensor makes of it")
-    return got
+def truth(p, p_sink, z, v, do):
+    """By the softmax's Jacobian, with the sink as one more column, whose value is 0."""
+    p, p_sink, z, v, do = (x.double() for x in (p, p_sink, z, v, do))
+    share = torch.cat([p_sink[:, None], p], dim=1)
+    dshare = torch.cat([0 * p_sink[:, None], z * (do @ v.T)], dim=1)
+    jacobian = torch.diag_embed(share) - share[:, :, None] * share[:, None, :]
+    ds = (jacobian @ dshare[:, :, None])[:, :, 0]
+    return ds[:, 1:], (z * p).T @ do, ds[:, 0].sum()
 
 
-class NoPairs(LargestTensor):
-    """No tensor with an entry for each pair of tokens, of all or of a tile's, comes up, and the results hold integers."""
-
-    def __init__(self, cu, block):
+class NoAutograd(ByHand):
+    def __init__(self, *_):
         super().__init__()
-        self.pairs, self.of_tile = int(cu[-1]) ** 2, block**2
-        self.can_tell = self.of_tile > int(cu[-1]) * len(cu)  # tokens may meet sequences
 
     def complaint(self, result):
-        if self.largest >= self.pairs:
-            return f"the tiles are right, but a tensor of all {self.pairs:,} pairs is made: two queries decide a block"
-        if self.can_tell and self.largest >= self.of_tile:
-            return f"the tiles are right, but a tensor holds the {self.of_tile:,} pairs of a tile, or more: two queries decide a block"
-        for part in result:
-            if isinstance(part, torch.Tensor) and part.is_floating_point():
-                return "the tiles are right, but as floating-point numbers: a tile's number is an integer, as // gives"
-        return ""
+        return BY_AUTOGRAD if self.by_autograd else ""
 
 
 def inputs():
-    def packed(block, *lengths, otherwise="", on="", **options):
-        cu = torch.tensor([0, *lengths]).cumsum(0).int()
-        last = f", where the last query is token {int(cu[-1]) - 1}" if "edge" in options else ""
-        return case(cu, block, on=on or f"cu_seqlens = {cu.tolist()}, blocks of {block}{last}", otherwise=otherwise, **options)
+    def rows(S_q, S_k, D, P, draw, otherwise="", words="", hidden=False, **options):
+        s, sink = torch.randn(S_q, S_k, generator=draw), torch.randn((), generator=draw)
+        if hidden:
+            s = s.masked_fill(torch.arange(S_k) > torch.arange(S_q)[:, None] - 1, -float("inf"))  # row 0 sees nothing
+        p = torch.softmax(torch.cat([sink.expand(S_q, 1), s], dim=1), dim=1)
+        z = (torch.rand(S_q, S_k, generator=draw) >= P).float() / (1 - P)
+        if hidden:
+            z[1] = 0.0
+        v, do = torch.randn(S_k, D, generator=draw), torch.randn(S_q, D, generator=draw)
+        words = words or f"{S_q} quer{'y' if S_q == 1 else 'ies'}, {S_k} keys, D = {D}, P = {P}"
+        return case(p[:, 1:].contiguous(), p[:, 0].contiguous(), z, v, do, on=words, otherwise=otherwise, **options)
 
-    yield packed(4, 8, 8, otherwise="a block of queries needs the tiles of its own sequence")
-    yield packed(4, 6, 10, otherwise="the second block has queries of both sequences, and needs the tiles of both")
-    yield packed(4, 3, 3, 10, otherwise="a block needs all tiles from its first query's sequence to its last query's")
-    yield packed(4, 16, otherwise="one sequence needs every tile")
-    yield packed(4, 1, 2, 9, 12)
-    yield packed(16, 12, 20)
-    yield packed(4, 5, 0, 7, edge="ragged")
-    yield packed(4, 0, 6, 4, edge="ragged")
-    yield packed(4, 6, 4, 0, edge="ragged")
-    draw = generator()
-    lengths = torch.randint(20, (6,), generator=draw).tolist()
-    yield packed(8, *lengths, 8 - sum(lengths) % 8, 64, on="random lengths", fresh=True)
+    for z, told in (([1.0, 1.0], KEPT), ([2.0, 0.0], FIRST)):
+        yield case(*map(torch.tensor, ([[0.5, 0.25]], [0.25], [z], [[1.0], [3.0]], [[2.0]])), otherwise=told)
+    seed = torch.Generator().manual_seed(1)
+    yield rows(2, 3, 2, 0.5, seed, ROWS)
+    yield rows(4, 5, 3, 0.5, seed, ROWS)
+    yield rows(9, 7, 4, 0.25, generator(), words="a random case", fresh=True)
+    yield rows(4, 3, 2, 0.5, seed, words="row 0 sees no key, and row 1 keeps none", hidden=True, edge="hidden")
 
 
 EXERCISE = Exercise(
-    task="Find the tiles of keys that each block of queries needs in packed rows, from cu_seqlens.",
+    task="Write the gradients of a head with dropout and a sink.",
     conditions=CONDITIONS,
     hints=(
-        "A block's queries stand one after another, so their sequences do too. Whose sequence begins first, and whose ends last?",
-        "The block's first query decides `first`, its last query `end`. With count = torch.searchsorted(cu, token, right=True), "
-        "a token's sequence begins at cu[count − 1] and ends before cu[count].",
-        "Round the beginning down to a tile and the end up. The last block's last query is token total − 1 at most.",
+        "o = (z ∘ p) v is a product of two matrices: what are the gradients of its factors? And dp is one more step back than that of z ∘ p.",
+        "The softmax doesn't know of z: ds = p ∘ (dp − delta), with delta the row sums of do ∘ o. Which dp does a key have whose value is 0?",
+        "dv = (z * p).T @ do, dp = z * (do @ v.T), ds = p * (dp − delta). The sink's dp is 0, so dsink = −(p_sink * delta).sum().",
     ),
-    solution=packed_tiles,
-    reasoning="Sequences lie in order, so a block's keys reach from the start of its first query's sequence to the end of its last query's. "
-    "Every tile between them holds a key that one of these queries sees. right=True steps over empty sequences.",
-    more="The package's packed_range does this in a kernel, by bisection, so that the CPU never waits for the lengths.",
+    solution=dropout_gradients,
+    reasoning="z stands between p and v, so it enters the gradients of both, and nothing else. delta is the row sum of p ∘ dp, with the sink, "
+    "whose dp is 0, so it is do · o as ever. A dropped pair has dp = 0, but its p took part in the softmax, and so did the sink's.",
+    more="The package's kernels have no z in memory: they draw it anew for each tile.",
     inputs=inputs,
     truth=truth,
-    rule="first is the tile in which the first query's sequence begins, end is one past the tile in which the last query's sequence ends",
+    rule="the gradients of the sum of do ∘ o, where o = (z ∘ p) v, by the scores, by v and by the sink",
     mistakes=MISTAKES,
-    adapt=adapt,
-    parts=("first", "end"),
-    watch=NoPairs,
+    parts=("ds", "dv", "dsink"),
+    watch=NoAutograd,
 )

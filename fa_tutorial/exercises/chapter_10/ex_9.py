@@ -1,91 +1,124 @@
-import math
-
-import numpy as np
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import adapting
+from fa_tutorial.exercises.running import Wrong, adapting
+from fa_tutorial.exercises.watch import LargestTensor
 
 
-def prices(runs, times, slots):
-    """(start, tile): what each takes, if no slot was idle in either of two runs."""
-    (programs, programs_2), (tiles, tiles_2) = map(len, runs), map(sum, runs)
-    work, work_2 = (slots * time for time in times)  # of all slots together
-    tile = (programs_2 * work - programs * work_2) / (programs_2 * tiles - programs * tiles_2)
-    return (work - tiles * tile) / programs, tile
+def packed_tiles(cu, block):
+    """(first, end), (blocks,) integer tensors: each block of queries needs tiles first … end − 1."""
+    total = int(cu[-1])
+    top = torch.arange(0, total, block, device=cu.device)  # each block's first query
+    last = (top + block - 1).clamp(max=total - 1)  # its last
+    start = cu[torch.searchsorted(cu, top, right=True) - 1]  # of the first query's sequence
+    stop = cu[torch.searchsorted(cu, last, right=True)]  # the end of the last query's
+    return start // block, (stop + block - 1) // block
 
 
-TILE, START = "(programs_2 * work - programs * work_2) / (programs_2 * tiles - programs * tiles_2)", "(work - tiles * tile) / programs"
-WORK = "(slots * time for time in times)"
+TOP, LAST = "cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, last, right=True)]"
+RETURN = "start // block, (stop + block - 1) // block"
 MISTAKES = {
-    "the slots are missing: in a run all slots work at once, so together they work slots times as long": (WORK, "times"),
-    "the time is divided by the slots: each slot works all of the time, so together they work slots times as long": (
-        WORK, "(time / slots for time in times)"),
-    "start and tile are exchanged: return the start first": (f"return {START}, tile", f"return tile, {START}"),
-    "the starts don't cancel: the runs may have different numbers of programs": (TILE, "(work - work_2) / (tiles - tiles_2)"),
-    "one run can't tell two prices: the start is missing in this tile": [(TILE, "work / tiles"), (START, "(work_2 - tiles_2 * tile) / programs_2")],
-    "the start is what all programs of the run take together: divide by their number": (START, "(work - tiles * tile)"),
-    "the start's tiles are one program's: a run pays for all tiles of all its programs": (START, "(work - runs[0][0] * tile) / programs"),
-    "a run's tiles are taken for those of its longest program: all slots together compute all of them": ("map(sum, runs)", "map(max, runs)"),
-    "a start is paid with every tile: each program has one": (START, "(work - tiles * tile) / tiles"),
+    "end is rounded down: the last tile counts even if the sequence ends inside it": ("(stop + block - 1) // block", "stop // block"),
+    "end is the last tile's number: it is one past it": ("(stop + block - 1) // block", "(stop - 1) // block"),
+    "end is rounded up where the sequence ends with a tile: one past the last key is no key": (
+        "(stop + block - 1) // block", "stop // block + 1"),
+    "end comes from the block's first query: its last query may be of a later sequence": (LAST, LAST.replace("last", "top")),
+    "first comes from the block's last query: its first query may be of an earlier sequence": (TOP, TOP.replace("top", "last")),
+    "these are numbers of tokens: divide by block": (RETURN, "start, stop"),
+    "the block's last query is taken one too far: it is the first one + block − 1": ("(top + block - 1)", "(top + block)"),
+    "first is where the first query's sequence ends: count entries of cu are at most this query, so it begins at cu[count − 1]": (
+        TOP, "cu[torch.searchsorted(cu, top, right=True)]"),
+    "the second result is a count of tiles: it is one past the last tile's number": (RETURN, f"{RETURN} - start // block"),
+    "end stops at the block's own tile, as under a causal mask: here a query also sees later keys of its sequence": (
+        RETURN, "start // block, torch.minimum((stop + block - 1) // block, top // block + 1)"),
+    "token 0, and every token that begins a sequence, is taken for one of the sequence before: search with right=True": [
+        (TOP, "cu[torch.searchsorted(cu, top) - 1]"), (LAST, LAST.replace(", right=True", ""))],
+    "end's search lacks right=True: an entry of cu that equals the token counts too, because its sequence begins there": (LAST, LAST.replace(", right=True", "")),
 }  # fmt: skip
-CONDITIONS = {"programs": "the runs may have different numbers of programs"}
+CONDITIONS = {"ragged": "the last block may have fewer queries, and a sequence may be empty"}
 
 
-def truth(runs, times, slots):
-    counts = torch.tensor([[len(run), sum(run)] for run in runs], dtype=torch.float64)
-    start, tile = torch.linalg.solve(counts, slots * torch.tensor(times, dtype=torch.float64))
-    return start, tile
+def truth(cu, block):
+    lengths = cu.diff().long()
+    sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+    queries = sequence.split(block)
+    needed = [[bool((own[:, None] == keys).any()) for keys in sequence.split(block)] for own in queries]
+    places = [[n for n, is_needed in enumerate(row) if is_needed] for row in needed]
+    return torch.tensor([row[0] for row in places]).double(), torch.tensor([row[-1] + 1 for row in places]).double()
 
 
 @adapting
 def adapt(answer, *args):
-    """The answer, with both prices in one array, as torch.linalg.solve or NumPy's gives them, as a tuple.
+    """The answer. A list of numbers is told here, because a number would be no answer either. So is a place past the end of cu."""
+    try:
+        got = answer(*args)
+    except IndexError as error:
+        told = f"{error}. The last query is token total − 1, and no sequence holds a token past it"
+        raise IndexError(told).with_traceback(error.__traceback__) from None
+    for name, part in zip(("first", "end"), got if isinstance(got, tuple) else (), strict=False):
+        if isinstance(part, list):
+            raise Wrong(f"{name} is a list: return a tensor, as torch.tensor makes of it")
+    return got
 
-    To nine decimals, because the last bits of torch.linalg.lstsq differ between two calls.
-    """
-    got = answer(*args)
-    if isinstance(got, torch.Tensor | np.ndarray) and math.prod(got.shape) == 2:
-        got = tuple(torch.as_tensor(got).flatten().tolist())
-    is_two_numbers = isinstance(got, tuple | list) and all(isinstance(x, float) for x in got)
-    return tuple(round(x, 9) for x in got) if is_two_numbers else got
+
+class NoPairs(LargestTensor):
+    """No tensor with an entry for each pair of tokens, of all or of a tile's, comes up, and the results hold integers."""
+
+    def __init__(self, cu, block):
+        super().__init__()
+        self.pairs, self.of_tile = int(cu[-1]) ** 2, block**2
+        self.can_tell = self.of_tile > int(cu[-1]) * len(cu)  # tokens may meet sequences
+
+    def complaint(self, result):
+        if self.largest >= self.pairs:
+            return f"the tiles are right, but a tensor of all {self.pairs:,} pairs is made: two queries decide a block"
+        if self.can_tell and self.largest >= self.of_tile:
+            return f"the tiles are right, but a tensor holds the {self.of_tile:,} pairs of a tile, or more: two queries decide a block"
+        for part in result:
+            if isinstance(part, torch.Tensor) and part.is_floating_point():
+                return "the tiles are right, but as floating-point numbers: a tile's number is an integer, as // gives"
+        return ""
 
 
 def inputs():
-    def two(long, short, slots, start, tile, otherwise="", on="", **options):
-        times = [(len(run) * start + sum(run) * tile) / slots for run in (long, short)]
-        said = " and ".join(
-            f"programs of {', '.join(map(str, run))} tiles took {time:g}" for run, time in zip((long, short), times, strict=True)
-        )
-        return case([long, short], times, slots, on=on or f"{said}, on {slots} slots", otherwise=otherwise, **options)
+    def packed(block, *lengths, otherwise="", on="", **options):
+        cu = torch.tensor([0, *lengths]).cumsum(0).int()
+        last = f", where the last query is token {int(cu[-1]) - 1}" if "edge" in options else ""
+        return case(cu, block, on=on or f"cu_seqlens = {cu.tolist()}, blocks of {block}{last}", otherwise=otherwise, **options)
 
-    both = "slots · time = programs · start + tiles · tile holds in both runs, with one start and one tile"
-    yield two([3, 3], [1, 1], 2, 1.0, 2.0, f"the prices fit both runs: {both}")
-    yield two([1, 2, 3, 4], [1, 1, 2, 2], 2, 0.5, 1.0, f"programs may differ: {both}")
-    yield two([2, 2, 2], [5, 1, 1], 1, 3.0, 0.25, "a start may take longer than a program's tiles, and the second run may have more tiles")
-    yield two([4, 0, 4], [2, 0, 1], 3, 0.5, 2.0, "a program of 0 tiles has its start, too")
+    yield packed(4, 8, 8, otherwise="a block of queries needs the tiles of its own sequence")
+    yield packed(4, 6, 10, otherwise="the second block has queries of both sequences, and needs the tiles of both")
+    yield packed(4, 3, 3, 10, otherwise="a block needs all tiles from its first query's sequence to its last query's")
+    yield packed(4, 16, otherwise="one sequence needs every tile")
+    yield packed(4, 1, 2, 9, 12)
+    yield packed(16, 12, 20)
+    yield packed(4, 5, 0, 7, edge="ragged")
+    yield packed(4, 0, 6, 4, edge="ragged")
+    yield packed(4, 6, 4, 0, edge="ragged")
     draw = generator()
-    long, short = (torch.randint(1, high, (40,), generator=draw).tolist() for high in (90, 20))
-    yield two(long, short, 7, 0.3, 0.1, on="two runs of 40 random programs, 7 slots", fresh=True)
-    yield two([3, 2, 1], [4, 4], 2, 1.0, 2.0, edge="programs")
+    lengths = torch.randint(20, (6,), generator=draw).tolist()
+    yield packed(8, *lengths, 8 - sum(lengths) % 8, 64, on="random lengths", fresh=True)
 
 
 EXERCISE = Exercise(
-    task="Find what a program's start takes, and a tile, from the times of two runs.",
+    task="Find the tiles of keys that each block of queries needs in packed rows, from cu_seqlens.",
     conditions=CONDITIONS,
     hints=(
-        "No slot is idle, so all slots together work slots · time. What do they do in that time, in starts and in tiles?",
-        "slots · time = programs · start + tiles · tile, once for each run: two equations, two unknowns. Multiply each by the other's number of "
-        "programs, and in their difference the starts cancel.",
+        "A block's queries stand one after another, so their sequences do too. Whose sequence begins first, and whose ends last?",
+        "The block's first query decides `first`, its last query `end`. With count = torch.searchsorted(cu, token, right=True), "
+        "a token's sequence begins at cu[count − 1] and ends before cu[count].",
+        "Round the beginning down to a tile and the end up. The last block's last query is token total − 1 at most.",
     ),
-    solution=prices,
-    reasoning="All slots together work slots · time, and that is a start for each program and the tiles of all of them. The difference of two runs, "
-    "each multiplied by the other's number of programs, has no start in it. torch.linalg.solve does the same.",
+    solution=packed_tiles,
+    reasoning="Sequences lie in order, so a block's keys reach from the start of its first query's sequence to the end of its last query's. "
+    "Every tile between them holds a key that one of these queries sees. right=True steps over empty sequences.",
+    more="The package's packed_range does this in a kernel, by bisection, so that the CPU never waits for the lengths.",
     inputs=inputs,
     truth=truth,
-    rule="slots · time = programs · start + tiles · tile in both runs, with one start and one tile",
+    rule="first is the tile in which the first query's sequence begins, end is one past the tile in which the last query's sequence ends",
     mistakes=MISTAKES,
     adapt=adapt,
-    parts=("start", "tile"),
+    parts=("first", "end"),
+    watch=NoPairs,
 )

@@ -22,12 +22,16 @@ class Aux(NamedTuple):
     asked: Any = 0
 
 
+TILES = ". A mod gets tiles, which Triton's functions take; tanh is the package's: call tanh(x)"
 ADVICE = {  # a part of an error's words -> what to do
     "too many values": ". aux has more entries: read them by name, as aux.left",
     "'Aux' object": ". aux has left, shift and c",
     "not subscriptable": ". A mod gets aux, the whole tuple",
     "'float' object has no attribute": ". A mod gets aux, the whole tuple",
     "positional argument": ". A mask mod gets (b, h, i, j, aux), a score mod s before these",
+    "converted to Python scalars": TILES,
+    "must be Tensor, not tensor": TILES,
+    "no attribute 'tanh'": TILES,
     "to have shape": ". {broadcast} broadcast to a tile already",
 }
 
