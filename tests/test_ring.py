@@ -309,6 +309,11 @@ def test_training_on_the_clock():
     assert chapter_13.training(three_ways, 4.0, 1.0, 4, 1) == pytest.approx((59.4, 58.4 + 3.0))
 
 
+@pytest.mark.parametrize(("ranks", "G"), [(4, 1), (4, 4), (8, 1), (8, 4), (8, 8)])
+def test_a_ring_wins_the_forward_from_where_the_page_says(ranks, G):
+    assert chapter_13.crossing(three_ways, ranks, G, "forward") == pytest.approx(max(1 - (1 + G) / ranks, 0), abs=0.01)
+
+
 # ---------------------------------------------------------------- exercise 13.9 in processes
 
 

@@ -356,6 +356,25 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
     return figure
 
 
+def crossing(ways: Callable, ranks: int, G: int, way: str) -> float:
+    """The least x, in hundredths, with which a ring is as fast as Ulysses by exercise 13.8's `ways`. way: "forward" or
+    "training"."""
+    for x in (i / 100 for i in range(1, 1_000)):
+        ring_s, *_, ulysses_s = ways(x, 1.0, ranks, G) if way == "forward" else training(ways, x, 1.0, ranks, G)
+        if ring_s <= ulysses_s + 1e-9:
+            return x if x > 0.01 else 0.0
+    return float("inf")
+
+
+def print_crossings(ways: Callable) -> None:
+    """From which x on a ring is as fast as Ulysses by exercise 13.8's `ways`."""
+    print(f"from which x on a ring wins{'forward':>12}{'forward and backward':>34}")
+    print(" " * 17 + "".join(f"{f'G = {G}':>9}" for G in (1, 4, 8)) * 2)
+    for ranks in (4, 8):
+        told = [crossing(ways, ranks, G, way) for way in ("forward", "training") for G in (1, 4, 8)]
+        print(f"{f'{ranks} GPUs':17}", *(f"{x:9.2f}" for x in told), sep="")
+
+
 def print_exchanges(ways: Callable, rows: pd.DataFrame) -> None:
     """Ms of Ulysses' exchanges: by exercise 13.8's `ways`, by themselves, and what they add to a forward's tiles."""
     times = long_ones(rows, "forward")
