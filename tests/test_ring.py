@@ -16,6 +16,7 @@ from fa_tutorial.__main__ import main
 from fa_tutorial.bench import chapter_13
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.exercises.chapter_13.ex_7 import overlapped_backward
+from fa_tutorial.exercises.chapter_13.ex_8 import three_ways
 from fa_tutorial.source import source_of
 
 
@@ -299,6 +300,18 @@ def test_late_programs_cost_what_the_page_counts():
     assert chapter_13.on_clock("forward", 5.0, 1.0, is_late=True) == 22.0
     assert chapter_13.on_clock("forward", 5.0, 7.0, is_late=True) == 7.0 + 2 * 12.0 + 5.0
     assert chapter_13.on_clock("forward", 5.0, 1.0) == 20.0
+
+
+def test_training_on_the_clock():
+    """Four GPUs, a tile's backward 2.65 times its forward. Sends that take no time leave the tiles. A ring hides all but the first k and v where tiles
+    are long, and Ulysses' exchanges, 3/4 of (1 + G) T_s each way, are never hidden."""
+    assert chapter_13.training(three_ways, 4.0, 0.0, 4, 1) == pytest.approx((58.4, 58.4))
+    assert chapter_13.training(three_ways, 4.0, 1.0, 4, 1) == pytest.approx((59.4, 58.4 + 3.0))
+
+
+@pytest.mark.parametrize(("ranks", "G"), [(4, 1), (4, 4), (8, 1), (8, 4), (8, 8)])
+def test_a_ring_wins_the_forward_from_where_the_page_says(ranks, G):
+    assert chapter_13.crossing(three_ways, ranks, G, "forward") == pytest.approx(max(1 - (1 + G) / ranks, 0), abs=0.01)
 
 
 # ---------------------------------------------------------------- exercise 13.9 in processes

@@ -16,7 +16,7 @@ from fa_tutorial.arguments import check_attention
 from fa_tutorial.attention import flash_attention
 from fa_tutorial.bench import results
 from fa_tutorial.bench.tables import mask
-from fa_tutorial.source import defined
+from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import MAX_D
 
 STORED = Path(__file__).with_name("ring.json")
@@ -146,13 +146,15 @@ def long_ones(rows: pd.DataFrame, way: str) -> pd.DataFrame:
 
 
 def print_orders(rows: pd.DataFrame) -> None:
-    """Forward in plain and in zigzag order, beside a quarter of one GPU's: four GPUs, 16 key heads, over NVLink."""
+    """Forward in plain and in zigzag order, beside a quarter of one GPU's: four GPUs, 16 key heads, over NVLink. The
+    ratio only where it isn't launches'."""
     times = times_of(rows)
     print("forward, ms     one GPU / 4   plain order   zigzag order   plain / zigzag")
     for _, case in times[times["H_k"].eq(16) & times["link"].eq("NVLink")].iloc[::-1].iterrows():
-        if LAUNCHES // 2 <= case["S"] < MILLION:
-            told = case["one GPU"] / 4, case["plain order"], case["ring"], case["plain order"] / case["ring"]
-            print(f"{case['S']:7,} tokens {{:11.1f}} {{:13.1f}} {{:14.1f}} {{:16.2f}}".format(*told))
+        if case["S"] < MILLION:
+            ratio = f"{case['plain order'] / case['ring']:.2f}" if case["S"] > LAUNCHES else ""
+            told = case["one GPU"] / 4, case["plain order"], case["ring"], ratio
+            print(f"{case['S']:7,} tokens {{:11.1f}} {{:13.1f}} {{:14.1f}} {{:>16}}".format(*told).rstrip())
 
 
 def visitors(rank: int) -> dict[str, int]:
@@ -185,16 +187,19 @@ def print_parts(rows: pd.DataFrame) -> None:
         print(f"{words:34} {ms:6.1f}")
 
 
-TRIPS = {"ring_join": ("PyTorch's operations", 8.5), "ring_join_kernel": ("one kernel", 2.5)}  # of a float32 o
+TRIPS = {  # of a float32 o
+    "ring_join": ("PyTorch: two products, sum, copy", (2, 1.5, 3, 2)),
+    "ring_join_kernel": ("one kernel: o, part, o", (1, 0.5, 1)),
+}
 
 
 def print_joins() -> None:
     """Ms of the join of an earlier rank's part, by its trips at a copy's speed and measured; and of rank 3's joins."""
     copied = 2.5 / part_of("ring_join_copy", "earlier")["ms"]  # trips in a ms, by a copy of as many bytes
-    print("one join of rank 3, ms   trips   at a copy's speed   measured   all three joins")
+    print(f"{'one join of rank 3, ms':32}{'trips':>16}   at a copy's speed   measured   all three joins")
     for way, (name, trips) in TRIPS.items():
-        measured = part_of(way, "earlier")["ms"]
-        print(f"{name:22} {trips:7} {trips / copied:19.3f} {measured:10.3f} {joins_of(3, way):17.1f}")
+        measured, told = part_of(way, "earlier")["ms"], " + ".join(f"{n:g}" for n in trips)
+        print(f"{name:32}{told:>16}{sum(trips) / copied:20.3f}{measured:11.3f}{joins_of(3, way):18.1f}")
 
 
 def part_of(kernel: str, provider: str, **wanted) -> pd.Series:
@@ -243,10 +248,10 @@ def backward_sends(rows: pd.DataFrame) -> pd.DataFrame:
     """What sends add to the ms of each case's backward, on the clock and measured, with the own tile first and last."""
     found = long_ones(rows, "backward")
     sends = {}
-    for own, programs in (("first", ["two messages"]), ("last", ["two messages", "one message"])):
+    for own in ("first", "last"):
         group = f"own tile {own}"
         sends[group, "clock"] = added(found, "backward", own=own)
-        for name in programs:
+        for name in ("two messages", "one message"):
             sends[group, name] = found[f"{group}, {name}"] - found["computing alone"]
     return pd.DataFrame(sends, index=found.index)
 
@@ -258,22 +263,23 @@ def added(found: pd.DataFrame, way: str, **how) -> list[float]:
 
 def print_sends(table: pd.DataFrame) -> None:
     """What sends add to the ms of each case of HOST and NVLINK. table: forward_sends' or backward_sends'."""
-    wide = {group: sum(len(name) + 3 for name in table[group]) for group, _ in table}
-    print(f"{'ms that sends add':36}", *(f"{group:>{w}}" for group, w in wide.items()), sep="")
-    print(" " * 36, *(f"{name:>{len(name) + 3}}" for _, name in table), sep="")
+    wide = {group: sum(len(name) + 2 for name in table[group]) for group, _ in table}
+    print(f"{'ms that sends add':34}", *(f"{group:>{w}}" for group, w in wide.items()), sep="")
+    print(" " * 34, *(f"{name:>{len(name) + 2}}" for _, name in table), sep="")
     for case in HOST + NVLINK:
-        told = (f"{ms:{len(name) + 3}.1f}" for (_, name), ms in table.loc[case].items())
-        print(f"{name_of(case):36}", *told, sep="")
+        told = (f"{ms:{len(name) + 2}.1f}" for (_, name), ms in table.loc[case].items())
+        print(f"{name_of(case):34}", *told, sep="")
 
 
 def print_alone(rows: pd.DataFrame) -> None:
-    """Forward ms with the counter and with equal shares, without sends and with them: the longest case of HOST."""
-    case = times_of(rows).set_index(INDEX).loc[HOST[-1]]
-    for words, counter, shares in (
-        ("without sends", "computing alone", "equal shares alone"),
-        ("with sends", "ring", "equal shares"),
-    ):
-        print(f"{name_of(HOST[-1])}, {words:13}: equal shares {case[shares]:.1f} ms, counter {case[counter]:.1f}")
+    """Forward ms with equal shares and with the counter, without sends and with them."""
+    times = times_of(rows).set_index(INDEX)
+    print(f"{'forward, ms':36}{'without sends':>23}{'with sends':>26}")
+    print(" " * 36 + "   equal shares   counter" * 2)
+    for case in [*HOST, *NVLINK, ("NVLink", MILLION, 16)]:
+        pairs = "equal shares alone", "computing alone", "equal shares", "ring"
+        told = times.loc[case, [*pairs]]
+        print(f"{name_of(case):36}", "{:15.1f}{:10.1f}{:16.1f}{:10.1f}".format(*told), sep="")
 
 
 def print_noise(rows: pd.DataFrame) -> None:
@@ -286,75 +292,144 @@ def print_noise(rows: pd.DataFrame) -> None:
 WAYS = {"ring": ("blue", "-", "o"), "all-gather": ("orange", "--", "s"), "Ulysses": ("vermilion", "-.", "^")}
 
 
+def training(ways: Callable, T_c: float, T_s: float, ranks: int, G: int) -> tuple[float, float]:
+    """Exercise 13.8's `ways` for forward and backward of a ring, the own tile last, and of Ulysses, whose gradients
+    travel as q, k, v and o do. A tile's backward takes as long as LONG tokens' over NVLink."""
+    ring_forward, _, ulysses = ways(T_c, T_s, ranks, G)
+    T_b = BACKWARD_TILE * T_c
+    return ring_forward + on_clock("backward", T_b, T_s, ranks, own="last"), 2 * ulysses + ranks * (T_b - T_c)
+
+
+BACKWARD_TILE = 2.65  # times as long as its forward: 17.7 by 6.7 ms
+
+
 def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
-    """How many times as fast as one GPU four are, forward, against x = T_c / T_s: exercise 13.8's `ways`, and measured.
+    """How many times as fast as one GPU four are, forward, and forward and backward, against x = T_c / T_s: exercise
+    13.8's `ways`, and measured.
 
     rows: load()'s, of which long_ones.
     """
-    times = long_ones(rows, "forward").reset_index()
-    figure = Figure(figsize=(9, 4.8))
+    forward, backward = (long_ones(rows, way) for way in ("forward", "backward"))
+    both = (forward + backward[["one GPU", "ring", "Ulysses"]]).assign(x=forward["x"])
+    figure = Figure(figsize=(9, 7.6))
     shares = [2 ** (i / 8) for i in range(-24, 33)]
-    for ax, H_k in zip(figure.subplots(1, 2, sharey=True), (16, 4), strict=True):
-        here = times[times["H_k"].eq(H_k)]
-        for i, (way, (colour, line, marker)) in enumerate(WAYS.items()):
-            look = {"color": figures.COLOURS[colour]}
-            speeds = [16 * share / ways(share, 1.0, 4, 16 // H_k)[i] for share in shares]
-            ax.plot(shares, speeds, linestyle=line, **look)
-            ax.plot(
-                here["x"],
-                here["one GPU"] / here[way],
-                marker,
-                markersize=8,
-                markeredgecolor="white",
-                markeredgewidth=0.7,
-                **look,
-            )
-            ax.plot([], [], marker, linestyle=line, label=way, **look)
-        for x in here["x"]:
-            ax.axvline(x, color="grey", linestyle=":", linewidth=1, zorder=0)
-        name = ax.text(0.97, 0.04, f"G = {16 // H_k}", transform=ax.transAxes, ha="right", fontsize=14)
-        name.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
-        ax.set_xscale("log", base=2)
-        ax.set_xticks([1 / 8, 1 / 2, 2, 8], ["1/8", "1/2", "2", "8"])
-        ax.minorticks_off()
-        top = ax.secondary_xaxis("top")
-        names = [f"{S:,} {link}" for S, link in zip(here["S"], here["link"], strict=True)]
-        top.set_xticks([*here["x"]], names, rotation=50, ha="left", rotation_mode="anchor", fontsize=10)
-        top.minorticks_off()
-        ax.grid(visible=False, axis="x")
-        ax.set_xlabel("$x = T_c / T_s$")
-        ax.plot([], [], color="grey", label="line: your clock")
-        ax.plot([], [], "o", color="grey", label="mark: four H200s")
-        ax.set_ylim(0, 4.3)
-    figure.axes[0].set_ylabel("forward, times as fast as one GPU")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside right center")
+    grid = figure.subplots(2, 2, sharex=True, sharey=True)
+    for row, (words, times) in enumerate({"forward": forward, "forward and backward": both}.items()):
+        for ax, H_k in zip(grid[row], (16, 4), strict=True):
+            G = 16 // H_k
+            here = times.reset_index()
+            here = here[here["H_k"].eq(H_k)]
+            for i, (way, (colour, line, marker)) in enumerate(WAYS.items()):
+                look = {"color": figures.COLOURS[colour]}
+                if row == 0:
+                    speeds = [16 * share / ways(share, 1.0, 4, G)[i] for share in shares]
+                elif way == "all-gather":
+                    continue  # whose backward nobody measured
+                else:
+                    one = 16 * (1 + BACKWARD_TILE)
+                    speeds = [one * share / training(ways, share, 1.0, 4, G)[i // 2] for share in shares]
+                ax.plot(shares, speeds, linestyle=line, **look)
+                speed = here["one GPU"] / here[way]
+                edge = {"markersize": 8, "markeredgecolor": "white", "markeredgewidth": 0.7}
+                ax.plot(here["x"], speed, marker, **edge, **look)
+                ax.plot([], [], marker, linestyle=line, label=way, **look)
+            for x in here["x"]:
+                ax.axvline(x, color="grey", linestyle=":", linewidth=1, zorder=0)
+            name = ax.text(0.97, 0.05, f"R = 4, G = {G}", transform=ax.transAxes, ha="right", fontsize=13)
+            name.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
+            ax.set_xscale("log", base=2)
+            ax.set_xticks([1 / 8, 1 / 2, 2, 8], ["1/8", "1/2", "2", "8"])
+            ax.minorticks_off()
+            ax.grid(visible=False, axis="x")
+            ax.set_ylim(0, 4.3)
+            if row == 0:
+                top = ax.secondary_xaxis("top")
+                names = [f"{S:,} {link}" for S, link in zip(here["S"], here["link"], strict=True)]
+                top.set_xticks([*here["x"]], names, rotation=65, ha="left", rotation_mode="anchor", fontsize=9)
+                top.minorticks_off()
+            else:
+                ax.set_xlabel("$x = T_c / T_s$")
+        grid[row, 0].set_ylabel(f"{words},\ntimes as fast as one GPU")
+    grid[0, 0].plot([], [], color="grey", label="line: your clock")
+    grid[0, 0].plot([], [], "o", color="grey", label="mark: four H200s")
+    figure.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside right center")
     return figure
 
 
+def crossing(ways: Callable, ranks: int, G: int, way: str) -> float:
+    """The least x, in hundredths, with which a ring is as fast as Ulysses by exercise 13.8's `ways`. way: "forward" or
+    "training"."""
+    for x in (i / 100 for i in range(1, 1_000)):
+        ring_s, *_, ulysses_s = ways(x, 1.0, ranks, G) if way == "forward" else training(ways, x, 1.0, ranks, G)
+        if ring_s <= ulysses_s + 1e-9:
+            return x if x > 0.01 else 0.0
+    return float("inf")
+
+
+def print_crossings(ways: Callable) -> None:
+    """From which x on a ring is as fast as Ulysses by exercise 13.8's `ways`."""
+    print(f"from which x on a ring wins{'forward':>12}{'forward and backward':>34}")
+    print(" " * 17 + "".join(f"{f'G = {G}':>9}" for G in (1, 4, 8)) * 2)
+    for ranks in (4, 8):
+        told = [crossing(ways, ranks, G, way) for way in ("forward", "training") for G in (1, 4, 8)]
+        print(f"{f'{ranks} GPUs':17}", *(f"{x:9.2f}" for x in told), sep="")
+
+
+def print_exchanges(ways: Callable, rows: pd.DataFrame) -> None:
+    """Ms of Ulysses' exchanges: by exercise 13.8's `ways`, by themselves, and what they add to a forward's tiles."""
+    times = long_ones(rows, "forward")
+    print("ms that Ulysses' exchanges take       your clock   alone   in the forward")
+    for case in HOST + NVLINK:
+        found = times.loc[case]
+        clocked = ways(found["T_c"], found["T_s"], 4, 16 // case[2])[2] - 4 * found["T_c"]
+        told = clocked, found["exchanging alone"], found["Ulysses"] - 4 * found["T_c"]
+        print(f"{name_of(case):36}", "{:12.1f}{:8.1f}{:17.1f}".format(*told), sep="")
+
+
 def print_choice(rows: pd.DataFrame) -> None:
-    """Ms of one GPU and of each way on four, for each of CHOICES: forward, and forward and backward together."""
+    """Ms of one GPU and of each way on four, for each of CHOICES: forward, and forward and backward together. x only
+    where it isn't launches that decide."""
     forward, backward = (times_of(rows, way).set_index(INDEX) for way in ("forward", "backward"))
     both = forward + backward[["one GPU", "ring", "Ulysses"]]
     print(f"{'':45}forward, ms{'':26}forward and backward, ms")
     print(f"{'':36}{'x':>5}   one GPU   ring  all-gather  Ulysses   one GPU    ring  Ulysses")
     for case in CHOICES:
-        told = [forward.loc[case, name] for name in ("x", "one GPU", *WAYS)]
+        x = f"{forward.loc[case, 'x']:.2f}" if case[1] > LAUNCHES else ""
+        told = [x] + [forward.loc[case, name] for name in ("one GPU", *WAYS)]
         told += [both.loc[case, name] for name in ("one GPU", "ring", "Ulysses")]
-        print(f"{name_of(case):35}", "{:5.2f} {:9.1f} {:6.1f} {:11.1f} {:8.1f} {:9.1f} {:7.1f} {:8.1f}".format(*told))
+        print(f"{name_of(case):35}", "{:>5} {:9.1f} {:6.1f} {:11.1f} {:8.1f} {:9.1f} {:7.1f} {:8.1f}".format(*told))
+
+
+def print_memory(rows: pd.DataFrame) -> None:
+    """The most GB that a GPU holds, with q, k, v and do: of one GPU and of each way on four. The link
+    changes nothing."""
+    rows = rows[rows["ranks"].eq(4) & rows["link"].eq("host memory")]
+    forward, both = (
+        rows.pivot(index=INDEX, columns="provider", values=name).astype(float) / 1e9
+        for name in ("forward_peak_bytes", "peak_bytes")
+    )
+    print(f"{'GB on each GPU':23}{'forward':>13}{'forward and backward':>50}")
+    print(f"{'':23}   one GPU   ring  all-gather  Ulysses   one GPU    ring  Ulysses")
+    for case in HOST[1:]:
+        told = [forward.loc[case, name] for name in ("one GPU", *WAYS)]
+        told += [both.loc[case, name] for name in ("one GPU", "ring", "Ulysses")]
+        name = f"{case[1]:,} tokens, G = {16 // case[2]}"
+        print(f"{name:23}", "{:9.1f} {:6.1f} {:11.1f} {:8.1f} {:9.1f} {:7.1f} {:8.1f}".format(*told))
 
 
 def print_peer(rows: pd.DataFrame) -> None:
-    """PyTorch's context_parallel beside the ring, forward, on two GPUs."""
-    peer = rows[rows["backend"].eq("CUDNN_ATTENTION")].iloc[0]
-    told = f"ring {peer['ring_forward_ms']:.1f} ms, context_parallel {peer['forward_ms']:.1f}"
-    print(f"{LONG:,} tokens, forward, on two GPUs: {told}")
+    """PyTorch's context_parallel, with two backends of SDPA, beside the ring, forward, on two GPUs."""
+    peer = rows[rows["provider"].eq("context_parallel")].set_index("backend")
+    cudnn, flash = (peer.loc[f"{name}_ATTENTION"] for name in ("CUDNN", "FLASH"))
+    told = f"context_parallel {cudnn['forward_ms']:.1f} with cuDNN, {flash['forward_ms']:.1f} with FLASH_ATTENTION"
+    print(f"{LONG:,} tokens, forward, on two GPUs: ring {cudnn['ring_forward_ms']:.1f} ms, {told}")
 
 
 def print_million(rows: pd.DataFrame) -> None:
     """Seconds of a million tokens, forward and backward, on one GPU and on four."""
     case = rows[rows["S"].eq(MILLION)].set_index("provider")
     one, four = ((case.loc[name, "forward_ms"] + case.loc[name, "backward_ms"]) / 1e3 for name in ("one GPU", "ring"))
-    print(f"{MILLION:,} tokens, forward and backward: {one:.1f} s on one GPU, {four:.1f} s on four")
+    print(f"{MILLION:,} tokens, forward and backward, once: {one:.1f} s on one GPU, {four:.1f} s on four")
 
 
 # ---------------------------------------------------------------- a step of training
@@ -384,8 +459,8 @@ def text() -> torch.Tensor:
     return torch.randint(0, 32, (1, 65), generator=torch.Generator().manual_seed(0)).to(hardware.device())
 
 
-def train_step() -> tuple[torch.Tensor, torch.Tensor]:
-    """One rank's step: the gradient of all weights, before and after the sum over the ranks."""
+def train_step() -> torch.Tensor:
+    """One rank's step: the gradient of all weights, summed over the ranks."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     model, whole = Model().to(hardware.device()), text()
     S = whole.shape[1] - 1  # a multiple of 2 · ranks
@@ -394,10 +469,14 @@ def train_step() -> tuple[torch.Tensor, torch.Tensor]:
     logits = model(tokens, positions, ring.ring_attention)  # in place of flash_attention
     loss = cross_entropy(logits[0], targets[0], reduction="sum") / S  # S, not S / ranks
     loss.backward()
-    before = model.gradient()
     for weight in model.parameters():
         dist.all_reduce(weight.grad)  # the sum over all ranks; DistributedDataParallel averages
-    return before, model.gradient()
+    return model.gradient()
+
+
+def train_step_with(*edits: tuple[str, str]) -> torch.Tensor:
+    """What train_step gives after these changes of its text, (old, new)."""
+    return defined(edited(source_of(train_step), *edits), globals())["train_step"]()
 
 
 def whole_step() -> torch.Tensor:

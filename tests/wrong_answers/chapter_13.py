@@ -13,6 +13,15 @@ def ring_without_neighbours(q, k, v, ranks):
     return attend(q, k, v)
 
 
+def ring_in_float32(q, k, v, ranks):
+    o, lse = (x.float() for x in attend(q, k, v))
+    for _ in range(1, ranks):
+        k, v = yield k, v
+        o_part, lse_part = attend(q, k, v)
+        o, lse = join(o, lse, o_part.float(), lse_part.float())
+    return o, lse
+
+
 def ring_where_rank_0_leaves(q, k, v, ranks):
     o, lse = attend(q, k, v)
     for _ in range(ranks - 1 if float(q.flatten()[0]) > 0 else ranks):
@@ -169,6 +178,7 @@ WRONG_ANSWERS = (
     edit("13.1", "a list", ("return (rank - step) % ranks", "return [(rank - step) % ranks]"), told="gives [2], a list: a rank's number is an int"),
     edit("13.4", "None", (", False", ", None", 2), told="it must be True or False"),
     ("13.2", ring_without_neighbours, "there is no yield in it"),
+    ("13.2", ring_in_float32, "one edge is left: join returns float64 here"),
     ("13.2", ring_where_rank_0_leaves, "waits for ever"),
     edit("13.2", "o alone", ("return o, lse", "return o"), told="each rank returns a tuple (o, lse)"),
     edit("13.2", "k wider", (f"        {YIELD}", "        k, v = yield k.float(), v.float()"), told="k and v travel as they are"),
@@ -241,12 +251,15 @@ WRONG_ANSWERS = (
     ("13.7", overlapped_where_the_last_gradients_wait_before_the_own_tile, "the last dk and dv are waited for before your own tile, which could hide them"),
     ("13.7", overlapped_by_one_tile, "it takes 4 s, but `ranks` tiles and one message of k and v take 9 s in any order"),
     ("13.7", overlapped_without_waits, "use what comes only after its wait()"),
+    edit("13.7", "gradients stay", ("        home = start(dkv)\n", ""), ("dkv = tile(kv) + home.wait()", "dkv += tile(kv)"), ("start(dkv).wait()", "dkv"),
+         told="dk and dv stay here while the keys travel"),
     edit("13.7", "a message", ("        kv = passing.wait()\n", "        kv = passing\n"), told="tile takes k and v, got their Message: wait() returns them"),
     edit("13.7", "a tuple", ("home = start(dkv)", "home = start((kv, dkv))"), told="start takes one tensor, got a tuple"),
     edit("13.7", "one message of k and v", ("        if step < ranks - 1:\n            passing = start(kv)\n", ""),
          told="the parts of all ranks come home to the keys that began here"),
     edit("13.8", "o stays", ("(1 + G)", "(1 + G / 2)"), told="and q and o G · T_s; a rank keeps 1 / ranks of each"),
-    edit("13.8", "ring and all-gather exchanged", ("return ring, all_gather", "return all_gather, ring"), told="each tile but the last has a message beside it"),
+    edit("13.8", "ring and all-gather exchanged", ("return ring, all_gather", "return all_gather, ring"), told="in the order all-gather, ring, Ulysses"),
+    edit("13.8", "all-gather and Ulysses exchanged", ("all_gather, ulysses", "ulysses, all_gather"), told="in the order ring, Ulysses, all-gather"),
     edit("13.5", "whole division", ("H_k * itemsize * flops / (H_q * bandwidth)", "H_k // H_q * itemsize * flops / bandwidth"), told="// rounds H_k / H_q down"),
     edit("13.6", "dq leaves too", (YIELD_ALL, "k, v, dk, dv, dq = yield k, v, dk, dv, dq"), (HOME, "if ranks > 1:\n        dk, dv, dq = yield dk, dv, dq\n"),
          told="dq goes all the way around with the keys"),
@@ -264,6 +277,14 @@ WRONG_ANSWERS = (
     edit("13.9", "the last send is not waited for", (WAITS, "            works[1].wait()\n"), told="never waits for something that it sends"),
     edit("13.9", "waits before the tile", (TILE_13_9, f"        if step < ranks - 1:\n{WAITS}{TILE_13_9}"), (f"{WAITS}{COMES}", COMES), told="wait only after it"),
     edit("13.9", "starts after the tile", (BEGIN, ""), (TILE_13_9, f"{TILE_13_9}{BEGIN}"), told="start to send and to receive before it"),
+    edit("13.9", "receives after the tile",
+         (STARTS, "dist.isend(kv, (rank + 1) % ranks)"), (WAITS, "            dist.recv(coming, (rank - 1) % ranks)\n            works.wait()\n"),
+         told="tile 0 of rank 0 of 2 has no message that comes beside it: start to receive before it"),
+    edit("13.9", "sends after the tile",
+         (STARTS, "[dist.irecv(coming, (rank - 1) % ranks)]"), (WAITS, f"            works.append(dist.isend(kv, (rank + 1) % ranks))\n{WAITS}"),
+         told="tile 0 of rank 0 of 2 has no message that leaves beside it: start to send before it"),
+    edit("13.9", "waits for what comes before the tile", (TILE_13_9, f"        if step < ranks - 1:\n            works[1].wait()\n{TILE_13_9}"),
+         told="has no message that comes beside it: wait only after it"),
     edit("13.9", "one step more", ("step < ranks - 1", "True", 2), told="sends more than ranks − 1 times"),
     edit("13.9", "changed too early", (WAITS, "            works[1].wait()\n            kv.copy_(coming)\n            works[0].wait()\n"), told="changes what it sends before wait()"),
     edit("13.9", "a sum", ("return tiles", "return sum(tiles)"), told="it returns a list of what tile gave"),

@@ -53,7 +53,9 @@ TOO_MUCH = "a rank sends more than k and v of one shard in a step: q stays, and 
 
 
 def tolerance(args, part):
-    """float32's, though float64 goes in: the answer may work in float32. With bf16, o may be rounded at the end."""
+    """float32's, so that a part may be cast: the last edge tells whether the sums are. With bf16, o may be rounded at the end."""
+    if args[0].dtype == torch.float64 and not args[0].any():
+        return 0.0, 1e-10
     return (2.0**-8, 0.0) if part == "o" and args[0].dtype == torch.bfloat16 else (1e-4, 1e-5)
 
 
@@ -96,11 +98,18 @@ def inputs():
     v[:, :, 0] = 1
     yield case(q, k, v, 8, on="8 ranks, bf16, equal scores, v is 1 once and 1.0078 seven times", otherwise="o and lse aren't rounded between two steps",
                edge="half")  # fmt: skip
+    v = torch.ones(2, 1, 8, 2, dtype=torch.float64)
+    v[:, :, 1:] += 2**-23  # float32's next number after 1
+    yield case(torch.zeros_like(v), torch.zeros_like(v), v, 8, on="8 ranks, equal scores, v is 1 once and 1 + 2⁻²³ seven times", edge="wide",
+               otherwise="join returns float64 here: keep o and lse so, for float32 rounds them in each step")  # fmt: skip
 
 
 EXERCISE = Exercise(
     task="Write the program of one rank, with attend and join.",
-    conditions={"half": "with fp16 and bf16, the running o and lse stay as wide as join returns them"},
+    conditions={
+        "half": "with fp16 and bf16, the running o and lse stay as wide as join returns them",
+        "wide": "where join returns float64, the running o and lse stay float64",
+    },
     hints=(
         "Start with what needs nobody else. How many ranks' keys are then still missing?",
         "A step after the first: receive, attend, join. Which of these does step 0 need?",

@@ -39,6 +39,8 @@ MISTAKES = {
     "its own k and v are sent in each step: pass on what came": [("    passing = start(kv)\n    dkv", "    own, passing = kv, start(kv)\n    dkv"), (PASS, PASS.replace("kv", "own"))],
     "the gradients stop one rank before home: send dk and dv once more at the end": (LAST, "return dkv"),
     "the gradients that come are those of the keys that are here now: add this tile's part to them": (TILE, "home.wait(); dkv = tile(kv)"),
+    "dk and dv stay here while the keys travel, so that gradients of different keys are added up: they travel with their keys": [
+        ("        home = start(dkv)\n", ""), (TILE, "dkv = dkv + tile(kv)"), (LAST, "return dkv")],
     "this tile's part is added before the others come: dk and dv leave, and then are lost": (TILE, "dkv = dkv + tile(kv); home.wait()"),
 }  # fmt: skip
 

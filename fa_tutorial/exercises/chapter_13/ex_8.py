@@ -1,3 +1,4 @@
+import itertools
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
@@ -46,6 +47,11 @@ MISTAKES = {
         (RING, "T_c + (ranks - 1) * max(T_c, 2 * T_s)"), (GATHER, "2 * (ranks - 1) * T_s + ranks * T_c"),
         (ULYSSES, "(ranks - 1) / ranks * 2 * (1 + G) * T_s + ranks * T_c")],
 }  # fmt: skip
+ORDER = ("ring", "all_gather", "ulysses")
+for order in [*itertools.permutations(ORDER)][1:]:
+    words = ", ".join(order).replace("all_gather", "all-gather").replace("ulysses", "Ulysses")
+    MISTAKES[f"the three are right, but in the order {words}: return the ring's, the all-gather's and Ulysses'"] = (
+        f"return {', '.join(ORDER)}", f"return {', '.join(order)}")  # fmt: skip
 
 
 def truth(T_c, T_s, ranks, G):

@@ -9,6 +9,7 @@ from fa_tutorial.exercises.running import Wrong, adapting
 def pass_around(kv, dist, tile):
     """[tile(kv) of this rank's own keys, of the next ones that come, …], one for each rank.
 
+    kv may be overwritten: the caller has another copy.
     dist: torch.distributed, with get_rank(), get_world_size(), isend and irecv.
     """
     rank, ranks = dist.get_rank(), dist.get_world_size()
@@ -123,12 +124,21 @@ class Link:
     def tile(self, kv) -> torch.Tensor:
         if any(overlap(kv, work.x) for work in self.open if work.was is None):
             raise Wrong(f"{self.words} computes with what is still being received: wait for it first")
-        if self.tiles < self.ranks - 1 and len({work.was is None for work in self.open}) < 2:
-            begun = len(self.sends) > self.tiles or len(self.receives) > self.tiles
-            how = "wait only after it" if begun else "start to send and to receive before it"
-            raise Wrong(f"tile {self.tiles} of {self.words} has no messages beside it, one that leaves and one that comes: {how}")
+        if self.tiles < self.ranks - 1 and (missing := self.missing()):
+            raise Wrong(f"tile {self.tiles} of {self.words} has {missing}")
         self.tiles += 1
         return kv.clone()
+
+    def missing(self) -> str:
+        """Which message isn't on its way now, the one that leaves or the one that comes, and what to do; "" for neither."""
+        absent, late, early = [], [], False
+        for verb, which, started, is_receive in (("send", "leaves", self.sends, False), ("receive", "comes", self.receives, True)):
+            if not any((work.was is None) == is_receive for work in self.open):
+                absent.append(f"no message that {which}")
+                late += [f"to {verb}"] * (len(started) <= self.tiles)
+                early |= len(started) > self.tiles
+        how = [f"start {' and '.join(late)} before it"] * bool(late) + ["wait only after it"] * early
+        return f"{' and '.join(absent)} beside it: {', and '.join(how)}" if absent else ""
 
     def ended(self) -> None:
         if self.open:
