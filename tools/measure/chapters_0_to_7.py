@@ -401,20 +401,25 @@ def _backward_arguments(shape: Shape) -> tuple[Any, ...]:
     return q, k, v, o, torch.randn_like(q), lse, None, shape.is_causal, shape.D**-0.5
 
 
-# With a tile of 64 rows, products that are transposed later take wgmma, too. At D = 128 it would spill.
-DKDV_TILES = [TileConfig(64, 64, 4, 3), TileConfig(32, 64, 4, 3)]
+# dkdv_kernel's: the package's, and one of 64 rows, with which products that are transposed later take wgmma, too. At
+# D = 128 a program of 64 rows with three stages would be alone on its SM.
+DKDV_TILES = {
+    64: [TileConfig(64, 64, 4, 3), TileConfig(32, 64, 4, 3)],
+    128: [TileConfig(64, 64, 4, 2), TileConfig(32, 64, 4, 3)],
+}
 TRANSPOSED = ("as computed", "transposed later")
 
 
 def transposed_cases() -> Iterator[Measurement]:
     """Chapter 7: dk and dv from transposed tiles of scores, and from the forward's tiles, transposed later; with each
     of DKDV_TILES."""
-    shape = at_4096(64, False)
-    words = {
-        (how, tile): about(7, "transposed", how, tile=in_words(tile), **vars(shape))
-        for tile, how in itertools.product(DKDV_TILES, TRANSPOSED)
-    }
-    return in_turns(words, _transposed_in_turns, shape)
+    for D, tiles in DKDV_TILES.items():
+        shape = at_4096(D, False)
+        words = {
+            (how, tile): about(7, "transposed", how, tile=in_words(tile), **vars(shape))
+            for tile, how in itertools.product(tiles, TRANSPOSED)
+        }
+        yield from in_turns(words, _transposed_in_turns, shape)
 
 
 def transposed_later() -> Any:
@@ -429,7 +434,7 @@ def _transposed_in_turns(shape: Shape) -> dict[tuple[str, TileConfig], dict[str,
     delta = backward.row_delta(o, do)
     kernels = dict(zip(TRANSPOSED, (backward.dkdv_kernel, transposed_later()), strict=True))
     launches, compiled, right = {}, {}, None
-    for tile, (how, kernel) in itertools.product(DKDV_TILES, kernels.items()):
+    for tile, (how, kernel) in itertools.product(DKDV_TILES[shape.D], kernels.items()):
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         launches[how, tile] = launch = partial(
             kernel[(-(-shape.S_k // tile.block_n) * shape.B * shape.H_k,)],
