@@ -1,5 +1,5 @@
-"""Compile kernels for GPUs that aren't there, and read what ptxas says: for chapters 2, 3, 5, 8,
-9, 10, 12 and tools/compile_report.
+"""Compile kernels for GPUs that aren't there, and read what ptxas says: for chapters 2, 3, 5, 7,
+8, 9, 10, 12 and tools/compile_report.
 
 Triton and its ptxas compile for any NVIDIA GPU on any machine with Linux. The launchers themselves are called, on
 tensors without memory (device "meta"), and each launch is compiled instead. That takes a process that was started with
@@ -190,6 +190,26 @@ for columns, num_warps in {list(launches)!r}:
 print(json.dumps(found))
 """
     return of_a_kernel(kernel, layout.softmax_kernel, code)
+
+
+def dkdv_registers(cases: Iterable[tuple[int, TileConfig]]) -> list[tuple[int, int]]:
+    """(registers, bytes spilled) of a thread of dkdv_kernel (full, fp16) on an H200, for each (D, tile)."""
+    code = f"""
+import torch
+from fa_tutorial import backward, compiling
+from fa_tutorial.tiles import TileConfig, heads, padded_d
+
+found = []
+for D, tile in {[(D, astuple(tile)) for D, tile in cases]!r}:
+    q, k, v, do, _, lse = compiling.inputs(torch.float16, D)
+    with compiling.compiling_for(90) as launched:
+        backward.dkdv_kernel[(1,)](
+            *map(heads, (q, k, v, do, k, v)), lse, lse, compiling.HEADS, *[compiling.LENGTH] * 2, D, 0.1,
+            IS_CAUSAL=False, GROUP=1, BLOCK_D=padded_d(D), **TileConfig(*tile).launch())
+    found.append(compiling.read_ptxas(launched[0][2])[:2])
+print(json.dumps(found))
+"""
+    return [tuple(numbers) for numbers in in_a_process(code)]
 
 
 class Loop(NamedTuple):

@@ -9,7 +9,7 @@ import torch
 from right_answers.chapter_3 import tile_by_cases, tile_without_min
 
 import compile_report as report
-from fa_tutorial import compiling, decode, forward, layout, tiles
+from fa_tutorial import backward, compiling, decode, forward, layout, tiles
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.source import defined, edited, source_of
 
@@ -53,6 +53,14 @@ def test_shared_memory_of_a_readers_kernel():
     )
     kernel = defined(f"{wide}\n\n\n{text}", names)["flash_forward_kernel"]
     assert shared_bytes(kernel, [("float16", 64, tile)]) == [40_960]
+
+
+@pytest.mark.slow
+def test_chapter_7s_tile_of_64_queries_spills_at_128_columns_alone():
+    small, square = tiles.TileConfig(32, 64, 4, 3), tiles.TileConfig(64, 64, 4, 3)
+    rooms = compiling.dkdv_registers([(64, square), (128, square), (128, small), (128, tiles.TileConfig(64, 64, 8, 2))])
+    assert [spilled > 0 for _, spilled in rooms] == [False, True, False, False]
+    assert rooms[1][0] == 255 and small == backward.CONFIGS[compiling.SHARED_LIMITS[90]][128].dkdv
 
 
 @pytest.mark.slow

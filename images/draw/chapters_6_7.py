@@ -503,7 +503,7 @@ def draw_dkdv_step(ax: Axes) -> None:
     draw_dkdv_row(ax, second, ("v", "do", "dp_t", "v doᵀ (7.1)"), weights, "ds_t", ("q", "dk", "scale · ds_t q"))
     ax.plot((5.0, 4.78, 4.78), (first + 0.85, first + 0.85, second + 0.2), color="black", linewidth=1.2)
     arrow(ax, (4.78, second + 0.2), (4.97, second + 0.2))
-    write(ax, 4.7, first + 1.4, "p_t, for ds_t", ha="right")
+    write(ax, 4.7, first + 1.4, "p_t in float32", ha="right")
     note(ax, 0.1, 6.3, "M is BLOCK_M, N is BLOCK_N, D is BLOCK_D.")
     legend(ax, 6.7, ((0.1, {"line": 2.4}, "the program holds it"), (3.3, {"hatch": ".."}, "arrives at every step"),
                       (6.5, {"colour": "yellow", "share": 0.6}, "computed, in registers")))  # fmt: skip
@@ -533,3 +533,4 @@ def draw_dkdv_row(ax: Axes, row: float, scores: tuple[str, ...], weights: tuple[
     tensor_box(ax, middle, row - 0.4, queries, 0.28, per_query, hatch="..", size=SMALL)
     write(ax, middle + queries / 2, row - 0.52, "1 × M")
     note(ax, right + dim + 0.1, row + keys / 2, f"+= {product}\n(7.2)", linespacing=1.35)
+    note(ax, right + dim + 0.1, row + keys - 0.05, f"{name} in {other}'s dtype")

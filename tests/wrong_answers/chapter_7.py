@@ -35,7 +35,7 @@ RUN_AGAIN = "q, k, v = ctx.saved_tensors\n        o, lse = forward.flash_forward
 
 WRONG_ANSWERS = (
     edit("7.1", "row blocks rounded down", ("tl.cdiv(S_q, BLOCK_M)", "S_q // BLOCK_M"),
-         told="a head has tl.cdiv(S_q, BLOCK_M) row blocks"),
+         told="count tl.cdiv(S_q, BLOCK_M) row blocks to a head"),
     edit("7.1", "rows padded to whole blocks", ("batch_head * S_q", "batch_head * row_blocks * BLOCK_M"),
          told="at (b · H + h) · S_q + i of delta"),
     edit("7.1", "rows stored past the end", ("mask=offs_m < S_q", "mask=offs_m < row_blocks * BLOCK_M"),
@@ -104,6 +104,9 @@ WRONG_ANSWERS = (
     edit("7.6", "columns of dq taken for neighbours", ("offs_d[None, :] * dq.strides[3]", "offs_d[None, :]"), told="dq has four strides of its own"),
     edit("7.4", "IS_CAUSAL ignored", ("if IS_CAUSAL:\n        first", "if True:\n        first"), ("if IS_CAUSAL:\n        for", "if True:\n        for"),
          told="the loop without a mask takes every query, and the loop with it none"),
+    *(edit(number, "dk scaled twice", ("dk_acc * scale", "dk_acc * scale * scale"), told="dk is scaled twice") for number in ("7.4", "7.7")),
+    *(edit(number, "dv scaled", ("dv_acc, b", "dv_acc * scale, b"), told="dv = Σ pᵀ do") for number in ("7.4", "7.7")),
+    edit("7.1", "no mask for the store", (", mask=offs_m < S_q", ""), told="give load_tile S_q, mask the store by offs_m < S_q, and count tl.cdiv(S_q, BLOCK_M) row blocks to a head: with S_q = 20"),
     edit("7.4", "first_m counts blocks", ("tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M", "tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M"),
          told="full_m from the last, both multiples of BLOCK_M"),
     edit("7.4", "full from the first key", ("last_key = tl.minimum(start_n + BLOCK_N, S_k) - 1", "last_key = start_n"),

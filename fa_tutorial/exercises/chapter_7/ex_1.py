@@ -75,10 +75,10 @@ def inputs():
     own = f"batch_head is b · H + h: // H gives b, % H gives h, and {PLACE}"
     yield whole(2, 2, 16, 16, "B = H = 2, S_q = 16", own, stray=f"an offset is wrong, for example with batch and head exchanged: {own}")
     yield whole(1, 1, 16, 12, "D = 12, BLOCK_D = 16", "load_tile takes D and BLOCK_D, and puts zeros past D")
-    past = f"rows past S_q are read or stored: give load_tile S_q, and mask the store by offs_m < S_q; a head has tl.cdiv(S_q, BLOCK_M) row blocks; {PLACE}"
+    past = "rows past S_q are read or stored: give load_tile S_q, mask the store by offs_m < S_q, and count tl.cdiv(S_q, BLOCK_M) row blocks to a head"
     yield whole(1, 1, 20, 16, "S_q = 20, BLOCK_M = 16", "the last block of rows may be ragged", stray=past, edge="ragged")
     left_out = f"a row of delta is left out: {PLACE}"
-    yield whole(1, 2, 20, 16, "H = 2, S_q = 20, BLOCK_M = 16", left_out, stray=past, edge="ragged")
+    yield whole(1, 2, 20, 16, "H = 2, S_q = 20, BLOCK_M = 16", left_out, stray=f"{past}; {PLACE}", edge="ragged")
     o, do = torch.zeros(1, 1, 16, 16).half(), torch.ones(1, 1, 16, 16).half()
     o[..., 0], o[..., 1], do[..., :2] = 256, -256, 256
     products = "the products overflow in fp16, which ends at 65504: convert o and do to float32 before you multiply"

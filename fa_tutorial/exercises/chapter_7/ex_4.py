@@ -55,6 +55,7 @@ def dkdv_kernel(
 START, FULL = "tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M", "tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) * BLOCK_M"
 MISTAKES = {
     shared.NOT_IN_THE_STORE: ("dk_acc * scale", "dk_acc"),
+    shared.TWICE: ("dk_acc * scale", "dk_acc * scale * scale"),
     "the mask is without S_k − S_q: query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key": (" - (S_k - S_q)", ""),
     "the mask is strict: first_seeing holds the first query that sees each key, j − (S_k − S_q)": (" - (S_k - S_q)", " - (S_k - S_q) + 1"),
     "the mask compares with positions in the block of keys: compare positions in the sequence, which begin at start_n": (
@@ -93,7 +94,7 @@ def two_loops(kernel, grid, *args, **meta):
 
 @shared.with_fresh((16, 32, 16), causal=True, ragged="lengths")
 def inputs():
-    same = "without IS_CAUSAL this is exercise 7.3: the loop without a mask takes every query, and the loop with it none"
+    same = f"without IS_CAUSAL this is exercise 7.3, {shared.SUMS_OF_7_3}: the loop without a mask takes every query, and the loop with it none"
     yield shared.given((1, 1, 32, 16, 16), "no mask, S_q = 32, S_k = 16", same)
     yield shared.several_heads("dk and dv")
     yield shared.causal(16, 16, "query i sees keys 0 to i: blocks of queries before full_m, a multiple of BLOCK_M, need the mask")
