@@ -257,12 +257,12 @@ def their_loop(softmax, q, k, v, **change):
     """o of one block of rows. The first warp runs to its next barrier, and only then the second."""
     shared = {name: torch.full((BLOCK_N, x.shape[1]), math.nan) for name, x in (("k", k), ("v", v))}
     last_seen = torch.arange(len(q))[:, None] + len(k) - len(q)
-    halves = (slice(0, 16), slice(0, 8)), (slice(16, 32), slice(8, 16))
+    halves = (slice(0, 16), slice(0, 8)), (slice(16, 32), slice(8, 16))  # of the rows, and of a tile
     warps = [
         one_warp(softmax, q[rows], k, v, last_seen[rows], share, shared, **change)
         for rows, share in halves
     ]  # fmt: skip
-    *_, o = zip(*warps, strict=True)
+    *_, o = zip(*warps, strict=True)  # from barrier to barrier; the last yields are rows of o
     return torch.cat(o)
 
 

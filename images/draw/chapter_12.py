@@ -109,8 +109,8 @@ def draw_names(ax: Axes) -> None:
 # A step: its text, and its colour, that of the tensor. Theirs have a line, and the number of the step of yours that they do.
 ATTEND = (("load k", "orange"), ("q kᵀ", "yellow"), ("times scale", "yellow"), ("mask", "black"), ("softmax_step: m, alpha, l", "sky"), ("softmax_step: p", "sky"),
           ("acc · alpha", "purple"), ("load v", "green"), ("acc + p v", "purple"))  # fmt: skip
-THEIRS = (("305, 306", "wait: k is there", None, None), ("310, 317", "begin to copy v", "green", 7), ("319", "q kᵀ", "yellow", 1),
-          ("328", "mask", "black", 3), ("332, 333", "wait: v is there", None, None), ("335, 338", "begin to copy the next k", "orange", 0))  # fmt: skip
+THEIRS = (("305, 306", "wait: k is there, v was read", None, None), ("310, 317", "begin to copy v", "green", 7), ("319", "q kᵀ", "yellow", 1),
+          ("328", "mask", "black", 3), ("332, 333", "wait: v is there, k was read", None, None), ("335, 338", "begin to copy the next k", "orange", 0))  # fmt: skip
 INSIDE = (("148", "m", "sky", 4), ("157", "alpha", "sky", None), ("158", "l · alpha", "sky", None), ("160", "acc · alpha", "purple", 6),
           ("162", "times scale, and p", "sky", 5), ("165", "l plus the thread's own sum", "sky", None))  # fmt: skip
 LAST = (("347", "p in 16 bits", "sky", None), ("367", "acc + p v", "purple", 8))
