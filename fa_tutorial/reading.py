@@ -1,8 +1,8 @@
 """Chapter 12: where the forward kernel's lines stand in the official source, flash-attention at v2.8.3.
 
-Names and line numbers alone, none of its code: `mark` marks the lines that a reader finds, `beside` links each line of
-ours to its like, and `both` reads it from a checkout on the reader's disk.
-`their_loop` does in PyTorch what its loop does. `under_way` says what a call of FlashAttention-3's step may meet.
+Names and line numbers alone, none of its code: `beside` links each line of ours to its like, and `both` reads it from a
+checkout on the reader's disk. `their_loop` and `their_backward` do in PyTorch what its loops do. `under_way` says what
+a call of FlashAttention-3's step may meet.
 """
 
 from __future__ import annotations
@@ -114,38 +114,6 @@ DIFFERS = {
 }
 
 
-# A step of `attend` -> the lines of the forward's loop that do it: any of them will do.
-STEPS: dict[str, set[int]] = {"load k": {335}, "q kᵀ": {319}, "times scale": {342, 343, 344}, "mask": {328},
-                              "softmax_step": {342, 343, 344}, "acc · alpha": {344}, "load v": {310, 313},
-                              "acc + p v": {367}}  # fmt: skip
-# A step -> lines beside its own, and what these do
-BESIDE = {
-    "load k": ({334, 338}, "334 asks for a next block, and 338 closes the copy's group. Which line begins it?"),
-    "load v": ({309, 311, 317}, "309 chooses one of two copies, and 317 closes its group. Which line begins one?"),
-}
-WAITS = {305, 306, 317, 332, 333, 338}  # of the forward's loop
-
-
-def mark(lines: dict[str, int | list[int]], struck: Iterable[int]) -> str:
-    """How many of the reader's lines are right, which aren't, and which of these stand in softmax.h; then how many
-    waits are struck out, and what else is."""
-    given = {step: {line} if isinstance(line, int) else set(line) for step, line in lines.items()}
-    left = [step for step, right in STEPS.items() if not given.get(step) or not given[step] <= right]
-    text = f"{len(STEPS) - len(left)} of {len(STEPS)} right{'; not yet: ' * bool(left)}{', '.join(left)}"
-    if inside := [step for step in left if given.get(step, set()) & set(range(137, 168))]:
-        text += f"\n{', '.join(inside)}: that is a line of softmax.h. Which line of this loop calls its function?"
-    for step, (near, told) in BESIDE.items():
-        if step in left and given.get(step, set()) & near:
-            text += f"\n{step}: {told}"
-    if 343 in given.get("acc · alpha", ()):
-        text += "\nacc · alpha: 343 is the first block's call, and before the first block acc has nothing to rescale."
-    if 342 in given.get("acc · alpha", ()):
-        text += "\nacc · alpha: 342 begins a statement of two calls. Which of them has anything to rescale?"
-    others = sorted(set(struck) - WAITS - {0})
-    text += f"\n{len(set(struck) & WAITS)} of {len(WAITS)} waits struck out"
-    return text + f"; no wait: {', '.join(map(str, others))}" * bool(others)
-
-
 def lines_of(kernel: Any) -> list[tuple[str, tuple[Place, ...]]]:
     """The statements of a kernel of PLACES, each on one line, without its docstring and comments that hold no equation,
     and each one's places."""
@@ -242,37 +210,77 @@ def by_thread(x):
     return x.unflatten(1, (-1, 4, 2)).transpose(1, 2).flatten(2)
 
 
-def their_loop(softmax, q, k, v,
-               acc_holds=0.0, clear_v=True, peel=True, masked=3, rescale=True, waits=(305, 332),
-               join=True, unset=math.nan):  # fmt: skip
-    """o of one block of rows, by FA2's loop. unset: what registers hold that nobody has set."""
-    S_q, S_k = len(q), len(k)
-    last_seen = torch.arange(S_q)[:, None] + S_k - S_q
-    row_max = torch.full((S_q,), unset)
-    row_sum = torch.full((S_q, 4), unset)  # each of a row's four threads has its own
-    acc = torch.full((S_q, v.shape[1]), acc_holds)  # 1
-    blocks = torch.arange(-(-S_k // BLOCK_N) * BLOCK_N).split(BLOCK_N)[::-1]
-    shared = dict.fromkeys("kv", torch.full((BLOCK_N, k.shape[1]), math.nan))
-    copies = {"k": copy(k, blocks[0], clear=False)}  # under way until the next wait
+def one_warp(softmax, q, k, v, last_seen, share, shared,
+             acc_holds=0.0, clear_v=True, peel=True, masked=3, rescale=True, deleted=(), join=True,
+             unset=math.nan):  # fmt: skip
+    """A warp's rows of o, by FA2's loop. share: the rows that it copies of each tile. deleted: lines.
+    unset: what registers hold that nobody has set.
+    """
+    row_max = torch.full((len(q),), unset)
+    row_sum = torch.full((len(q), 4), unset)  # each of a row's four threads has its own
+    acc = torch.full((len(q), v.shape[1]), acc_holds)  # change 1
+    blocks = torch.arange(-(-len(k) // BLOCK_N) * BLOCK_N).split(BLOCK_N)[::-1]
+    copies = {"k": copy(k, blocks[0], clear=False)}  # begun, and not waited for
     for step, keys in enumerate(blocks):
-        if 305 in waits:  # 7
-            shared.update(copies)
-        copies["v"] = copy(v, keys, clear_v)  # 2
-        s = q @ shared["k"].T
-        if step < masked:  # 4, 5
+        if 305 not in deleted:  # change 7
+            land(copies, share, shared)
+        if 306 not in deleted:  # change 8
+            yield
+        copies["v"] = copy(v, keys, clear_v)  # 310 to 313; change 2
+        s = q @ shared["k"].T  # 319
+        if step < masked:  # changes 4 and 5
             s = torch.where(keys <= last_seen, s, -math.inf)
-        if 332 in waits:  # 8
-            shared.update(copies)
+        if 332 not in deleted:
+            land(copies, share, shared)
+        if 333 not in deleted:
+            yield
         if step + 1 < len(blocks):
-            copies["k"] = copy(k, blocks[step + 1], clear=False)
-        is_first = peel and step == 0  # 3
+            copies["k"] = copy(k, blocks[step + 1], clear=False)  # 335
+        is_first = peel and step == 0  # change 3
         p, row_max, row_sum, scaled = softmax(
             s, row_max, row_sum, acc, SCALE * math.log2(math.e), is_first
         )  # fmt: skip
-        acc = (scaled if rescale else acc) + p @ shared["v"]  # 6
+        acc = (scaled if rescale else acc) + p @ shared["v"]  # 367; change 6
     of_column = torch.arange(acc.shape[1]) % 8 // 2  # the thread that divides it
-    l = row_sum.sum(dim=1, keepdim=True) if join else row_sum[:, of_column]  # 9: line 172
-    return acc / torch.where(l > 0, l, 1.0)  # line 179
+    l = row_sum.sum(dim=1, keepdim=True) if join else row_sum[:, of_column]  # change 9
+    yield acc / torch.where(l > 0, l, 1.0)  # softmax.h, 172 to 179
+
+
+def land(copies, share, shared):
+    """A wait: what the warp has begun to copy is there, at the latest now."""
+    for name, tile in copies.items():
+        shared[name][share] = tile[share]
+    copies.clear()
+
+
+def their_loop(softmax, q, k, v, **change):
+    """o of one block of rows. The first warp runs to its next barrier, and only then the second."""
+    shared = {name: torch.full((BLOCK_N, x.shape[1]), math.nan) for name, x in (("k", k), ("v", v))}
+    last_seen = torch.arange(len(q))[:, None] + len(k) - len(q)
+    halves = (slice(0, 16), slice(0, 8)), (slice(16, 32), slice(8, 16))  # of the rows, and of a tile
+    warps = [
+        one_warp(softmax, q[rows], k, v, last_seen[rows], share, shared, **change)
+        for rows, share in halves
+    ]  # fmt: skip
+    *_, o = zip(*warps, strict=True)  # from barrier to barrier; the last yields are rows of o
+    return torch.cat(o)
+
+
+# ---------------------------------------------------------------- their backward, for exercise 12.3's step
+
+
+def their_backward(step, q, k, v, do, lse, delta):
+    """dq, dk and dv by FA2's loop around a step, under a causal mask."""
+    S_q, S_k = len(q), len(k)
+    dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
+    for keys in torch.arange(S_k).split(BLOCK_N):  # a program each
+        first_m = max(0, int(keys[0]) + S_q - S_k) // BLOCK_N * BLOCK_N  # m_block_min
+        for rows in reversed(torch.arange(first_m, S_q).split(BLOCK_N)):
+            seen = keys <= rows[:, None] + S_k - S_q
+            tiles = q[rows], k[keys], v[keys], do[rows], lse[rows], delta[rows]
+            dq_step, dk_step, dv_step = step(*tiles, seen, SCALE * math.log2(math.e))
+            dq[rows], dk[keys], dv[keys] = dq[rows] + dq_step, dk[keys] + dk_step, dv[keys] + dv_step
+    return SCALE * dq, SCALE * dk, dv
 
 
 # ---------------------------------------------------------------- FA3's step, for exercise 12.5

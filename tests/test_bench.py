@@ -549,7 +549,17 @@ GRADIENTS = functools.partial(changed, names=("dq", "dk", "dv"))
         ("Some wrong.", changed(1), "✓ Some wrong."),
         ("wrong in some rows", changed(1), "✓ wrong in some rows"),
         ("wrong", changed(1), "? wrong: in all rows, or in some"),
-        ("none", changed(2), "✗ none → some NaN"),
+        ("all rows are wrong", {"o": torch.tensor([1, 1])}, "✓ all rows are wrong"),
+        ("wrong everywhere", {"o": torch.tensor([1, 1])}, "✓ wrong everywhere"),
+        ("right everywhere", changed(0), "✓ right everywhere"),
+        ("right everywhere", changed(1), "✗ right everywhere → some wrong"),
+        ("it stays right", changed(0), "✓ it stays right"),
+        ("some rows wrong, the others right", changed(1), "✓ some rows wrong, the others right"),
+        ("some are wrong and some NaN", changed(2), "✓ some are wrong and some NaN"),
+        ("none", changed(2), f"? none: {chapter_12.ONE}"),
+        ("not all right", changed(0), f"? not all right: {chapter_12.ONE}"),
+        ("some right", changed(1), f"? some right: {chapter_12.ONE}"),
+        ("dunno", changed(0), f"? dunno: {chapter_12.ONE}"),
         ("wrong", changed(2), "✗ wrong → some NaN"),
         ("NaN", changed(1), "✗ NaN → some wrong"),
         ("NaN", changed(2), "? NaN: in all rows, or in some"),
@@ -561,11 +571,22 @@ GRADIENTS = functools.partial(changed, names=("dq", "dk", "dv"))
         ("nothing", GRADIENTS(1, 1, 1), "✓ nothing"),
         ("all", GRADIENTS(0, 0, 0), "✓ all"),
         ("dq, dk and dv stay right", GRADIENTS(0, 0, 0), "✓ dq, dk and dv stay right"),
+        ("only dv", GRADIENTS(1, 1, 0), "✓ only dv"),
+        ("dv only", GRADIENTS(1, 1, 0), "✓ dv only"),
+        ("dv stays right", GRADIENTS(1, 1, 0), "✓ dv stays right"),
+        ("dv stays right", GRADIENTS(0, 1, 0), "✗ dv stays right → dq dv"),
+        ("all three are right", GRADIENTS(0, 0, 0), "✓ all three are right"),
+        ("all but dk", GRADIENTS(0, 1, 0), "✓ all but dk"),
+        ("all except dk", GRADIENTS(0, 0, 0), "✗ all except dk → dq dk dv"),
+        ("dk is wrong", GRADIENTS(0, 1, 0), f"? dk is wrong: {chapter_12.SEVERAL}"),
+        ("dk doesn't", GRADIENTS(0, 1, 0), f"? dk doesn't: {chapter_12.SEVERAL}"),
+        ("three", GRADIENTS(0, 0, 0), f"? three: {chapter_12.SEVERAL}"),
     ],
 )
 def test_chapter_12_marks_a_guess_of_what_a_change_ruins(guess, states, shown):
     figure = chapter_12.ruined_rows({"a change": states, "one without a guess": states}, [guess, ""])
     assert [text.get_text() for text in figure.axes[-1].texts] == [shown]
+    chapter_12.plt.close(figure)
 
 
 def test_chapter_12_judges_each_row():

@@ -550,7 +550,8 @@ def test_in_step_answers_its_question(page, by):
 
 # A line of the figure -> what their_loop does without it.
 WITHOUT = {"clear_acc": {"acc_holds": math.nan}, "clear_v": {"clear_v": False}, "peel": {"peel": False}, "plus_one": {"masked": 2},
-           "rescale": {"rescale": False}, "wait_k": {"waits": [332]}, "wait_v": {"waits": [305]}, "join": {"join": False}}  # fmt: skip
+           "rescale": {"rescale": False}, "wait_k": {"deleted": [305]}, "barrier_k": {"deleted": [306]}, "wait_v": {"deleted": [332]},
+           "barrier_v": {"deleted": [333]}, "join": {"join": False}}  # fmt: skip
 
 
 @pytest.mark.parametrize(("S_q", "S_k"), [(32, 100), (32, 95), (20, 46), (17, 112), (9, 5)])

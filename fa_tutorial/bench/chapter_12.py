@@ -35,21 +35,50 @@ def in_words(states: dict[str, torch.Tensor]) -> str:
     return NAMES[0] if worst == 0 else f"{'all' if (rows == worst).all() else 'some'} {NAMES[worst]}"
 
 
+SAME = {"nothing": "none", "every": "all", "everywhere": "all", "correct": "right", "false": "wrong"}
+ONE = "say right, some wrong, all wrong, some NaN or all NaN"
+SEVERAL = "name those that stay right, or say none"
+
+
 def marked(guess: str, states: dict[str, torch.Tensor]) -> str:
-    """A guess with its mark, and what is right where it's wrong. "all" stands for all tensors, "nothing" for "none",
-    "all right" for "right"."""
-    said = re.findall(r"\w+", guess.lower().replace("nothing", "none"))
-    said = [word for word in said if word not in ("and", "in", "rows", "of", "o", "stay")]
-    if len(states) > 1:
-        said = [word for word in said if word != "right"]
-        said = list(states) if said == ["all"] else said
-    elif sorted(said) == ["all", "right"]:
-        said = ["right"]
-    if sorted(said) == sorted(in_words(states).lower().split()):
+    """A guess with its mark, and what is right where it's wrong, or, where nobody can tell what it says, what to say.
+
+    It is marked by the words that `in_words` has, in any order: all others may stand beside them. Of several tensors
+    "all" are all of them, and "all but" or "all except" leaves out those that follow.
+    """
+    said = [SAME.get(word, word) for word in re.findall(r"\w+", guess.lower())]
+    several = len(states) > 1
+    named = [name for name in states if name in said]
+    meant = meaning_of_several(said, named, list(states)) if several else meaning_of_one(said)
+    if meant is None:
+        return f"? {guess}: {SEVERAL if several else ONE}"
+    right = in_words(states)
+    if meant == right.lower():
         return f"✓ {guess}"
-    if len(states) == 1 and len(said) == 1 and said[0] == in_words(states).lower().split()[-1]:
+    if not several and meant == right.lower().split()[-1]:
         return f"? {guess}: in all rows, or in some"
-    return f"✗ {guess} → {in_words(states)}"
+    return f"✗ {guess} → {right}"
+
+
+def meaning_of_several(said: list[str], named: list[str], names: list[str]) -> str | None:
+    """The tensors that a guess says to stay right, in the words of `in_words`; None where it doesn't say."""
+    if {"wrong", "nan", "not", "t"} & set(said):
+        return None
+    if {"but", "except"} & set(said):
+        left_out = [name for name in names if name in said]
+        return " ".join(name for name in names if name not in left_out) or "none"
+    if named:
+        return " ".join(named) if "none" not in said else None
+    return " ".join(names) if "all" in said else "none" if "none" in said else None
+
+
+def meaning_of_one(said: list[str]) -> str | None:
+    """What a guess says of o's rows, in the words of `in_words`; None where it doesn't say."""
+    worst = next((name for name in ("nan", "wrong", "right") if name in said), None)
+    extents = {"all", "some"} & set(said)
+    if worst is None or len(extents) > 1 or {"not", "none", "t"} & set(said) or (worst == "right" and "some" in said):
+        return None
+    return worst if worst == "right" or not extents else f"{extents.pop()} {worst}"
 
 
 def ruined_rows(changes: dict[str, dict[str, torch.Tensor]], guesses: Sequence[str] = ()) -> Figure:

@@ -109,8 +109,8 @@ def draw_names(ax: Axes) -> None:
 # A step: its text, and its colour, that of the tensor. Theirs have a line, and the number of the step of yours that they do.
 ATTEND = (("load k", "orange"), ("q kᵀ", "yellow"), ("times scale", "yellow"), ("mask", "black"), ("softmax_step: m, alpha, l", "sky"), ("softmax_step: p", "sky"),
           ("acc · alpha", "purple"), ("load v", "green"), ("acc + p v", "purple"))  # fmt: skip
-THEIRS = (("305, 306", "wait: k is there", None, None), ("310, 317", "begin to copy v", "green", 7), ("319", "q kᵀ", "yellow", 1),
-          ("328", "mask", "black", 3), ("332, 333", "wait: v is there", None, None), ("335, 338", "begin to copy the next k", "orange", 0))  # fmt: skip
+THEIRS = (("305, 306", "wait: k is there, v was read", None, None), ("310, 317", "begin to copy v", "green", 7), ("319", "q kᵀ", "yellow", 1),
+          ("328", "mask", "black", 3), ("332, 333", "wait: v is there, k was read", None, None), ("335, 338", "begin to copy the next k", "orange", 0))  # fmt: skip
 INSIDE = (("148", "m", "sky", 4), ("157", "alpha", "sky", None), ("158", "l · alpha", "sky", None), ("160", "acc · alpha", "purple", 6),
           ("162", "times scale, and p", "sky", 5), ("165", "l plus the thread's own sum", "sky", None))  # fmt: skip
 LAST = (("347", "p in 16 bits", "sky", None), ("367", "acc + p v", "purple", 8))
@@ -148,23 +148,24 @@ def draw_two_loops(ax: Axes) -> None:
                         color="black" if moved else DARK, linewidth=2.2 if moved else 1, linestyle="-" if moved else ":")  # fmt: skip
     scale_to = inside_top + (0.85 + 4) * ROW + BOX / 2  # the scale goes with p
     ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - 0.16), (mine[2] + BOX / 2, scale_to), color="black", linewidth=2.2)
-    note(ax, YOURS_AT, 7.65, "thick lines: what has moved; one dotted line for m, alpha and l; not drawn: 304, and 371 to 374")
+    note(ax, YOURS_AT, 7.65, "thick lines: what has moved; one dotted line for m, alpha and l; not drawn: 304")
 
 
 # A lane's bars of the forward loop, as (start, end, text, whether it is a copy), in inches. Copies are drawn shorter than the work that
 # hides them.
 STEPS = (2.3, 3.7, 5.45, 6.85, 8.6)  # where an iteration's two halves begin: q kᵀ and the mask, softmax and p v
-COPY = 1.1
-LANES = {"k's buffer": 0.75, "v's buffer": 1.25, "work": 1.75}
+COPY, AHEAD = 1.1, 0.3  # AHEAD: how long the faster warp stands at a barrier
+LANES = {"k's buffer": 0.75, "v's buffer": 1.25, "a fast warp": 1.75, "a slow warp": 2.25}
 
 
-@image("12_copies_and_work.png", 2.9)
+@image("12_copies_and_work.png", 3.6)
 def draw_copies_and_work(ax: Axes) -> None:
-    """Two iterations of FA2's forward loop: what the buffers of k and v hold, what is computed meanwhile, and where the loop waits."""
+    """Two iterations of FA2's forward loop: what the buffers of k and v hold, what two warps compute meanwhile, and their barriers."""
     for lane, y in LANES.items():
-        note(ax, 0.1, y + 0.2, lane, HEAD)
-    key, value, work = LANES.values()
-    box(ax, STEPS[0] - COPY, work, COPY, 0.4, **WAITS)
+        note(ax, 0.05, y + 0.2, lane, HEAD)
+    key, value, *warps = LANES.values()
+    for work in warps:
+        box(ax, STEPS[0] - COPY + 0.05, work, COPY - 0.05, 0.4, **WAITS)
     draw_held(ax, key, "orange", "k[n]", STEPS[0] - COPY, STEPS[1])
     for step, name in ((0, "n"), (2, "n − 1")):
         begin, middle, end = STEPS[step : step + 3]
@@ -172,12 +173,16 @@ def draw_copies_and_work(ax: Axes) -> None:
         write(ax, (begin + end) / 2, 0.16, f"n_block = {name}")
         draw_held(ax, value, "green", f"v[{name}]", begin, end)
         draw_held(ax, key, "orange", "k[n − 1]" if step == 0 else "k[n − 2]", middle, STEPS[3] if step == 0 else end)
-        box(ax, begin, work, middle - begin, 0.4, "q kᵀ, mask", "sky", share=0.5)
-        box(ax, middle, work, end - middle, 0.4, "softmax, p v", "sky", share=0.5)
-    for wait in STEPS[:-1]:
-        ax.plot([wait, wait], [0.5, 2.25], color="black", linewidth=2, linestyle="--", zorder=3)
-        write(ax, wait, 0.6, "wait", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1}, zorder=4)
-    legend(ax, 2.68, (
+        for work, idle in zip(warps, (AHEAD, 0), strict=True):
+            for start, stop, text in ((begin, middle, "q kᵀ, mask"), (middle, end, "softmax, p v")):
+                box(ax, start, work, stop - start - idle, 0.4, text, "sky", share=0.5)
+                if idle:
+                    box(ax, stop - idle, work, idle, 0.4, **WAITS)
+    for barrier, line in zip(STEPS, (306, 333, 306, 333, 306), strict=True):
+        ax.plot([barrier, barrier], [0.74, 2.75], color="black", linewidth=2, linestyle="--", zorder=3)
+        write(ax, barrier, 0.6, f"{line}", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1}, zorder=4)
+    note(ax, 0.05, 2.98, "dashed: barriers. There both warps' copies have come, and both have read what is overwritten next")
+    legend(ax, 3.38, (
         (0.1, {"colour": "orange", "share": 0.8}, "copy of k"),
         (1.75, {"colour": "green", "share": 0.6}, "copy of v"),
         (3.4, {"colour": "orange", "share": 0.2}, "k is there"),
@@ -225,9 +230,9 @@ def draw_banks(ax: Axes) -> None:
     """Eight rows of a tile in shared memory, each in the same 32 banks, and the piece of each that is read together."""
     draw_pieces(ax, 0.75, swizzled=False)
     heading(ax, 0.75, 0.2, "eight rows of a tile, plain")
-    note(ax, 4.75, 0.65, "32 banks: 4 bytes of each in a trip")
+    note(ax, 4.75, 0.65, "32 banks: 4 bytes of each in an access")
     notes(ax, 4.75, 1.1, ("a row: 64 elements, 128 bytes, all 32 banks", "a piece: 8 elements, 16 bytes, 4 banks"), step=0.3)
-    notes(ax, 4.75, 2.15, ("orange: what ldmatrix reads at once.", "All of it lies in banks 12 to 15: eight trips"), step=0.3)
+    notes(ax, 4.75, 2.15, ("orange: what ldmatrix reads at once.", "All of it lies in banks 12 to 15: eight accesses"), step=0.3)
 
 
 @image("12_swizzle.png", 3.4)
@@ -236,7 +241,7 @@ def draw_swizzle(ax: Axes) -> None:
     draw_pieces(ax, 0.75, swizzled=True)
     heading(ax, 0.75, 0.2, "the same rows, swizzled")
     notes(ax, 4.75, 1.1, ("each row exchanges its pieces:", "piece c of row r stands at place c ^ r"), step=0.3)
-    notes(ax, 4.75, 2.15, ("orange: what ldmatrix reads at once.", "It lies in all 32 banks: one trip"), step=0.3)
+    notes(ax, 4.75, 2.15, ("orange: what ldmatrix reads at once.", "It lies in all 32 banks: one access"), step=0.3)
 
 
 def draw_pieces(ax: Axes, left: float, swizzled: bool) -> float:
@@ -274,19 +279,19 @@ def draw_four_threads(ax: Axes) -> None:
     note(ax, left, 2.2, "each thread adds up what it holds, and row_sum keeps the four sums apart")
 
 
-# (text, kind): a matmul, something a thread does in its registers, or a trip through memory.
+# (text, kind): a matmul, something a thread does in its registers, or a way out of them.
 DKDV = (("sᵀ = k qᵀ", "matmul"), ("pᵀ, from lse", ""), ("dv + pᵀ do", "matmul"), ("dpᵀ = v doᵀ", "matmul"), ("dsᵀ", ""),
         ("dk + dsᵀ q", "matmul"))  # fmt: skip
 DQ = (("s = q kᵀ", "matmul"), ("p, from lse", ""), ("dp = do vᵀ", "matmul"), ("ds", ""), ("dq + ds k", "matmul"))
-ONE_LOOP = ((472, "s = q kᵀ", "matmul"), (534, "p, from lse", ""), (553, "p to shared memory", "trip"), (575, "dp = do vᵀ", "matmul"),
-            (589, "ds", ""), (625, "ds to shared memory", "trip"), (633, "dv + pᵀ do", "matmul"), (653, "ds k", "matmul"),
-            (676, "added to dq in memory, fp32", "trip"), (687, "dk + dsᵀ q", "matmul"))  # fmt: skip
-LOOKS = {"matmul": {"colour": "blue", "share": 0.45}, "": {"colour": "black", "share": 0.06}, "trip": {"colour": "orange", "share": 0.6}}
+ONE_LOOP = ((472, "s = q kᵀ", "matmul"), (534, "p, from lse", ""), (553, "p to shared memory", "out"), (575, "dp = do vᵀ", "matmul"),
+            (589, "ds", ""), (625, "ds to shared memory", "out"), (633, "dv + pᵀ do", "matmul"), (653, "ds k", "matmul"),
+            (676, "added to dq in memory, fp32", "out"), (687, "dk + dsᵀ q", "matmul"))  # fmt: skip
+LOOKS = {"matmul": {"colour": "blue", "share": 0.45}, "": {"colour": "black", "share": 0.06}, "out": {"colour": "orange", "share": 0.6}}
 
 
 @image("12_backward_loops.png", 6.25)
 def draw_backward_loops(ax: Axes) -> None:
-    """A step of chapter 7's two kernels, and one of FA2's loop: seven matmuls, or five and three trips out of the registers."""
+    """A step of chapter 7's two kernels, and one of FA2's loop: seven matmuls, or five and three ways out of the registers."""
     columns = ((0.15, 2.4, "yours: dkdv_kernel", DKDV), (2.85, 2.4, "and dq_kernel", DQ), (5.35, 2.9, "theirs", ONE_LOOP))
     for x, wide, name, steps in columns:
         heading(ax, x, 0.25, name)
@@ -303,7 +308,7 @@ def draw_backward_loops(ax: Axes) -> None:
         ax.plot((8.27, x, x), (start, start, end), color="black", linewidth=1.6)
         arrow(ax, (x, end), (8.27, end))
     write(ax, 8.75, 5.5, "arrows: other threads read p back as pᵀ, and ds as ds and dsᵀ", ha="right")
-    texts = ("matmul", "in registers", "a trip out of the registers")
+    texts = ("matmul", "in registers", "through shared memory, or to memory")
     legend(ax, 5.95, tuple(zip((0.15, 2.3, 4.9), LOOKS.values(), texts, strict=True)))
 
 
@@ -357,6 +362,7 @@ def draw_before_key_0(ax: Axes) -> None:
     box(ax, left + BLOCK_N * side, top, BLOCK_N * side, ROWS_OF_LOOP * side, colour="black", share=0.06)
     outline(ax, left, top, BLOCK_N * side, ROWS_OF_LOOP * side)
     outline(ax, left + BLOCK_N * side, top, BLOCK_N * side, ROWS_OF_LOOP * side, line=1.3)
+    write(ax, left + BLOCK_N * side / 2, top + 8 * side, "hidden by\nthe mask")
     middle, x = top + ROWS_OF_LOOP * side / 2, left + 2 * BLOCK_N * side + 0.4
     for n, (look, text) in enumerate((
         (HIDDEN, "block −1, in the thick frame: all that the loop reads"),

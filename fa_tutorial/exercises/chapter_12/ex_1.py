@@ -12,7 +12,7 @@ def place(row, piece):
 
 
 MISTAKES = {
-    "a piece stands at the same place in eight rows, so in the same four banks: eight trips": ("piece ^ (row % 8)", "piece"),
+    "a piece stands at the same place in eight rows, so in the same four banks: eight accesses": ("piece ^ (row % 8)", "piece"),
     "a piece stands at one place in four of the eight rows": ("row % 8", "row % 2"),
     "a piece stands at one place in two of the eight rows": ("row % 8", "row % 4"),
 }
@@ -20,7 +20,7 @@ MISTAKES = {
 
 @adapting
 def adapt(answer):
-    """The trips that the slowest read takes: of the eight rows' pieces, the most that stand at one place."""
+    """The accesses that the slowest read takes: of the eight rows' pieces, the most that stand at one place."""
     places = [[answer(row, piece) for piece in range(PIECES)] for row in range(ROWS)]
     for row, of_row in enumerate(places):
         for piece, found in enumerate(of_row):
@@ -47,7 +47,7 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Order the pieces of each row so that a piece of eight rows is read in one trip.",
+    task="Order the pieces of each row so that a piece of eight rows is read in one access.",
     hints=(
         "Rows 8j to 8j + 7 are read together. So their piece must stand at eight places, and what tells these eight rows apart is row % 8.",
         "Let the place depend on piece and row % 8. For a fixed row it must take each value from 0 to 7 once, and for a fixed piece, too.",
@@ -58,9 +58,9 @@ EXERCISE = Exercise(
     "So neither a row nor a column of pieces meets a bank twice.",
     inputs=inputs,
     truth=truth,
-    rule="a piece of rows 8j to 8j + 7 stands at eight places, so all 32 banks give it in one trip",
+    rule="a piece of rows 8j to 8j + 7 stands at eight places, so all 32 banks give it in one access",
     mistakes=MISTAKES,
     adapt=adapt,
-    parts=("trips",),
+    parts=("accesses",),
     exact=True,
 )
