@@ -1,19 +1,28 @@
-"""Chapter 5: what its page shows of the stored results of its kernel."""
+"""Chapter 5: what its page shows of its kernel, stored, compiled and timed."""
 
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import matplotlib.pyplot as plt
+import torch
+import triton
 
-from fa_tutorial import forward
-from fa_tutorial.bench import results
+from fa_tutorial import compiling, forward, hardware, reference
+from fa_tutorial.bench import results, timing
 from fa_tutorial.figures import GREY
 from fa_tutorial.tiles import TileConfig
 
 LAYER = {"mode": "fwd", "dtype": "fp16", "B": 1}
 # The package's tile with so many stages that an SM has room for one program, not two.
 ALONE = {64: "128x64, 8 warps, 7 stages", 128: "64x64, 4 warps, 4 stages"}
+WORK = {
+    "multiply": ("FMUL", "FFMA"),
+    "compare": ("FMNMX", "FSETP"),
+    "add": ("FADD",),
+    "exponential": ("MUFU",),
+    "round to fp16": ("F2FP",),
+}  # of the softmax, by the names of its machine instructions
 
 
 def show_one_loop(card: dict) -> None:
@@ -44,6 +53,24 @@ def show_times(card: dict, names: dict[str, str]) -> None:
     print("\nms, 32 heads, S = 16,384:", ", ".join(f"{name} {long[provider]:.2f}" for provider, name in names.items()))
 
 
+def time_here(flash: Callable, D: int = 64) -> None:
+    """Print the times of the reader's kernel and of its peers on this machine's GPU, in the table's largest case.
+
+    flash: (q, k, v, is_causal, tile) → (o, lse)."""
+    if hardware.device().type != "cuda":
+        print("your own times need a GPU")
+        return
+    q, k, v = (torch.randn(1, 16, 4_096, D, device="cuda").half() for _ in range(3))
+    tile = forward.choose_config(D, torch.float16, hardware.shared_memory_limit())
+    kernels = {
+        "naive": lambda: reference.naive_attention(q, k, v),
+        "PyTorch's": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v),
+        "yours": lambda: flash(q, k, v, False, tile),
+    }
+    times = (f"{name} {timing.time_call(call).ms:.3f}" for name, call in kernels.items())
+    print("here, ms at S = 4,096:", ", ".join(times))
+
+
 def room_on_an_sm(row: Mapping[str, Any], num_warps: int) -> tuple[int, int]:
     """For how many programs a Hopper SM's 65,536 registers have room, which a thread gets in eights, and for how many
     its 228 KiB of shared memory, of which each program takes 1 KiB more than its own. row: what the compiler made of a
@@ -54,11 +81,11 @@ def room_on_an_sm(row: Mapping[str, Any], num_warps: int) -> tuple[int, int]:
 
 
 def show_tiles(card: dict, D: int) -> None:
-    """Print what the compiler made of the kernel with each tile of the page's tables, and its time; * marks
-    forward.CONFIGS."""
+    """Print what the compiler made of the kernel with each timed tile, and its time; * marks forward.CONFIGS."""
     rows = results.select(card["kernels"], kernel="forward_tile", D=D, is_causal=False)
-    print(f"D = {D} (stored, H200)      registers  spilled  programs on an SM       time")
-    for row in rows[rows["provider"] != ALONE.get(D)].to_dict("records"):
+    print(f"stored: H200, Triton {card['provenance']['triton']}")
+    print(f"D = {D:<3}                    registers  spilled  programs on an SM       time")
+    for row in rows.to_dict("records"):
         sizes = [int(word) for word in re.findall(r"\d+", row["provider"])]
         star = "*" if TileConfig(*sizes) == forward.CONFIGS[232_448][D] else " "  # bytes of shared memory
         programs = min(room_on_an_sm(row, sizes[2]))
@@ -67,21 +94,49 @@ def show_tiles(card: dict, D: int) -> None:
     print("a thread's registers, and the numbers that it spills; *: the tile of the package")
 
 
-def draw_limits(card: dict, limits: Callable, executed: dict[int, tuple[float, float]]) -> None:
+def count_loop(kernel: Any) -> dict[int, tuple[float, float]]:
+    """By D, how many instructions of a reader's kernel, compiled here for an H200, one score takes: all, and those of
+    the softmax. Prints them by what they do."""
+    tiles = {D: forward.CONFIGS[232_448][D] for D in (64, 128)}
+    loops = dict(zip(tiles, compiling.forward_loops(kernel, tiles.items()), strict=True))
+    scores = {D: tile.block_m * tile.block_n / (32 * tile.num_warps) for D, tile in tiles.items()}  # of one thread
+
+    def show(name: str, numbers: Mapping[int, float]) -> None:
+        print(f"{name:44}", *(f"{numbers[D]:7.1f}" for D in tiles))
+
+    def of(names: tuple[str, ...]) -> dict[int, float]:
+        return {D: sum(loops[D].get(name, 0) for name in names) / scores[D] for D in tiles}
+
+    softmax, every = of(sum(WORK.values(), ())), {D: sum(loops[D].values()) / scores[D] for D in tiles}
+    print(f"{f'a score, by Triton {triton.__version__}':44}", *(f"D = {D:3}" for D in tiles))
+    for what, names in WORK.items():
+        show(f"  {what} ({', '.join(names)})", of(names))
+    show("softmax", softmax)
+    show("loads, addresses, waiting and products", {D: every[D] - softmax[D] for D in tiles})
+    show("all", every)
+    return {D: (every[D], softmax[D]) for D in tiles}
+
+
+def busy_share(row: Mapping[str, Any]) -> float:
+    """In which share of an SM's cycles its tensor cores multiply, in %."""
+    return 100 * row["tflops"] * row["ms"] * 1e9 / (row["cycles"] * 132 * 4096)
+
+
+def draw_limits(card: dict, limits: Mapping[tuple[int, str], tuple], executed: Mapping[int, tuple]) -> None:
     """Draw in which share of an SM's cycles its tensor cores are busy at most, and are.
 
-    limits: exercise 5.9's. executed: by D, the instructions of the chapter's loop for a score, and its softmax's.
+    limits: exercise 5.9's, in %, by D and kernel. executed: count_loop's.
     """
     kernels = card["kernels"]
-    figure, ax = plt.subplots(figsize=(9, 4.4))
+    figure, ax = plt.subplots(figsize=(9, 4.8))
     names, rows = {}, [(D, provider) for D in executed for provider in ("sdpa_cudnn", "basic")]
     for y, (D, provider) in zip((3.5, 2.5, 1, 0), rows, strict=True):
         row = results.select(kernels, kernel="step", provider=provider, D=D, is_causal=False).iloc[0]
-        every, softmax = (4, 4) if provider == "sdpa_cudnn" else executed[D]
-        at_once, _, in_series = limits(D, every, 100)
-        in_turns = limits(D, softmax, 100)[1]
+        every, softmax = executed[D]
         name = "cuDNN" if provider == "sdpa_cudnn" else "this chapter"
-        names[y] = f"D = {D}, {name}\n{row['cycles'] / row['ms'] / 1e6:.2f} GHz"
+        at_once, in_turns, in_series = limits[D, name]
+        counted = "4 assumed" if provider == "sdpa_cudnn" else f"{every:.1f}, softmax {softmax:.1f}"
+        names[y] = f"D = {D}, {name}\n{row['cycles'] / row['ms'] / 1e6:.2f} GHz\ninstructions: {counted}"
         ax.plot([0, 100], [y, y], color=GREY, linestyle="-", linewidth=1, zorder=1)
         ticks = ((in_series, "in series", "right"), (in_turns, "in turns", "left"), (at_once, "at once", "left"))
         for at, what, ha in ticks:
@@ -90,11 +145,14 @@ def draw_limits(card: dict, limits: Callable, executed: dict[int, tuple[float, f
         marks = [(row, "o", "C0", "full", "measured")]
         if provider == "basic":
             alone = results.select(kernels, kernel="forward_tile", provider=ALONE[D], D=D).iloc[0]
-            marks.append((alone, "D", "C1", "none", "measured, one program on an SM"))
+            marks.append((alone, "D", "C1", "none", "measured, with room for one program on an SM"))
         for one, marker, colour, fill, what in marks:
-            busy = 100 * one["tflops"] * one["ms"] * 1e9 / (one["cycles"] * 132 * 4096)
+            busy = busy_share(one)
             ax.plot(busy, y, marker, color=colour, fillstyle=fill, markersize=9, label=what, zorder=3)
             ax.text(busy, y - 0.22, f"{busy:.0f}", ha="center", va="top", color=colour, fontsize="small")
+            if one is not row:
+                arrow = {"arrowstyle": "->", "color": colour, "shrinkA": 7, "shrinkB": 7}
+                ax.annotate("", (busy, y), (busy_share(row), y), arrowprops=arrow, zorder=4)
     about = "H200, full attention, S = 4,096"
     ax.set(xlim=(0, 101), ylim=(-0.6, 4.1), xlabel=f"tensor cores busy, % of an SM's cycles ({about})")
     ax.set_yticks(list(names), names.values())

@@ -1,6 +1,6 @@
 import torch
 
-from fa_tutorial.exercises.chapter_5.inner_step import BLOCKS, HALF, OVERLAP, half_inputs, logits, one_tile_inputs, own_maximum
+from fa_tutorial.exercises.chapter_5.inner_step import BLOCKS, HALF, OVERLAP, ROWS, half_inputs, logits, one_tile_inputs, own_maximum
 from fa_tutorial.exercises.forward_cases import attention_case, by_dots, draw_qkv, launch, o_truth, tolerance, widened, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.matmul import tl, triton
@@ -66,6 +66,7 @@ def inputs():
     chosen = "scale is an argument, which the caller chooses: s = scale · q kᵀ"
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "scale = 0.5, D = 16", chosen, scale=0.5)
     yield attention_case(*draw_qkv(1, 1, 32, 32, 16), "S_q = S_k = BLOCK_N = 32, BLOCK_M = 16", BLOCKS, blocks=(16, 32, 16))
+    yield attention_case(*draw_qkv(1, 1, 16, 32, 16), "S_q = BLOCK_M = 16, S_k = BLOCK_N = 32", ROWS, blocks=(16, 32, 16))
     yield attention_case(*draw_qkv(1, 2, 16, 16, 16), "two heads", WHERE, stray=WHERE)
     yield attention_case(*draw_qkv(2, 2, 16, 16, 16), "B = H = 2", WHERE)
     low = "scores may be low, too: m is the maximum of the scores themselves, here −200"

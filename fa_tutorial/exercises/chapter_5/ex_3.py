@@ -83,6 +83,7 @@ def inputs():
     for m, n in ((16, 32), (32, 16)):
         on, rule = f"S_q = S_k = 32, BLOCK_M = {m}, BLOCK_N = {n}", f"{inner_step.BLOCKS}, and an iteration takes BLOCK_N keys"
         yield cases.attention_case(*cases.draw_qkv(1, 1, 32, 32, 16), on, rule, blocks=(m, n, 16))
+    yield cases.attention_case(*cases.draw_qkv(1, 1, 32, 16, 16), "S_q = 32, S_k = 16, BLOCK_M = BLOCK_N = 16", inner_step.ROWS)
     yield cases.attention_case(*cases.draw_qkv(2, 2, 16, 16, 16), "B = H = 2", "pass b and h to every load_tile and store_tile")
     yield cases.attention_case(*inner_step.logits(-(2.0**30)), "all logits −2³⁰", edge="low")
     yield from inner_step.half_inputs()

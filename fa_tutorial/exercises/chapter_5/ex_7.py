@@ -21,6 +21,7 @@ LSE, KEY_HEAD, LSE_PTR = "m + tl.log(l_or_one)", "h // (H_q // H_k)", "batch_hea
 MISTAKES = {
     f"l is added without its logarithm: {NATURAL}": (LSE, "m + l_or_one"),
     "m is natural, but l's logarithm is in base 2: tl.log, or tl.log2 divided by log2(e)": (LSE, "m + tl.log2(l_or_one)"),
+    "lse is rounded to fp16: store the float32 number": (LSE, f"({LSE}).to(tl.float16)"),
     f"the kernel reads key head h % H_k: {GROUP}": (KEY_HEAD, "h % H_k"),
     f"the kernel reads key head h // H_k: {GROUP}": (KEY_HEAD, "h // H_k"),
     f"lse is stored at the key head's row: {PLACE}": (LSE_PTR, "(b * H_k + h_k) * S_q + offs_m"),

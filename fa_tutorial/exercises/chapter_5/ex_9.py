@@ -40,6 +40,7 @@ MISTAKES = {
         (f"{name} = peak *", f"{name} =") for name in ("at_once", "in_turns", "in_series")],
     "the share is upside down: the tensor cores multiply in `products` of all cycles": [
         (f"products / {cycles}", f"{cycles} / products") for cycles in (AT_ONCE, IN_TURNS, IN_SERIES)],
+    "the order is at_once, in_turns, in_series": ("return at_once, in_turns, in_series", "return in_series, in_turns, at_once"),
 }  # fmt: skip
 
 

@@ -11,6 +11,7 @@ OVERLAP = "two programs compute the same rows: program pid computes row block pi
 HALF = "fp16 works too (and bf16 on a GPU): the scores, m, l and acc stay float32"
 KEYS_READ = "keys past S_k are read: pass S_k to load_tile for k and for v"
 BLOCKS = "BLOCK_M and BLOCK_N may differ: a tile of q or o has BLOCK_M rows, a tile of k or v BLOCK_N"
+ROWS = "S_q and S_k may differ: k and v have S_k rows, q and o have S_q rows"
 LOW = "all scores may be low: m starts at −inf, below them all, and exp takes differences"
 FIRST = "keys past S_k are hidden before the maximum is taken: a score of 0 in their place may be the largest of all"
 ONCE = "a program stores each element once, after its loop"
