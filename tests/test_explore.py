@@ -685,7 +685,7 @@ def test_cycles_shows_what_a_kernel_took(page, name, D, larger):
 
 
 def test_cycles_answers_its_question(page):
-    """Chapter 5 and step 1, where registers leave room for two programs only."""
+    """Chapter 5 and step 1: at D = 64 registers leave room for two programs only, at D = 128 they spill."""
     open_figure(page, "cycles")
     put(page, D=64)
     for kernel, slower in (("chapter 5", True), ("step 1: base 2", True), ("step 2: descriptors", False)):
@@ -694,6 +694,10 @@ def test_cycles_answers_its_question(page):
         assert (after["measured"] > before["measured"]) is (after["programs"] < before["programs"]) is slower
         assert ("the larger tile is slower" in page.locator("#verdict").inner_text()) is slower
     assert put(page, D=128)["block_m"] == 128  # the larger tile of the other D
+    for kernel, slower in (("chapter 5", True), ("step 1: base 2", True), ("step 2: descriptors", False)):
+        before, after = (put(page, kernel=kernel, tile=tile) for tile in ("64 x 64", "128 x 64"))
+        assert (after["rate"] < before["rate"]) is (after["spills"] > 0) is slower
+        assert ("the larger tile is slower" in page.locator("#verdict").inner_text()) is slower
 
 
 @by_mouse_or_touch

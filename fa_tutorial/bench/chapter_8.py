@@ -365,8 +365,8 @@ def descriptor_loops(kernel: Any) -> list[dict[str, Any]]:
 
 
 def show_power(kernels: pd.DataFrame) -> None:
-    """Print the clock and the power at which two kernels settle on the H200. kernels: results.load's."""
-    words = {"tuned": "the finished kernel", "sdpa_cudnn": "cuDNN"}
+    """Print the clock and the power at which three kernels settle on the H200. kernels: results.load's."""
+    words = {"tuned": "the finished kernel", "sdpa_cudnn": "cuDNN", "sdpa_flash": "FlashAttention-2"}
     clocks = results.select(kernels, chapter=8, kernel="clock").set_index("provider")
     for name, told in words.items():
         row = clocks.loc[name]
@@ -420,20 +420,25 @@ def tiles_of_h200() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def choose(keep: Callable[[dict[str, Any]], bool], tiles: pd.DataFrame) -> None:
-    """Print, for each D, which of the tiles that `keep` keeps has the fewest cycles "by (8.4)", and its place among all
-    of `tiles`. Of equal ones it is that with the most "programs".
+Rule = Callable[[dict[str, Any]], bool]  # whether it keeps a row of tiles_of_h200
+
+
+def choose(rules: dict[str, Rule], tiles: pd.DataFrame) -> pd.DataFrame:
+    """Of each rule and each D: which of the tiles that it keeps has the fewest cycles "by (8.4)", and its place among
+    all of `tiles`. Of equal ones it is that with the most "programs". rules: a rule's words -> the rule.
     """
-    for D, of in tiles.groupby("D"):
+    rows = []
+    for (words, keep), (D, of) in itertools.product(rules.items(), tiles.groupby("D")):
         kept = of[[bool(keep(tile)) for tile in of.to_dict("records")]]
-        if kept.empty:
-            print(f"D = {D:3}: the rule keeps no tile")
-            continue
-        best = kept.sort_values(["by (8.4)", "programs"], ascending=[True, False]).iloc[0]
-        cycles = (of["cycles"] < best["cycles"]).sum() + 1
-        full, causal = ((of[rate] > best[rate]).sum() + 1 for rate in ("TFLOP/s", "causal"))
-        print(f"D = {D:3}: {best['name']}; of {len(of)}: place {cycles} in cycles,", end=" ")
-        print(f"{full} by rate, {causal} under the mask")
+        row = {"rule": words, "D": D, "of": len(of), "its choice": "none: it keeps no tile"}
+        places = dict.fromkeys(("place in cycles", "by rate", "causal"), "")
+        if not kept.empty:
+            best = kept.sort_values(["by (8.4)", "programs"], ascending=[True, False]).iloc[0]
+            ahead = [(of["cycles"] < best["cycles"]), *(of[rate] > best[rate] for rate in ("TFLOP/s", "causal"))]
+            row["its choice"] = best["name"]
+            places = {name: f"{others.sum() + 1}" for name, others in zip(places, ahead, strict=True)}
+        rows.append(row | places)
+    return pd.DataFrame(rows)
 
 
 PROGRAM_LOOKS = {1: ("^", "vermilion"), 2: ("o", "yellow"), 3: ("s", "sky"), 4: ("D", "blue")}  # by programs on an SM
@@ -559,41 +564,78 @@ def draw_kinds(names: Sequence[str]) -> Figure:
     return figure
 
 
-COLUMNS = (("cycles", 1.07), ("MHz", 1.14), ("TFLOP/s", 1.22))  # right of draw_wall's bars
+UNITS = "pipe_tensor_cycles_active", "inst_executed_pipe_xu"  # ncu's names of the tensor cores', the exponentials'
+# where draw_clocks writes a dot's words: points from it, to its left where the first is negative
+OFFSETS = {(LARGER_TILE, 64): (-8, 4), (LARGER_TILE, 128): (-8, -3), ("descriptors", 128): (-8, -3)}
+OFFSETS[("descriptors, larger tile", 64)] = (8, -5)
 
 
-def draw_wall(predict: Predict) -> Figure:
-    """After each of CHAIN, full: the cycles that `predict` gives, those of the H200 with its clock and its rate;
-    cuDNN's, and the wall.
+def draw_clocks() -> Figure:
+    """The two currencies: of each of CHAIN and cuDNN the H200's cycles and its clock, joined in the order of CHAIN;
+    lines of equal rates, and the wall.
     """
-    names = [*CHAIN, "sdpa_cudnn"]
-    figure = Figure(figsize=(10.5, 6.4))
-    for ax, D in zip(figure.subplots(2, 1, sharex=True), (64, 128), strict=True):
-        beside = ax.get_yaxis_transform()
-        for y, name in enumerate(names):
-            row = stored_steps()[D, False][name]
-            cycles = tile_cycles(row, D, False)
-            if name in CHAIN:
-                ax.barh(y, predict(rows_of(name, D, False)[0]), color=COLOURS["sky"], height=0.5)
-            ax.plot(cycles, y, "o", color="black", markeredgecolor="white", markersize=8)
-            for (_, x), number in zip(COLUMNS, (cycles, mhz(row), row["tflops"]), strict=True):
-                ax.text(x, y, f"{number:,.0f}", transform=beside, ha="right", va="center")
-        for words, x in COLUMNS:
-            ax.text(x, -0.6, words, transform=beside, ha="right", va="bottom", fontsize=9)
-        ax.axvline(4 * D + 256, color="black", linestyle=":")
-        ax.set(title=f"D = {D}, the wall at {4 * D + 256}", ylim=(len(names) - 0.4, -0.5))
-        ax.grid(axis="y", visible=False)
-        ax.set_yticks(range(len(names)), [LADDER[name] for name in names])
-    before, after = (tile_cycles(stored_steps()[128, False][name], 128, False) for name in CHAIN[2:4])
-    ax.annotate("", (after, 2.75), (before, 2.2), arrowprops={"arrowstyle": "->", "color": COLOURS["vermilion"]})
-    ax.text(after + 15, 2.45, "more cycles, a faster clock", va="center", color=COLOURS["vermilion"], fontsize=9)
-    ax.set_xlabel("cycles for 64 x 64 scores")
-    figure.legend(handles=[
-        Patch(color=COLOURS["sky"], label="your model"),
-        Line2D([], [], color="black", marker="o", linestyle="", markersize=7, label="H200"),
-        Line2D([], [], color="black", linestyle=":", label="the wall, 4 D + 256"),
-    ], loc="outside lower center", ncols=3, frameon=False)  # fmt: skip
+    figure = Figure(figsize=(10.5, 7.6))
+    points = [(D, is_causal) for D in (64, 128) for is_causal in (False, True)]
+    for ax, (D, is_causal) in zip(figure.subplots(2, 2).flat, points, strict=True):
+        found = {name: stored_steps()[D, is_causal][name] for name in (*CHAIN, "sdpa_cudnn")}
+        at = {name: (tile_cycles(row, D, is_causal), mhz(row)) for name, row in found.items()}
+        cycles, clocks = zip(*at.values(), strict=True)
+        wide = max(cycles) - min(cycles)
+        written = [0.48 * wide if OFFSETS.get((name, D), (8, 2))[0] < 0 else 0.1 * wide for name in at]
+        left, right = min(x - room for x, room in zip(cycles, written, strict=True)), max(cycles) + 0.35 * wide
+        low, high = min(clocks) - 30, max(clocks) + 30
+        one = found["chapter 5"]["tflops"] * cycles[0] / clocks[0]  # TFLOP/s at one MHz and one cycle
+        for rate in range(250, 700, 50):
+            ax.plot(
+                (left, right),
+                (rate * left / one, rate * right / one),
+                color="0.75",
+                linestyle="-",
+                linewidth=1,
+                zorder=0,
+            )
+            x = min(right, high * one / rate)  # where the line leaves the axes, above or at the right
+            if left < x and low < rate * x / one:
+                beside = {"ha": "center", "va": "bottom"} if x < right else {"ha": "left", "va": "center"}
+                ax.text(x, rate * x / one, f" {rate}", color="0.4", fontsize=9, **beside)
+        chain = [at[name] for name in CHAIN]
+        ax.plot(*zip(*chain, strict=True), color=COLOURS["blue"], linestyle="-", marker="o", markersize=7)
+        ax.plot(*at["sdpa_cudnn"], "D", color=COLOURS["vermilion"], markersize=8)
+        for name, place in at.items():
+            offset = OFFSETS.get((name, D), (8, 2))
+            side = "left" if offset[0] > 0 else "right"
+            words = f"{LADDER[name]}, {found[name]['tflops']:.0f}"
+            paper = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}
+            look = {"ha": side, "va": "center", "fontsize": 9, "zorder": 3, "bbox": paper}
+            ax.annotate(words, place, offset, textcoords="offset points", **look)
+        if not is_causal:
+            ax.axvline(4 * D + 256, color="black", linestyle=":", zorder=1)
+            ax.text(4 * D + 256, low + 3, f" the wall, {4 * D + 256}", fontsize=9)
+        ax.set(xlim=(left, right), ylim=(low, high), xlabel="cycles for 64 x 64 scores", ylabel="MHz")
+        ax.set_title(f"D = {D}, {mask(is_causal)}", pad=16)
+        ax.grid(visible=False)
+    handles = [
+        Line2D([], [], color=COLOURS["blue"], linestyle="-", marker="o", markersize=7, label="your kernel, TFLOP/s"),
+        Line2D([], [], color=COLOURS["vermilion"], marker="D", linestyle="", markersize=8, label="cuDNN"),
+        Line2D([], [], color="0.75", linestyle="-", label="equal TFLOP/s"),
+    ]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     return figure
+
+
+def show_wall(kernels: pd.DataFrame) -> None:
+    """Print how far the finished kernel and cuDNN are from the wall, full, and how busy ncu found their units at D =
+    128. kernels: results.load's.
+    """
+    print("H200, full         cycles  from the wall   tensor cores busy  exponentials' unit  together")
+    for D, (name, provider) in itertools.product((64, 128), ((LARGER_TILE, "tuned"), ("sdpa_cudnn",) * 2)):
+        cycles = tile_cycles(stored_steps()[D, False][name], D, False)
+        print(f"D = {D:3}, {LADDER[name]:8} {cycles:7.0f} {percent(cycles / (4 * D + 256)):>14}", end="")
+        if D == 128:  # at which ncu counted
+            row = results.select(kernels, kernel="counters", provider=provider, mode="fwd").iloc[0]
+            busy = [row[f"sm__{unit}.avg.pct_of_peak_sustained_active"] for unit in UNITS]
+            print(f" {busy[0]:17.0f} % {busy[1]:17.0f} % {sum(busy):7.0f} %", end="")
+        print()
 
 
 def tflops_of(rows: pd.DataFrame, provider: str, mode: str, S: int, D: int, is_causal: bool) -> float:
@@ -623,9 +665,6 @@ def show_autotuning(kernels: pd.DataFrame) -> None:
     chosen, best = (found[name] for name in ("tuned", LARGER_TILE))
     print(f"H200, D = 64, causal: it chose {chosen['tile']}, {chosen['tflops']:.0f} TFLOP/s")
     print(f"{'':15}also in its list: {best['tile']}, {best['tflops']:.0f} TFLOP/s")
-
-
-UNITS = "pipe_tensor_cycles_active", "inst_executed_pipe_xu"  # ncu's names of the tensor cores', the exponentials'
 
 
 def show_backward(rows: pd.DataFrame, kernels: pd.DataFrame) -> None:

@@ -58,7 +58,7 @@ def draw_pipeline_timeline(ax: Axes) -> None:
 
 
 def draw_one_stage(ax: Axes, top: float) -> None:
-    """The first blocks of k and of v, which share one place: v is loaded when k has been worked on."""
+    """The first blocks of k and of v, which share one place: v is loaded after q kᵀ, and before the exponentials, as compiled."""
     block = 2 * LOAD + len(PARTS)
     heading(ax, 0.1, top, f"num_stages = 1: loads and work take turns, {TILES * block} units")
     y = top + 0.25
@@ -68,7 +68,7 @@ def draw_one_stage(ax: Axes, top: float) -> None:
     shown = 2
     for tile in range(shown):
         at = tile * block
-        for name, parts in (("k", PARTS[:2]), ("v", PARTS[2:])):
+        for name, parts in (("k", PARTS[:1]), ("v", PARTS[1:])):
             bar(ax, at, at + LOAD, y, f"{name} {tile}", **LOADS)
             bar(ax, at, at + LOAD, work, **WAITS)
             at += LOAD

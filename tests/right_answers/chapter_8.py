@@ -82,6 +82,13 @@ RIGHT_ANSWERS = (
         gpu=None,
     ),
     edit("8.2", "by exp", (P, "tl.exp((s * scale_log2 - shift[:, None]) * 0.6931471805599453)"), told="correct (you call tl.exp"),
+    edit(
+        "8.2",
+        "scaled first, by exp",
+        ("m_new = tl.maximum(m, tl.max(s, axis=1) * scale_log2)", "s = s * scale_log2\n    m_new = tl.maximum(m, tl.max(s, axis=1))"),
+        (P, "tl.exp((s - shift[:, None]) * 0.6931471805599453)"),
+        told="as in (8.3); you call tl.exp",
+    ),
     edit("8.2", "the first alpha is 1", (ALPHA, f"tl.where(m == -float('inf'), 1.0, {ALPHA})")),
     ("8.3", forward_transposed),
     edit("8.3", "o in q's dtype", ("o_desc.dtype", "q.dtype")),

@@ -115,7 +115,14 @@ def inputs():
 
 
 def note(step):
-    """What a kernel pays for without need. Seen where scale_log2 is negative: the maximum of s · scale_log2 is not the scaled maximum of s,
+    """What a kernel pays for without need."""
+    by_exp = "you call tl.exp, which multiplies by log₂ e and protects denormals, as step 1 counts: tl.exp2 is one instruction"
+    told = [paid(step), by_exp if "exp" in step.fn.__code__.co_names else ""]
+    return "; ".join(words for words in told if words)
+
+
+def paid(step):
+    """What a score is multiplied or compared by without need. Seen where scale_log2 is negative: the maximum of s · scale_log2 is not the scaled maximum of s,
     and 2^(s · scale_log2) of s = −inf is not 0. And where scale_log2 is tiny: m / scale_log2 overflows."""
     s, state = torch.tensor([[1.0, 3.0, 2.0, 0.0], [1.0, 3.0, 2.0, -INF]]), (torch.full((ROWS,), -INF), torch.zeros(ROWS))
     p, m_new, *_ = adapt(step)(*(x.to(hardware.device()) for x in (s, *state)), -1.0)
@@ -129,8 +136,6 @@ def note(step):
     if p[0, 0] == 0 and p[1, 0].isnan():
         words = "you divide m by scale_log2, subtract, and multiply the difference: two instructions a score. Leave m as it is, and "
         return f"{words}s · scale_log2 − m is one multiply-add, as in (8.3)"
-    if "exp" in step.fn.__code__.co_names:
-        return "you call tl.exp, which multiplies by log₂ e and protects denormals, as step 1 counts: tl.exp2 is one instruction"
     return ""
 
 

@@ -63,6 +63,8 @@ MISTAKES = {
     "acc isn't divided by l: after the loop, o = acc / l": ("(acc / l[:, None])", "acc"),
     "keys are counted to S_q: a head has S_k of them, in the loop and in the mask": [
         ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"), ("offs_n[None, :] < S_k", "offs_n[None, :] < S_q")],
+    "the loop ends at S_q: a head has S_k keys": ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"),
+    "the mask ends at S_q: a head has S_k keys": ("offs_n[None, :] < S_k", "offs_n[None, :] < S_q"),
     "the scale is missing: s = scale · q kᵀ": ("scale * dot(q", "dot(q"),
     f"q kᵀ is rounded to TF32: {TF32}": S_BY_TL,
     "p and v are rounded to 11 bits: tl.dot makes TF32 of fp32, and tl.float16 has no more; dot(p.to(v.dtype), v) keeps fp32": PV_BY_TL,

@@ -8,7 +8,7 @@ from fa_tutorial import hardware, reference, sass
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Out, Stray, Trace, buffer_of, check_begun, run_poisoned
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.running import Wrong, show
 from fa_tutorial.tiles import dot, heads, load_tile
 from fa_tutorial.tuned import steps
 
@@ -41,11 +41,14 @@ def attend(
 
 
 @triton.jit
-def first_m(q, k, m_ptr, ATTEND: tl.constexpr, N: tl.constexpr):
-    """m after one block of keys without a mask, [N]; scale_log2 = 1/2. k is v, too. q, k: Heads with D = N."""
-    l, last_seen = tl.zeros((N,), tl.float32), tl.full((N,), N - 1, tl.int32)
+def first_m(q, k, m_ptr, ATTEND: tl.constexpr, MASK: tl.constexpr, N: tl.constexpr):
+    """m after one block of keys, [N], of which a row sees all without MASK and none with it; scale_log2 = 1/2. k is v, too.
+
+    q, k: Heads with D = N.
+    """
+    l, last_seen = tl.zeros((N,), tl.float32), tl.full((N,), -1 if MASK else N - 1, tl.int32)
     q_tile = load_tile(q, 0, 0, 0, N, N, N, N)
-    m, _, _ = ATTEND(q_tile, k, k, l - float("inf"), l, tl.zeros((N, N), tl.float32), 0, 0, 0, last_seen, N, N, 0.5, False, N, N)
+    m, _, _ = ATTEND(q_tile, k, k, l - float("inf"), l, tl.zeros((N, N), tl.float32), 0, 0, 0, last_seen, N, N, 0.5, MASK, N, N)
     tl.store(m_ptr + tl.arange(0, N), m)
 
 
@@ -113,7 +116,10 @@ def counts(answer):
 def refused(answer):
     k = torch.arange(16.0, device=hardware.device()).view(1, 1, 16, 1).expand(1, 1, 16, 16)
     q, m = torch.full_like(k, 1 / 16), torch.empty(16, device=k.device)
-    first_m[(1,)](heads(q), heads(k), m, answer, 16)
+    first_m[(1,)](heads(q), heads(k), m, answer, True, 16)
+    if m[0] != -math.inf:
+        return f"m stays −∞ for a row that has seen no key: yours is {show(m[0].item())}, and a score may be lower"
+    first_m[(1,)](heads(q), heads(k), m, answer, False, 16)
     if (m - 7.5).abs().max() > 1e-3:  # the scores of each row are 0 to 15
         return f"m is the maximum of s · scale_log2: for scores of 0 to 15 and scale_log2 = 0.5, yours is {m[0].item():.4g}, want 7.5"
     try:
