@@ -1,4 +1,4 @@
-"""Chapter 11: decoding by each provider and by what a new token reads; the page's own
+"""Chapter 11: decoding by each provider and by what a new token reads; the chapter's own
 kernels by the number of splits; and plain reads.
 
 Every call is replayed from a CUDA graph, as a server does it: it takes the GPU tens of microseconds, and the host
@@ -44,11 +44,11 @@ def decode_cases() -> Iterator[Measurement]:
         yield about(11, "decode", provider, **vars(shape)), partial(_decode_row, provider, shape)
 
 
-def page_kernel_cases() -> Iterator[Measurement]:
-    """The page's own kernels, split_kernel of 11.3 or paged_split_kernel of 11.5 and merge_kernel of 11.2, beside
+def own_kernel_cases() -> Iterator[Measurement]:
+    """The chapter's own kernels, split_kernel of 11.3 or paged_split_kernel of 11.5 and merge_kernel of 11.2, beside
     chapter 5's, in turns for each number of sequences."""
-    for B, providers in PAGE_KERNELS.items():
-        yield from _by_splits("page_kernels", _page_kernels_in_turns, shape_of(B, 32_768), providers)
+    for B, providers in OWN_KERNELS.items():
+        yield from _by_splits("own_kernels", _own_kernels_in_turns, shape_of(B, 32_768), providers)
 
 
 def _by_splits(kernel: str, rows: Rows, shape: Shape, providers: Sequence[Provider]) -> Iterator[Measurement]:
@@ -56,7 +56,7 @@ def _by_splits(kernel: str, rows: Rows, shape: Shape, providers: Sequence[Provid
     return in_turns(words, rows, shape, providers)
 
 
-PAGE_KERNELS: dict[int, list[Provider]] = {  # by sequences
+OWN_KERNELS: dict[int, list[Provider]] = {  # by sequences
     1: [
         *(("11.3", n) for n in (1, 8, 16, 32)),
         *(("11.3, keys in L2", n) for n in (1, 16)),
@@ -86,19 +86,19 @@ STEPS: dict[tuple[int, int], list[Provider]] = {  # by sequences and keys
 FEWER = (  # a provider, keys, new tokens
     ("decode", 32_768, 1), ("decode", 32_768, 8), ("decode", 32_768, 16), ("window 1024", 32_768, 1),
     ("masked 1024", 32_768, 1), ("decode", 1024, 1), ("fp8", 32_768, 1), ("paged 64", 32_768, 1),
-    ("decode, keys in L2", 32_768, 1), ("fp8, keys in L2", 32_768, 1),
+    ("decode, keys in L2", 32_768, 1),
 )  # fmt: skip
 
 
 def step_cases() -> Iterator[Measurement]:
-    """The page's step by the number of splits, what it consists of, and a launch that does nothing; clean_us: see
+    """The chapter's step by the number of splits, what it consists of, and a launch that does nothing; clean_us: see
     _clean_us."""
     for (B, S), providers in STEPS.items():
         yield from _by_splits("steps", _steps_in_turns, shape_of(B, S), providers)
 
 
 def _steps_in_turns(shape: Shape, providers: Sequence[Provider]) -> dict[Any, dict[str, Any]]:
-    return _timed_and_clean({which: _page_call(shape, *which) for which in providers})
+    return _timed_and_clean({which: _own_call(shape, *which) for which in providers})
 
 
 def _timed_and_clean(calls: dict[Any, Callable[[], Any]]) -> dict[Any, dict[str, Any]]:
@@ -143,16 +143,16 @@ def nothing(o_ptr):
     """A kernel that does nothing."""
 
 
-def _page_kernels_in_turns(shape: Shape, providers: Sequence[Provider]) -> dict[Any, dict[str, Any]]:
+def _own_kernels_in_turns(shape: Shape, providers: Sequence[Provider]) -> dict[Any, dict[str, Any]]:
     calls = {
-        (name, splits): _page_call(shape, name, splits) if name.startswith("11") else call_of(name, shape)[0]
+        (name, splits): _own_call(shape, name, splits) if name.startswith("11") else call_of(name, shape)[0]
         for name, splits in providers
     }
     return graphs_in_turns(calls, rounds=6)
 
 
-def _page_call(shape: Shape, name: str, splits: int) -> Callable[[], torch.Tensor]:
-    """split and merge as the page launches them, checked once. With "keys in L2" a program reads two tiles again and
+def _own_call(shape: Shape, name: str, splits: int) -> Callable[[], torch.Tensor]:
+    """split and merge as the chapter launches them, checked once. With "keys in L2" a program reads two tiles again and
     again, and with "no merge" nothing is merged, which are other results. With "nothing" a kernel does
     nothing."""
     if name == "nothing":
@@ -245,4 +245,4 @@ def _row(call: Callable[[], Any], live_bytes: int) -> dict[str, Any]:
 
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
-    return itertools.chain(decode_cases(), read_cases(), page_kernel_cases(), step_cases(), fewer_cases())
+    return itertools.chain(decode_cases(), read_cases(), own_kernel_cases(), step_cases(), fewer_cases())
