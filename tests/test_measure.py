@@ -1,6 +1,7 @@
 """tools/measure: what it measures is what is stored, its kernels attend, and an interruption keeps every finished row."""
 
 import ast
+import functools
 import json
 import runpy
 import sys
@@ -224,9 +225,21 @@ def test_a_step_with_its_keys_in_l2_is_attention_to_two_tiles_of_each_part(monke
     q, kv = randn(1, 2, 1, 16), randn(2, 1, 1, 512, 16, seed=1)
     drawn = [q, kv]
     monkeypatch.setattr(chapter_11, "randn", lambda *_: drawn.pop(0))
-    o = chapter_11._page_call(Shape(1, 2, 1, 1, 512, 16, True), "11.3, keys in L2", 2)()
+    o = chapter_11._own_call(Shape(1, 2, 1, 1, 512, 16, True), "11.3, keys in L2", 2)()
     k, v = kv[:, :, :, [*range(128)] * 2 + [*range(256, 384)] * 2]
     assert torch.allclose(o.double(), reference.attention(q, k, v)[0], atol=1e-5)
+
+
+def test_the_packages_step_with_its_keys_in_l2_is_attention_to_two_tiles_of_each_part(monkeypatch):
+    """Of 16 tiles of 32 keys, in two parts."""
+    q, kv = randn(1, 2, 1, 16), randn(2, 1, 1, 512, 16, seed=1)
+    lengths = torch.tensor([512], dtype=torch.int32)
+    call = functools.partial(chapter_11.decode.flash_decode, q, *kv, lengths, num_splits=2)
+    monkeypatch.setattr(chapter_11, "call_of", lambda name, shape: (call, 0))
+    k, v = kv[:, :, :, [*range(64)] * 4 + [*range(256, 320)] * 4]
+    o, plain = (chapter_11._package_call(name, Shape(1, 2, 1, 1, 512, 16, True))[0]() for name in ("decode, keys in L2", "decode"))
+    assert torch.allclose(o.double(), reference.attention(q, k, v)[0], atol=1e-5)
+    assert torch.allclose(plain.double(), reference.attention(q, *kv)[0], atol=1e-5)
 
 
 @needs_gpu

@@ -1,11 +1,13 @@
 """Chapter 11: calls of decoding kernels, which its page times on a GPU, and what it shows of the stored ones;
 tools/measure measures these."""
 
+import ast
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
@@ -68,12 +70,25 @@ def row(provider: str, S: int, B: int = 1, kernel: str = "decode", **more: Any) 
     return found
 
 
-def windowed(split_heads: Any, left: int) -> Any:
-    """A split kernel like 11.3's whose rows see their last key and the `left` keys before it: its attend has a second
-    bound in its mask."""
+def us_by_splits(B: int, S: int) -> dict[int, float]:
+    """The stored µs of a step of 11.3's kernel and the merge, L2 emptied by reading, by the number of splits."""
+    wanted = {"chapter": 11, "kernel": "steps", "provider": "11.3", "B": B, "S_k": S}
+    found = results.select(results.load("h200")["kernels"], **wanted).sort_values("splits")
+    return dict(zip(found["splits"].astype(int), found["clean_us"], strict=True))
+
+
+def body_of(kernel: Any) -> list[str]:
+    """The lines of a kernel from its first statement on, without its signature and its docstring."""
+    text = source_of(kernel)
+    statements = ast.parse(text).body[0].body
+    first = statements[1 if ast.get_docstring(ast.parse(text).body[0]) and len(statements) > 1 else 0]
+    return text.splitlines()[first.lineno - 1 :]
+
+
+def windowed(split_heads: Any, bound: str) -> Any:
+    """A split kernel like 11.3's, whose attend has a second bound in its mask."""
     seen = "offs_n[None, :] <= last_seen[:, None]"
-    both = f"({seen}) & (offs_n[None, :] >= last_seen[:, None] - {left})"
-    bounded = defined(edited(source_of(attend), (seen, both)), attend.fn.__globals__)["attend"]
+    bounded = defined(edited(source_of(attend), (seen, f"({seen}) & ({bound})")), attend.fn.__globals__)["attend"]
     names = split_heads.fn.__globals__ | {"attend": bounded}
     return defined(source_of(split_heads), names)[split_heads.fn.__name__]
 
@@ -93,10 +108,11 @@ def shared(caches, tables, length, **more):
 """
 
 
-def split_shared_bytes(split_heads: Any) -> int:
-    """Bytes of shared memory that a block of 11.3's kernel, or a reader's, takes on an H200 as the page launches it: in
-    fp16, with D = 128 and tiles of 64 keys."""
-    code = f"{LAUNCH}\nprint(json.dumps(shared([k.view(1, 8, 128, 128)] * 2, (), 128)))\n"
+def split_shared_bytes(split_heads: Any, block_m: int = 16) -> int:
+    """Bytes of shared memory that a block of 11.3's kernel, or a reader's, takes on an H200 as the chapter launches it,
+    or with a taller tile of q: in fp16, with D = 128 and tiles of 64 keys."""
+    launch = edited(LAUNCH, ('"BLOCK_M": 16', f'"BLOCK_M": {block_m}'))
+    code = f"{launch}\nprint(json.dumps(shared([k.view(1, 8, 128, 128)] * 2, (), 128)))\n"
     return compiling.of_a_kernel(split_heads, catalogue.find("11.3").solution, code)
 
 
@@ -160,4 +176,34 @@ def two_limits(
     ax.set_xticks([8, 16, 32, 64, 128, 256, 512], ["8", "16", "32", "64", "128", "256", "512"])
     ax.set_yticks([250, 500, 1000, 2000, 4000], ["250", "500", "1,000", "2,000", "4,000"])
     ax.minorticks_off()
+    return figure
+
+
+def by_splits(cases: list[tuple[int, int, dict[int, float], dict[int, int]]], sms: int = 132) -> Figure:
+    """(11.3) by the number of splits, with one slot on each SM and with three, above the measured µs.
+
+    cases: (B, a head's tiles, µs by splits, the chosen splits by slots), with 8 key heads each.
+    """
+    figure, axes = plt.subplots(2, len(cases), figsize=(9, 4.6), sharex="col", layout="constrained")
+    looks = {sms: ("one slot an SM", "blue", "-", "o"), 3 * sms: ("three slots", "vermilion", "--", "s")}
+    for (B, tiles, us, chosen), (above, below) in zip(cases, axes.T, strict=True):
+        possible = np.arange(min(us), max(us) + 1)
+        part = -(-tiles // possible)
+        programs = 8 * B * -(-tiles // part)  # whose part has keys
+        for slots, (name, colour, line, _) in looks.items():
+            above.plot(possible, part * -(-programs // slots), line, color=COLOURS[colour], label=name)
+        below.plot(list(us), list(us.values()), ".-", color="black", linewidth=0.8, markersize=9)
+        for slots, splits in chosen.items():
+            _, colour, line, mark = looks[slots]
+            look = {"color": COLOURS[colour], "markersize": 11, "fillstyle": "none", "markeredgewidth": 2}
+            below.plot(splits, us[splits], mark, label=f"{splits}: your choice with {slots} slots", **look)
+            for ax in (above, below):
+                ax.axvline(splits, color=COLOURS[colour], linestyle=line, linewidth=0.8, alpha=0.6)
+        above.set(title=f"B = {B}, {tiles} tiles a head", ylim=(0, None))
+        below.set(xlabel="splits")
+        below.margins(y=0.15)
+        below.legend(fontsize="small")
+    axes[0, 0].set(ylabel="tiles of the\nbusiest slot, (11.3)")
+    axes[1, 0].set(ylabel="measured µs")
+    axes[0, 0].legend(fontsize="small")
     return figure

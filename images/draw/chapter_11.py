@@ -13,10 +13,10 @@ from fa_tutorial.forward import CONFIGS
 
 SMS, KEY_HEADS = 132, 8
 STEPS = (
-    ("chapter 5: 64 programs of 512 tiles", 64, stored("basic", 32_768, kernel="page_kernels")),
-    ("a shared tile: 8 programs of 512 tiles", 8, stored("11.3", 32_768, kernel="page_kernels", splits=1)),
-    ("8 splits: 64 programs of 64 tiles", 64, stored("11.3", 32_768, kernel="page_kernels", splits=8)),
-    ("16 splits: 128 programs of 32 tiles", 128, stored("11.3", 32_768, kernel="page_kernels", splits=16)),
+    ("chapter 5: 64 programs of 512 tiles", 64, stored("basic", 32_768, kernel="own_kernels")),
+    ("a shared tile: 8 programs of 512 tiles", 8, stored("11.3", 32_768, kernel="own_kernels", splits=1)),
+    ("8 splits: 64 programs of 64 tiles", 64, stored("11.3", 32_768, kernel="own_kernels", splits=8)),
+    ("16 splits: 128 programs of 32 tiles", 128, stored("11.3", 32_768, kernel="own_kernels", splits=16)),
 )
 
 

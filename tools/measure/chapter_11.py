@@ -1,4 +1,4 @@
-"""Chapter 11: decoding by each provider and by what a new token reads; the page's own
+"""Chapter 11: decoding by each provider and by what a new token reads; the chapter's own
 kernels by the number of splits; and plain reads.
 
 Every call is replayed from a CUDA graph, as a server does it: it takes the GPU tens of microseconds, and the host
@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -43,11 +44,11 @@ def decode_cases() -> Iterator[Measurement]:
         yield about(11, "decode", provider, **vars(shape)), partial(_decode_row, provider, shape)
 
 
-def page_kernel_cases() -> Iterator[Measurement]:
-    """The page's own kernels, split_kernel of 11.3 or paged_split_kernel of 11.5 and merge_kernel of 11.2, beside
+def own_kernel_cases() -> Iterator[Measurement]:
+    """The chapter's own kernels, split_kernel of 11.3 or paged_split_kernel of 11.5 and merge_kernel of 11.2, beside
     chapter 5's, in turns for each number of sequences."""
-    for B, providers in PAGE_KERNELS.items():
-        yield from _by_splits("page_kernels", _page_kernels_in_turns, shape_of(B, 32_768), providers)
+    for B, providers in OWN_KERNELS.items():
+        yield from _by_splits("own_kernels", _own_kernels_in_turns, shape_of(B, 32_768), providers)
 
 
 def _by_splits(kernel: str, rows: Rows, shape: Shape, providers: Sequence[Provider]) -> Iterator[Measurement]:
@@ -55,7 +56,7 @@ def _by_splits(kernel: str, rows: Rows, shape: Shape, providers: Sequence[Provid
     return in_turns(words, rows, shape, providers)
 
 
-PAGE_KERNELS: dict[int, list[Provider]] = {  # by sequences
+OWN_KERNELS: dict[int, list[Provider]] = {  # by sequences
     1: [
         *(("11.3", n) for n in (1, 8, 16, 32)),
         *(("11.3, keys in L2", n) for n in (1, 16)),
@@ -69,31 +70,35 @@ STEPS: dict[tuple[int, int], list[Provider]] = {  # by sequences and keys
         *(("11.3", n) for n in (1, 8, 16, 32)),
         *(("11.3, no merge, keys in L2", n) for n in (1, 8, 16, 32)),
         ("11.3, keys in L2", 16),
+        ("11.3, 64 rows", 16),
         ("nothing", None),
     ],
     (1, 1024): [("11.3, no merge", 16)],  # a tile for each program
-    (1, 34_816): [("11.3", n) for n in (16, 17, 32, 34, 46, 49, 50)],
+    (1, 34_816): [("11.3", n) for n in (8, 12, 16, 17, 20, 24, 28, 32, 33, 34, 40, 46, 49, 50, 56, 64)],
     (8, 32_768): [
-        *(("11.3", n) for n in (1, 2, 3, 4, 6, 7)),
-        *(("11.3, no merge, keys in L2", n) for n in (4, 6)),
+        *(("11.3", n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 12)),
+        *(("11.3, no merge, keys in L2", n) for n in (2, 4, 6)),
+        ("11.3, 5 stages", 2),
+        ("11.3, 64 rows", 4),
         *((f"11.5, pages of 64{stages}", 4) for stages in ("", ", 5 stages")),
     ],
 }
 FEWER = (  # a provider, keys, new tokens
     ("decode", 32_768, 1), ("decode", 32_768, 8), ("decode", 32_768, 16), ("window 1024", 32_768, 1),
     ("masked 1024", 32_768, 1), ("decode", 1024, 1), ("fp8", 32_768, 1), ("paged 64", 32_768, 1),
+    ("decode, keys in L2", 32_768, 1),
 )  # fmt: skip
 
 
 def step_cases() -> Iterator[Measurement]:
-    """The page's step by the number of splits, what it consists of, and a launch that does nothing; clean_us: see
+    """The chapter's step by the number of splits, what it consists of, and a launch that does nothing; clean_us: see
     _clean_us."""
     for (B, S), providers in STEPS.items():
         yield from _by_splits("steps", _steps_in_turns, shape_of(B, S), providers)
 
 
 def _steps_in_turns(shape: Shape, providers: Sequence[Provider]) -> dict[Any, dict[str, Any]]:
-    return _timed_and_clean({which: _page_call(shape, *which) for which in providers})
+    return _timed_and_clean({which: _own_call(shape, *which) for which in providers})
 
 
 def _timed_and_clean(calls: dict[Any, Callable[[], Any]]) -> dict[Any, dict[str, Any]]:
@@ -109,7 +114,7 @@ def fewer_cases() -> Iterator[Measurement]:
 
 
 def _fewer_in_turns() -> dict[Any, dict[str, Any]]:
-    calls = {(name, S, S_q): call_of(name, shape_of(8, S, S_q)) for name, S, S_q in FEWER}
+    calls = {(name, S, S_q): _package_call(name, shape_of(8, S, S_q)) for name, S, S_q in FEWER}
     found = _timed_and_clean({which: call for which, (call, _) in calls.items()})
     return {which: row | {"gb_s": round(calls[which][1] / row["ms"] / 1e6, 1)} for which, row in found.items()}
 
@@ -117,21 +122,37 @@ def _fewer_in_turns() -> dict[Any, dict[str, Any]]:
 NEAR = "start + (start_n - start) % (2 * BLOCK_N),"  # in place of start_n: two tiles in turn
 
 
+def _package_call(name: str, shape: Shape) -> tuple[Callable[[], Any], int]:
+    """call_of; with "keys in L2" each program reads two tiles again and again, which is another result."""
+    name, near, _ = name.partition(", keys in L2")
+    call, live_bytes = call_of(name, shape)
+    if not near:
+        return call, live_bytes
+    loads = "block_table, b, h_k, start_n,", f"block_table, b, h_k, {NEAR}", 2
+    split_kernel = defined(edited(source_of(decode.split_kernel), loads), vars(decode))["split_kernel"]
+
+    def near_call() -> Any:
+        with mock.patch.object(decode, "split_kernel", split_kernel):
+            return call()
+
+    return near_call, live_bytes
+
+
 @triton.jit
 def nothing(o_ptr):
     """A kernel that does nothing."""
 
 
-def _page_kernels_in_turns(shape: Shape, providers: Sequence[Provider]) -> dict[Any, dict[str, Any]]:
+def _own_kernels_in_turns(shape: Shape, providers: Sequence[Provider]) -> dict[Any, dict[str, Any]]:
     calls = {
-        (name, splits): _page_call(shape, name, splits) if name.startswith("11") else call_of(name, shape)[0]
+        (name, splits): _own_call(shape, name, splits) if name.startswith("11") else call_of(name, shape)[0]
         for name, splits in providers
     }
     return graphs_in_turns(calls, rounds=6)
 
 
-def _page_call(shape: Shape, name: str, splits: int) -> Callable[[], torch.Tensor]:
-    """split and merge as the page launches them, checked once. With "keys in L2" a program reads two tiles again and
+def _own_call(shape: Shape, name: str, splits: int) -> Callable[[], torch.Tensor]:
+    """split and merge as the chapter launches them, checked once. With "keys in L2" a program reads two tiles again and
     again, and with "no merge" nothing is merged, which are other results. With "nothing" a kernel does
     nothing."""
     if name == "nothing":
@@ -176,11 +197,14 @@ def _page_call(shape: Shape, name: str, splits: int) -> Callable[[], torch.Tenso
 
 
 def read_cases() -> Iterator[Measurement]:
-    """One sequence's keys and values, as many numbers summed by PyTorch, and as many bytes moved by a copy; clean_us:
-    see _clean_us.
+    """The keys and values of one sequence and of eight: as many numbers summed by PyTorch, and for one as many bytes
+    moved by a copy; clean_us: see _clean_us.
     """
-    for S, provider in itertools.product((4096, 32_768, 131_072), ("decode", "torch", "copy")):
-        shape = shape_of(1, S)
+    for B, S, provider in (
+        *itertools.product((1,), (4096, 32_768, 131_072), ("decode", "torch", "copy")),
+        (8, 32_768, "torch"),
+    ):
+        shape = shape_of(B, S)
         yield about(11, "read", provider, **vars(shape)), partial(_read_row, provider, shape)
 
 
@@ -221,4 +245,4 @@ def _row(call: Callable[[], Any], live_bytes: int) -> dict[str, Any]:
 
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
-    return itertools.chain(decode_cases(), read_cases(), page_kernel_cases(), step_cases(), fewer_cases())
+    return itertools.chain(decode_cases(), read_cases(), own_kernel_cases(), step_cases(), fewer_cases())

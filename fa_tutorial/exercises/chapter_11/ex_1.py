@@ -19,6 +19,7 @@ MISTAKES = {
     "a number has 4 bytes: fp16 has 2": (BYTES, "8 * B * H_k * S * D"),
     "keys are counted, and programs started, once per query head: each of the H_k key heads is read once, by one program a part": [
         (BYTES, "4 * B * H_q * S * D"), (PROGRAMS, "B * H_q * splits")],
+    "programs are counted once per query head: each of the H_k key heads has one program a part": (PROGRAMS, "B * H_q * splits"),
     "the sequences are counted once: each of the B brings its own cache, and its own programs": [("4 * B", "4"), (PROGRAMS, "H_k * splits")],
     "the larger of the two rates is taken: the slower of SMs and memory decides": (RATE, RATE.replace("min", "max")),
     "the times of the two limits are added: the slower one alone decides": (

@@ -45,12 +45,19 @@ TOKEN = "row r is token r % S_q of a query head, and the newest token, S_q − 1
 PLACE = "row r of program (i, split) is at (split · tl.num_programs(0) + i) · rows + r of lse"
 APART = "o is Heads, whose rows need not lie side by side (here are 4 numbers between two rows)"
 PART = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N"
+STEP = "range(start, end, BLOCK_N)"
 SEEN, LSE = "S - S_q + offs_m % S_q", "m + tl.log(l_or_one)"
 MISTAKES = {
     "keys at the end belong to no split: round up when you divide the tiles by splits": (
         PART, "tl.cdiv(S, BLOCK_N) // tl.num_programs(1) * BLOCK_N"),
     "a part starts inside a tile, so its last tile runs on into the next part: a part is whole tiles, as the text counts them": (
         PART, "tl.cdiv(S, tl.num_programs(1))"),
+    "the loop steps by BLOCK_M, the rows of q's tile: a tile of keys has BLOCK_N": (STEP, STEP.replace("BLOCK_N", "BLOCK_M")),
+    "the tiles of keys are counted with BLOCK_M, the rows of q's tile: a tile of keys has BLOCK_N": (PART, PART.replace("(S, BLOCK_N)", "(S, BLOCK_M)")),
+    "a part is measured in BLOCK_M, the rows of q's tile: a tile of keys has BLOCK_N": (PART, PART.replace("* BLOCK_N", "* BLOCK_M")),
+    "the parts are cut in tiles of BLOCK_M, the rows of q's tile: a tile of keys has BLOCK_N": (PART, PART.replace("BLOCK_N", "BLOCK_M")),
+    "last_seen is one key too low: the newest token, S_q − 1, sees its own key, S − 1": (SEEN, f"{SEEN} - 1"),
+    f"last_seen leaves out the keys before the new tokens: {TOKEN}": (SEEN, "offs_m % S_q"),
     "attend gets False for its mask: keys after a row's last one, and lanes past S, then count": ("True, BLOCK_N", "False, BLOCK_N"),
     f"the rows of the tile are taken for tokens: {TOKEN}": (SEEN, "S - rows + offs_m"),
     "the tile of q ends at S_q: it has `rows` rows, S_q for each query head of the group": (
@@ -64,9 +71,9 @@ MISTAKES = {
 }  # fmt: skip
 
 
-def truth(q, k, v, S_q, splits, block_d, apart):
+def truth(q, k, v, S_q, splits, block_n, block_d, apart):
     rows, S = q.shape[2], k.shape[2]
-    part = math.ceil(math.ceil(S / BLOCK) / splits) * BLOCK
+    part = math.ceil(math.ceil(S / block_n) / splits) * block_n
     keys, r, split = torch.arange(S), torch.arange(rows)[:, None], torch.arange(splits).view(-1, 1, 1, 1, 1)
     seen = (keys <= S - S_q + r % S_q) & (keys // part == split)
     s = (SCALE * q.double() @ k.double().mT).masked_fill(~seen, -math.inf)  # (splits, B, H_k, rows, S)
@@ -83,20 +90,22 @@ def own_tiles(kernel, grid, *args, **meta):
         raise Wrong("tiles are multiplied that hold no key: no tile begins at S or after it, so end is at most S")
 
 
-def launch(q, k, v, S_q, splits, block_d, apart):
+def launch(q, k, v, S_q, splits, block_n, block_d, apart):
     (B, H_k, rows, D), S = q.shape, k.shape[2]
     strides = (B * H_k * rows * (D + apart), rows * (D + apart), D + apart, 1)  # of o
     o = Out((splits, B * H_k, rows, D), torch.float32, strides, as_heads=True)
     tensors = *(In(x, as_heads=True) for x in (q, k, v)), o
-    lse, meta = Out((splits, B * H_k, rows), torch.float32), {"BLOCK_M": BLOCK, "BLOCK_N": BLOCK, "BLOCK_D": block_d}
+    lse, meta = Out((splits, B * H_k, rows), torch.float32), {"BLOCK_M": BLOCK, "BLOCK_N": block_n, "BLOCK_D": block_d}
     return Launch((B * H_k, splits), (*tensors, lse, H_k, S_q, rows, S, D, SCALE), meta)
 
 
 def inputs():
-    def parts(sizes, S_q, splits, otherwise="", *, dtype=torch.float32, block_d=16, apart=0, draw=None, **options):
+    def parts(sizes, S_q, splits, otherwise="", *, dtype=torch.float32, block_n=BLOCK, block_d=16, apart=0, draw=None, **options):
         (B, H_k, rows, S, D), draw = sizes, draw or torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(shape, generator=draw).to(dtype) for shape in ((B, H_k, rows, D), *[(B, H_k, S, D)] * 2))
-        on = f"splits = {splits}, B = {B}, H_k = {H_k}, rows = {rows}, S_q = {S_q}, S = {S}, D = {D}, BLOCK_N = {BLOCK}"
+        on = (
+            f"splits = {splits}, B = {B}, H_k = {H_k}, rows = {rows}, S_q = {S_q}, S = {S}, D = {D}, BLOCK_M = {BLOCK}, BLOCK_N = {block_n}"
+        )
         ends = "q, o and lse end at row `rows`, k and v at key S"
         stray = (
             f"{ends}; {APART}"
@@ -105,7 +114,7 @@ def inputs():
             if splits == 1
             else f"{ends}; i is tl.program_id(0) and split is tl.program_id(1), b = i // H_k, h_k = i % H_k; the first two indices of o are split and i"
         )
-        return case(q, k, v, S_q, splits, block_d, apart, on=on, otherwise=otherwise, stray=stray, **options)
+        return case(q, k, v, S_q, splits, block_n, block_d, apart, on=on, otherwise=otherwise, stray=stray, **options)
 
     yield parts((1, 1, 8, 32, 16), 1, 1, "one split is the whole attention: over all keys, o is acc / l and lse is m + log l")
     yield parts((1, 1, 8, 32, 16), 1, 2, "two tiles, one for each split")
@@ -117,6 +126,13 @@ def inputs():
         "three tiles for two splits, so ceil(3 / 2) = 2, and 1 with a single key: the tiles of a part lie side by side",
     )
     yield parts((1, 1, 8, 72, 16), 1, 3, "five tiles for three splits, so ceil(5 / 3) = 2, 2 and 1: the tiles of a part lie side by side")
+    yield parts(
+        (1, 1, 8, 90, 16),
+        1,
+        2,
+        "three tiles of BLOCK_N = 32 keys for two splits, 2 and 1: BLOCK_M = 16 is the height of q's tile alone",
+        block_n=32,
+    )
     yield parts((2, 3, 4, 32, 16), 1, 2, f"program i has batch entry i // H_k and key head i % H_k; {PLACE}")
     yield parts((1, 1, 8, 32, 12), 1, 2, "D may be less than BLOCK_D")
     yield parts((1, 1, 8, 32, 16), 1, 2, f"{APART}: store_tile finds their places", apart=4)

@@ -25,6 +25,7 @@ MISTAKES = {
     "the slots are doubled: `slots` counts all programs that run at once": (PROGRAMS, "math.ceil(n * splits / (2 * slots))"),
     "one split is always the best by your count: count the busiest slot's tiles, those of a part, tiles / splits, times its programs, n · splits / slots, both rounded up": (
         PROGRAMS, "(n * splits / slots)"),
+    "the programs of the busiest slot are rounded down: n · splits / slots is rounded up": (PROGRAMS, "max(n * splits // slots, 1)"),
     "the parts are not rounded up: they are whole tiles": (PART, "(tiles / splits)"),
     "a split may have a single tile: tiles / splits is at least 4": (POSSIBLE, "range(1, tiles + 1)"),
     "more than one program a slot is never tried, and with many heads more and shorter parts may be even": (

@@ -46,6 +46,7 @@ def paged_split_kernel(q, k, v, table_ptr, seqlens_ptr, o, lse_ptr, H_k, S_q, ro
 
 
 SEEN, ROWS = "last_seen - first,", "S - first,"
+PART = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N"
 MISTAKES = {
     "every tile of a part comes from the page of the part's first: look the page up in the loop, for each tile": (
         "start_n // PAGE_SIZE)", "start // PAGE_SIZE)"),
@@ -58,18 +59,20 @@ MISTAKES = {
     "earlier pages are seen whole: subtract the position of the page's first key from last_seen, don't take a remainder": (SEEN, "last_seen % PAGE_SIZE,"),
     "last_seen and S keep only their remainders, so pages before the last end too soon: subtract the position of the page's first key": [
         (SEEN, "last_seen % PAGE_SIZE,"), (ROWS, "S % PAGE_SIZE,")],
+    "the tiles of keys are counted with BLOCK_M, the rows of q's tile: a tile of keys has BLOCK_N": (PART, PART.replace("(S, BLOCK_N)", "(S, BLOCK_M)")),
+    "a part is measured in BLOCK_M, the rows of q's tile: a tile of keys has BLOCK_N": (PART, PART.replace("* BLOCK_N", "* BLOCK_M")),
     "the parts are cut from the table's width: count the tiles of this sequence's own S": (
         "tl.cdiv(S, BLOCK_N)", "tl.cdiv(pages * PAGE_SIZE, BLOCK_N)"),
 }  # fmt: skip
 
 
-def truth(q, k, v, table, seqlens, S_q, splits, page_size, block_d):
+def truth(q, k, v, table, seqlens, S_q, splits, page_size, block_n, block_d):
     """By sequence, with its pages put in order: chapter 1's softmax over each part."""
     (B, H_k, rows, D), r = q.shape, torch.arange(q.shape[2])[:, None]
     o, lse = torch.zeros(splits, B, H_k, rows, D, dtype=torch.double), torch.zeros(splits, B, H_k, rows, dtype=torch.double)
     for b, S in enumerate(seqlens.tolist()):
         keys, values = (x[table[b].long()].transpose(0, 1).flatten(1, 2)[:, :S].double() for x in (k, v))  # (H_k, S, D)
-        part, n = math.ceil(math.ceil(S / BLOCK) / splits) * BLOCK, torch.arange(S)
+        part, n = math.ceil(math.ceil(S / block_n) / splits) * block_n, torch.arange(S)
         for split in range(splits):
             seen = (n <= S - S_q + r % S_q) & (n // part == split)
             s = (SCALE * q[b].double() @ keys.mT).masked_fill(~seen, -math.inf)
@@ -86,16 +89,18 @@ def own_tiles(kernel, grid, *args, **meta):
         raise Wrong("tiles are multiplied that hold no key: no tile begins at S or after it, so end is at most S")
 
 
-def launch(q, k, v, table, seqlens, S_q, splits, page_size, block_d):
+def launch(q, k, v, table, seqlens, S_q, splits, page_size, block_n, block_d):
     B, H_k, rows, D = q.shape
     out = Out((splits, B * H_k, rows, D), torch.float32, as_heads=True), Out((splits, B * H_k, rows), torch.float32)
     inputs = *(In(x, as_heads=True) for x in (q, k, v)), In(table), In(seqlens)
-    meta = {"PAGE_SIZE": page_size, "BLOCK_M": BLOCK, "BLOCK_N": BLOCK, "BLOCK_D": block_d}
+    meta = {"PAGE_SIZE": page_size, "BLOCK_M": BLOCK, "BLOCK_N": block_n, "BLOCK_D": block_d}
     return Launch((B * H_k, splits), (*inputs, *out, H_k, S_q, rows, table.shape[1], D, SCALE), meta)
 
 
 def inputs():
-    def paged(lengths, H_k, page_size, splits, otherwise="", *, S_q=1, D=16, table=None, dtype=torch.float32, draw=None, **options):
+    def paged(
+        lengths, H_k, page_size, splits, otherwise="", *, S_q=1, D=16, block_n=BLOCK, table=None, dtype=torch.float32, draw=None, **options
+    ):
         B, pages, draw = len(lengths), -(-max(lengths) // page_size), draw or torch.Generator().manual_seed(0)
         if table is None:
             table = torch.arange(B * pages).flip(0).view(B, pages)
@@ -104,12 +109,14 @@ def inputs():
         for b, length in enumerate(lengths):  # what a cache holds beyond a sequence's end may be anything
             for x in (k, v):
                 x[table[b, length // page_size :].long(), :, length % page_size :] = math.nan
-        on = f"lengths {list(lengths)}, pages of {page_size}, splits = {splits}, H_k = {H_k}, S_q = {S_q}, D = {D}, BLOCK_N = {BLOCK}"
+        on = f"lengths {list(lengths)}, pages of {page_size}, splits = {splits}, H_k = {H_k}, S_q = {S_q}, D = {D}, BLOCK_M = {BLOCK}, BLOCK_N = {block_n}"
         stray = (
-            "a tile's page is table[b, start_n // PAGE_SIZE], no tile begins at S or after it, seqlens is (B,), and a page's rows count from "
+            "a tile's page is table[b, start_n // PAGE_SIZE], no tile begins at S or after it, so end is at most S, seqlens is (B,), and a page's rows count from "
             "its first key"
         )
-        sizes = S_q, splits, page_size, 16 if D <= 16 else 32
+        if block_n != BLOCK:
+            stray = f"a tile, a step of the loop and a part's measure are BLOCK_N keys, not BLOCK_M; {stray}"
+        sizes = S_q, splits, page_size, block_n, 16 if D <= 16 else 32
         return case(q, k, v, table.int(), torch.tensor(lengths).int(), *sizes, on=on, otherwise=otherwise, stray=stray, **options)
 
     behind = "key n is row n % 16 of page table[b, n // 16], so each tile starts at its page's row 0; each split has one tile"
@@ -130,6 +137,14 @@ def inputs():
         32,
         1,
         "pages of 32 keys hold two tiles: a tile starts at row start_n % PAGE_SIZE, and last_seen and S count from the page's first key",
+    )
+    yield paged(
+        (90,),
+        1,
+        64,
+        2,
+        "three tiles of BLOCK_N = 32 keys for two splits, 2 and 1: BLOCK_M = 16 is the height of q's tile alone",
+        block_n=32,
     )
     yield paged((40,), 1, 32, 3, "a part is counted in tiles, not in pages: three tiles in three parts")
     yield paged(

@@ -28,6 +28,9 @@ MISTAKES = {
     "the loop begins inside a tile, at the window's first key: start is the first key of a tile": (START, f"max({START}, S - S_q - left)"),
     "the loop begins inside a tile, and so does each part: start is the first key of a tile": (START, "max(S - S_q - left, 0) + split * part"),
     "the tiles are divided by splits and rounded down, so the last keys belong to no split": ("math.ceil(tiles / splits)", "tiles // splits"),
+    "the tiles are taken for 16 keys long: they have BLOCK_N": [
+        (FIRST, FIRST.replace("BLOCK_N", "16")), (TILES, TILES.replace("BLOCK_N", "16")), ("splits) * BLOCK_N", "splits) * 16"),
+        ("first * BLOCK_N", "first * 16")],
     "the last part goes on behind key S − 1": ("min(start + part, S)", "start + part"),
 }  # fmt: skip
 
@@ -55,6 +58,9 @@ def inputs():
     yield case(0, 1, 98, 4, 15, 16, otherwise="the oldest of four tokens has its own key at 94, and sees keys from 79 on")
     yield case(0, 1, 98, 4, 16, 16, otherwise="the oldest of four tokens has its own key at 94, and sees keys from 78 on")
     yield case(0, 1, 98, 4, 12, 16, otherwise="the oldest of four tokens has its own key at 94, and sees keys from 82 on")
+    yield case(
+        1, 2, 300, 2, 129, 64, otherwise="tiles of BLOCK_N = 64 keys: three from key 128 on, so split 1 has the last, keys 256 to 299"
+    )
     yield case(0, 1, 30, 1, 63, 16, otherwise="the window is longer than the sequence")
     yield case(0, 2, 64, 1, 63, 16, otherwise="four tiles for two splits, so two for each")
     for split in range(3):
