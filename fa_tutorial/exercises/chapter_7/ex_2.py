@@ -35,6 +35,7 @@ def dkdv_tile_kernel(
 
 MISTAKES = {
     shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
+    shared.AND_IN_DS: ("ds_t = p_t * (", "ds_t = scale * p_t * ("),
     "dp is scaled: dp = do vᵀ, and only s, dk and dq get the scale": ("dot(v_tile", "scale * dot(v_tile"),
     "the scores are without the scale: s = scale · q kᵀ": ("scale * dot(k_tile", "dot(k_tile"),
     "q is not transposed: sᵀ = scale · k qᵀ (where S = D the kernel runs all the same)": ("tl.trans(q_tile)", "q_tile"),
