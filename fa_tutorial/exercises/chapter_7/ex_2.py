@@ -42,6 +42,8 @@ MISTAKES = {
     "do is not transposed: dpᵀ = v doᵀ (where S = D the kernel runs all the same)": ("tl.trans(do_tile)", "do_tile"),
     "lse and delta belong to the queries, but here they run along the keys": [
         ("lse[None, :]", "lse[:, None]"), ("delta[None, :]", "delta[:, None]")],
+    "lse belongs to the queries, but here it runs along the keys": ("lse[None, :]", "lse[:, None]"),
+    "delta belongs to the queries, but here it runs along the keys": ("delta[None, :]", "delta[:, None]"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("dp_t - delta[None, :]", "dp_t"),
     shared.SIGN: ("dp_t - delta[None, :]", "delta[None, :] - dp_t"),
     shared.DELTA_OF_A_TILE: ("delta[None, :]", "tl.sum(p_t * dp_t, axis=0)[None, :]"),
