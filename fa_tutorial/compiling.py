@@ -192,24 +192,64 @@ print(json.dumps(found))
     return of_a_kernel(kernel, layout.softmax_kernel, code)
 
 
-def dkdv_registers(cases: Iterable[tuple[int, TileConfig]]) -> list[tuple[int, int]]:
-    """(registers, bytes spilled) of a thread of dkdv_kernel (full, fp16) on an H200, for each (D, tile)."""
+class Dkdv(NamedTuple):
+    """What a compile of dkdv_kernel gave. spilled: bytes a thread. wgmma, mma_sync: instructions in its PTX. warning:
+    ptxas's words about a wgmma that it serialised, "" for none."""
+
+    registers: int
+    spilled: int
+    wgmma: int
+    mma_sync: int
+    warning: str
+
+
+# dkdv_kernel as chapter 7 compares it: tiles [BLOCK_M, BLOCK_N], of which p and ds are transposed for dv and dk
+TRANSPOSED_LATER = (
+    ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"),
+    ("lse[None, :]", "lse[:, None]"),
+    ("dot(p_t.to(do_tile.dtype)", "dot(tl.trans(p_t.to(do_tile.dtype))"),
+    ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"),
+    ("delta[None, :]", "delta[:, None]"),
+    ("dot(ds_t.to(q_tile.dtype)", "dot(tl.trans(ds_t.to(q_tile.dtype))"),
+)
+# and where its two causal loops begin and end, to exchange them
+LOOPS_OF_DKDV = ("        for start_m in tl.range(full_m", "        if IS_CAUSAL:  # last", "\n    store_tile(dk,")
+
+
+def dkdv_kernels(cases: Iterable[tuple[int, TileConfig, str]]) -> list[Dkdv]:
+    """dkdv_kernel in fp16 on an H200, for each (D, tile, how). how: "as computed", "transposed later" (both full),
+    "masked last" or "masked first" (both causal)."""
     code = f"""
-import torch
+import re, torch
 from fa_tutorial import backward, compiling
+from fa_tutorial.source import defined, source_of
 from fa_tutorial.tiles import TileConfig, heads, padded_d
 
+text, step = source_of(backward.dkdv_kernel), source_of(backward.add_to_dkdv)
+for old, new in compiling.TRANSPOSED_LATER:
+    assert step.count(old) == 1
+    step = step.replace(old, new)
+full, masked, end = map(text.index, compiling.LOOPS_OF_DKDV)
+first, names = text[:full] + text[masked:end] + text[full:masked] + text[end:], vars(backward)
+kernels = {{
+    "as computed": backward.dkdv_kernel, "masked last": backward.dkdv_kernel,
+    "transposed later": defined(step + "\\n\\n" + text, names)["dkdv_kernel"],
+    "masked first": defined(first, names)["dkdv_kernel"]}}
 found = []
-for D, tile in {[(D, astuple(tile)) for D, tile in cases]!r}:
+for D, tile, how in {[(D, astuple(tile), how) for D, tile, how in cases]!r}:
     q, k, v, do, _, lse = compiling.inputs(torch.float16, D)
     with compiling.compiling_for(90) as launched:
-        backward.dkdv_kernel[(1,)](
+        kernels[how][(1,)](
             *map(heads, (q, k, v, do, k, v)), lse, lse, compiling.HEADS, *[compiling.LENGTH] * 2, D, 0.1,
-            IS_CAUSAL=False, GROUP=1, BLOCK_D=padded_d(D), **TileConfig(*tile).launch())
-    found.append(compiling.read_ptxas(launched[0][2])[:2])
+            IS_CAUSAL=how.startswith("masked"), GROUP=1, BLOCK_D=padded_d(D), **TileConfig(*tile).launch())
+    (_, compiled, log), ptx = launched[0], launched[0][1].asm["ptx"]
+    registers, spilled, codes = compiling.read_ptxas(log)
+    said = re.search(r"\\((C75.*?) in the function", log)
+    found.append((registers, spilled, ptx.count("wgmma.mma_async"), len(re.findall(r"mma\\.sync\\S*m16", ptx)),
+                  said[1].replace(")", ":", 1) if said and codes else ""))
 print(json.dumps(found))
 """
-    return [tuple(numbers) for numbers in in_a_process(code)]
+    return [Dkdv(*numbers) for numbers in in_a_process(code)]
 
 
 class Loop(NamedTuple):

@@ -58,9 +58,24 @@ def test_shared_memory_of_a_readers_kernel():
 @pytest.mark.slow
 def test_chapter_7s_tile_of_64_queries_spills_at_128_columns_alone():
     small, square = tiles.TileConfig(32, 64, 4, 3), tiles.TileConfig(64, 64, 4, 3)
-    rooms = compiling.dkdv_registers([(64, square), (128, square), (128, small), (128, tiles.TileConfig(64, 64, 8, 2))])
-    assert [spilled > 0 for _, spilled in rooms] == [False, True, False, False]
-    assert rooms[1][0] == 255 and small == backward.CONFIGS[compiling.SHARED_LIMITS[90]][128].dkdv
+    cases = [(64, square), (128, square), (128, small), (128, tiles.TileConfig(64, 64, 8, 2))]
+    rooms = compiling.dkdv_kernels([(*case, "as computed") for case in cases])
+    assert [room.spilled > 0 for room in rooms] == [False, True, False, False]
+    assert rooms[1].registers == 255 and small == backward.CONFIGS[compiling.SHARED_LIMITS[90]][128].dkdv
+
+
+@pytest.mark.slow
+def test_with_32_queries_a_later_transpose_costs_the_wgmmas_of_s_and_dp():
+    tile = tiles.TileConfig(32, 64, 4, 3)
+    now, later = compiling.dkdv_kernels([(64, tile, how) for how in ("as computed", "transposed later")])
+    assert now.mma_sync == 0 and later.mma_sync > 0 and later.wgmma < now.wgmma
+
+
+@pytest.mark.slow
+def test_with_the_masked_loop_first_the_matmuls_of_128_columns_wait():
+    tile = backward.CONFIGS[compiling.SHARED_LIMITS[90]][128].dkdv
+    last, first = compiling.dkdv_kernels([(128, tile, how) for how in ("masked last", "masked first")])
+    assert not last.warning and "accumulator registers" in first.warning
 
 
 @pytest.mark.slow

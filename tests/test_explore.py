@@ -432,6 +432,15 @@ def test_loops_of_keys_are_right_at_chapter_7s_borders(page, S_q, S_k, block_m, 
             assert put(page, first_m=first_m, full_m=full_m)["fault"], (first_m, full_m)
 
 
+def test_loops_of_keys_that_begin_between_the_tiles_are_right_and_not_the_formulas(page):
+    """All four pairs are right for 13 queries and keys 8 to 11 of 17; (6.13) gives (4, 8)."""
+    open_figure(page, "loops_of_keys")
+    for first_m, full_m in ((1, 9), (2, 10), (3, 7), (4, 8)):
+        assert put(page, S_q=13, S_k=17, block=2, BLOCK_M=4, BLOCK_N=4, first_m=first_m, full_m=full_m)["fault"] == ""
+        said = page.locator("#verdict").inner_text()
+        assert (f"first_m = {first_m} isn't a multiple" in said) == (first_m != 4), said
+
+
 def test_loops_of_keys_borders_are_dragged(page):
     open_on_phone(page, "loops_of_keys", "#queries")
     grips = page.locator("#queries circle[stroke]")

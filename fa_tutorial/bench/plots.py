@@ -163,21 +163,32 @@ def one_loop_parts(card: dict[str, Any]) -> Figure:
     for place, (name, hatch) in enumerate(zip(labels, ("", "//", ".."), strict=True)):
         where = [x + 0.28 * (place - 1) for x in range(len(cases))]
         one = of[name]
-        longer = 1e3 * (one["ms"] - two["ms"])
-        spread = [1e3 * (one["ms"] - one["ms_20"]), 1e3 * (one["ms_80"] - one["ms"])]
+        longer = 100 * (one["ms"] / two["ms"] - 1)
+        spread = [100 * (one["ms"] - one["ms_20"]) / two["ms"], 100 * (one["ms_80"] - one["ms"]) / two["ms"]]
         bars = ax.bar(where, longer, 0.26, yerr=spread, label=labels[name], hatch=hatch, edgecolor="black", capsize=3)
-        ax.bar_label(bars, fmt=lambda us: f"{us:+.0f}".replace("-", "−"), fontsize="small", padding=3)
+        ax.bar_label(bars, fmt=lambda percent: f"{percent:+.0f}".replace("-", "−"), fontsize="small", padding=3)
     for x, (low, ms, high) in enumerate(zip(two["ms_20"], two["ms"], two["ms_80"], strict=True)):
-        spread = [1e3 * (low - ms), 1e3 * (high - ms)]
+        spread = [100 * (low / ms - 1), 100 * (high / ms - 1)]
         ax.fill_between([x - 0.45, x + 0.45], *spread, color=GREY, alpha=0.6, label="" if x else "spread of two loops")
         ax.plot([x - 0.45, x + 0.45], [0, 0], "k--")
     names = [
-        f"D = {D}, {mask(is_causal)}\n(two loops: {1e3 * ms:.0f})"
+        f"D = {D}, {mask(is_causal)}\n(two loops: {1e3 * ms:.0f} µs)"
         for (D, is_causal), ms in zip(cases.groups, two["ms"], strict=True)
     ]
     ax.set_xticks(range(len(cases)), names)
-    ax.set(ylabel="µs longer than two loops", ylim=(-90, 270))
-    ax.legend(loc="upper left")
+    ax.set(ylabel="% longer than two loops", ylim=(-15, 42))
+    ax.legend(loc="upper left", ncols=2)
+    return figure
+
+
+def training_losses(runs: dict[str, Sequence[float]], guess: float) -> Figure:
+    """Chapter 7's training with a spoiled gradient: the loss at each step, by a run's name. guess: that of guessing."""
+    figure, ax = plt.subplots(figsize=(8.5, 2.8), layout="constrained")
+    for (name, losses), style in zip(runs.items(), ("-", "--", ":"), strict=True):
+        ax.plot(pd.Series(losses).rolling(5, min_periods=1, center=True).mean(), label=name, linestyle=style)
+    ax.axhline(guess, color=GREY, linewidth=1, label="guessing")
+    ax.set(xlabel="step", ylabel="loss (mean of 5 steps)", ylim=(0, None))
+    ax.legend(loc="lower left", ncols=2)
     return figure
 
 

@@ -189,6 +189,8 @@ def counting_tiles(products: int = 2, two_loops: bool = True) -> Callable:
         bounds = [causal_tiles(i, block_m, block_n, S_q, S_k) if meta["IS_CAUSAL"] else all_tiles(block_n, S_k) for i in range(grid[0])]
         seen, masked = sum(end for _, end in bounds), sum(end - full for full, end in bounds)
         if sum(done) > products * seen * block_m * block_n * meta["BLOCK_D"]:
+            if not meta["IS_CAUSAL"]:
+                raise Wrong("tiles of keys are multiplied that don't exist: without a mask the loop ends at S_k")
             raise Wrong("tiles are multiplied that no row of their block sees, or that don't exist: end_n is one past "
                         "the last key that the block's last row sees, and its last row is at most S_q − 1")  # fmt: skip
         if two_loops and (found := compared.count(block_m * block_n)) > masked:

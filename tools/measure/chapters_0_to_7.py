@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from fa_tutorial import backward, forward, hardware, layout, matmul, reference
+from fa_tutorial import backward, compiling, forward, hardware, layout, matmul, reference
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import DTYPES, Case, Shape, about
 from fa_tutorial.bench.chapter_8 import at_4096, flops_of, in_words, inputs, room_of
@@ -459,12 +459,9 @@ def loop_order_cases() -> Iterator[Measurement]:
 def masked_first() -> Any:
     """backward.dkdv_kernel with its two loops exchanged."""
     text = source_of(backward.dkdv_kernel)
-    full, masked, end = (text.index(line) for line in LOOPS_OF_DKDV)
+    full, masked, end = (text.index(line) for line in compiling.LOOPS_OF_DKDV)
     exchanged = text[:full] + text[masked:end] + text[full:masked] + text[end:]
     return defined(exchanged, backward.dkdv_kernel.fn.__globals__)["dkdv_kernel"]
-
-
-LOOPS_OF_DKDV = ("        for start_m in tl.range(full_m", "        if IS_CAUSAL:  # last", "\n    store_tile(dk,")
 
 
 def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:

@@ -35,12 +35,15 @@ def dkdv_tile_kernel(
 
 MISTAKES = {
     shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
+    shared.AND_IN_DS: ("ds_t = p_t * (", "ds_t = scale * p_t * ("),
     "dp is scaled: dp = do vᵀ, and only s, dk and dq get the scale": ("dot(v_tile", "scale * dot(v_tile"),
     "the scores are without the scale: s = scale · q kᵀ": ("scale * dot(k_tile", "dot(k_tile"),
     "q is not transposed: sᵀ = scale · k qᵀ (where S = D the kernel runs all the same)": ("tl.trans(q_tile)", "q_tile"),
     "do is not transposed: dpᵀ = v doᵀ (where S = D the kernel runs all the same)": ("tl.trans(do_tile)", "do_tile"),
     "lse and delta belong to the queries, but here they run along the keys": [
         ("lse[None, :]", "lse[:, None]"), ("delta[None, :]", "delta[:, None]")],
+    "lse belongs to the queries, but here it runs along the keys": ("lse[None, :]", "lse[:, None]"),
+    "delta belongs to the queries, but here it runs along the keys": ("delta[None, :]", "delta[:, None]"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("dp_t - delta[None, :]", "dp_t"),
     shared.SIGN: ("dp_t - delta[None, :]", "delta[None, :] - dp_t"),
     shared.DELTA_OF_A_TILE: ("delta[None, :]", "tl.sum(p_t * dp_t, axis=0)[None, :]"),

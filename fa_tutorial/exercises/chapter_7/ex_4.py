@@ -96,7 +96,7 @@ def two_loops(kernel, grid, *args, **meta):
 def inputs():
     same = f"without IS_CAUSAL this is exercise 7.3, {shared.SUMS_OF_7_3}: the loop without a mask takes every query, and the loop with it none"
     yield shared.given((1, 1, 32, 16, 16), "no mask, S_q = 32, S_k = 16", same)
-    yield shared.several_heads("dk and dv")
+    yield shared.several_heads("dk and dv", blocks=(16, 16, 16))  # two blocks of keys: a program's number is no head's
     yield shared.causal(16, 16, "query i sees keys 0 to i: blocks of queries before full_m, a multiple of BLOCK_M, need the mask")
     stray = shared.BEFORE_QUERY_0
     yield shared.causal(1, 17, "the one query sees all keys: query i sees keys 0 to i + S_k − S_q", stray=stray)

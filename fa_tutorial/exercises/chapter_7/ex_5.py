@@ -118,6 +118,9 @@ def inputs():
     yield causal(48, 16, unseen, "unseen", on=on, tensors=(q, k, v, do), stray=first)
     short = "S_q = 1, S_k = 32, BLOCK_M = 32, BLOCK_N = 16"  # counting_tiles counts the tiles
     yield shared.given((1, 1, 1, 32, 64), f"causal, {short}", unseen, is_causal=True, blocks=(32, 16, 64), edge="unseen")
+    yield shared.given(
+        (1, 1, 1, 32, 64), f"no mask, {short}", "the loop walks over the tiles of S_k keys", blocks=(32, 16, 64), edge="unseen"
+    )
     yield shared.half_scores()
     yield shared.scaled_late()
     yield shared.small_p()

@@ -21,6 +21,7 @@ DELTA_OF_A_TILE = "delta is summed over one tile of keys, and a row's delta take
 NO_SCALE = "dk is without the scale: dk = scale · dsᵀ q"
 NOT_IN_THE_STORE = "dk is without the scale: add_to_dkdv leaves it out, so it belongs into the store"
 TWICE = "dk is scaled twice: add_to_dkdv leaves the scale out, so once, in the store, is enough"
+AND_IN_DS = "dk is scaled twice: ds = p ∘ (dp − delta) is without the scale, and dk gets it once, at the end"
 SUMS_OF_7_3 = "dv = Σ pᵀ do and dk = scale · Σ dsᵀ q"
 BEFORE_QUERY_0 = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
 FP16 = "the products take fp16 tiles for every dtype, and fp32 loses digits: round p and ds to the dtype of the tile that each is multiplied by"
@@ -214,12 +215,12 @@ def grouped(sizes, on, otherwise="", random=None, **options):
     return given(None, on, otherwise, tensors=(q, k, v, do), **options)
 
 
-def several_heads(outputs, rows="batch_head · S_q"):
+def several_heads(outputs, rows="batch_head · S_q", blocks=(16, 32, 16)):
     """S_q is not S_k, so that rows of lse and delta which are found by S_k show."""
     place = f"a head's number is b · H + h: // H gives b, % H gives h, for {outputs} too, " \
         f"and its rows of lse and delta start at {rows}"  # fmt: skip
     stray = f"an offset is wrong, for example with batch and head exchanged: {place}"
-    return given((2, 2, 16, 32, 16), "B = H = 2, S_q = 16, S_k = 32", place, stray=stray, blocks=(16, 32, 16))
+    return given((2, 2, 16, 32, 16), "B = H = 2, S_q = 16, S_k = 32", place, stray=stray, blocks=blocks)
 
 
 TWO_SIZES = "a block has BLOCK_M queries or BLOCK_N keys: start_m counts by BLOCK_M, start_n by BLOCK_N"
