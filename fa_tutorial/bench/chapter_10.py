@@ -91,6 +91,10 @@ def slots_at_work(idle: dict[str, list[float]], D: int) -> Figure:
         )
         ax.axvline(list_times(name, D)[0], color=COLOURS[colour], linestyle=":", label=f"{name}, measured end")
     ax.set(xlim=(0.3, 0.5), ylim=(0, 450), xticks=[0.3, 0.35, 0.4, 0.45, 0.5])
+    ax.set_title(f"D = {D}")
+    end = times[-1]  # of the second mask, whose longest programs end last
+    words = f"{sum(t > end - 0.01 for t in times)} slots left"
+    ax.annotate(words, (end - 0.005, 4), (end + 0.01, 70), arrowprops={"arrowstyle": "->"}, fontsize=10)
     ax.set(xlabel="ms (until 0.3 all slots work)", ylabel="slots at work")
     ax.legend(loc="upper left", bbox_to_anchor=(1, 1))
     return figure

@@ -106,7 +106,8 @@ COLOURS = ("blue", "orange", "green")
 
 @image("10_cu_seqlens.png", 4.75)
 def draw_cu_seqlens(ax: Axes) -> None:
-    """Three sequences, padded to a rectangle, and packed in one row that cu_seqlens divides, with blocks of four tokens below."""
+    """Three sequences, padded to a rectangle, and packed in one row that cu_seqlens divides, with blocks of four tokens below, and the
+    pairs that they see."""
     side, left, longest, block = 0.5, 0.4, max(LENGTHS), 4
     heading(ax, left, 0.25, f"padded: {len(LENGTHS)} × {longest} tokens")
     for row, (length, colour) in enumerate(zip(LENGTHS, COLOURS, strict=True)):
@@ -130,6 +131,16 @@ def draw_cu_seqlens(ax: Axes) -> None:
         box(ax, left + start * side + 0.04, below, (stop - start) * side - 0.08, 0.4, f"block {number}")
     note(ax, 6.3, below + 0.2, f"blocks of {block}, the last ragged", BODY)
     legend(ax, 1.25, ((3.3, {"hatch": MASKED}, "padding"),))
+    pair, corner, high = 0.2, 6.3, 0.5
+    heading(ax, corner, 0.25, "pairs seen, in tiles")
+    for start, length, colour in zip(bounds, LENGTHS, COLOURS, strict=False):
+        for query in range(start, start + length):
+            for key in range(start, start + length):
+                box(ax, corner + key * pair, high + query * pair, pair, pair, colour=colour, share=0.45)
+    for query in range(0, bounds[-1], block):
+        for key in range(0, bounds[-1], block):
+            width, tall = (min(block, bounds[-1] - x) * pair for x in (key, query))
+            outline(ax, corner + key * pair, high + query * pair, width, tall, line=1.2)
 
 
 # Block of queries 4 of 6 under a causal window of 48 keys, in tiles of 16 × 16: each tile of keys' kind.

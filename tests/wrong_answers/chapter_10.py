@@ -154,6 +154,8 @@ WRONG_ANSWERS = (
     edit("10.4", "the derivative alone", ("aux.c * t, ", ""), told="must return two results", gpu=None),
     edit("10.5", "the starter's m and l", ("tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sink_ptr + h)", 'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)'),
          ("tl.full((BLOCK_M,), 1.0, dtype=tl.float32)", "tl.zeros((BLOCK_M,), dtype=tl.float32)"), told="the sink is missing from l"),
+    edit("10.5", "a row whose tiles hide every key divides by 0", ("    l = tl.where(l == 0, 1.0, l)  # a row that sees no key has acc = 0\n", ""),
+         told="one edge is left: a row may see no key"),
     edit("10.5", "a sink for each batch entry", ("sink_ptr + h", "sink_ptr + batch_head"), told="one number for each head, whatever the batch entry", gpu=None),
     edit("10.5", "v widened", ("dot(p.to(v_tile.dtype), v_tile,", "dot(p, v_tile.to(tl.float32),"), told=TOO_WIDE, gpu=None),
     edit("10.6", "ds alone", ("return p, ds", "return ds"), told="must return two results", gpu=None),

@@ -131,6 +131,7 @@ def inputs():
     yield rows(1, 2, 48, 48, 30, [0.25, -0.5], once, draw=generator(), fresh=True)
     yield rows(1, 1, 32, 32, 20, [150.0], edge="large")
     yield rows(1, 2, 48, 16, 20, [1.0, -math.inf], edge="empty", words=", so that rows 0 to 31 see no key")
+    yield rows(1, 1, 40, 32, 20, [-math.inf], edge="empty", words=", so that rows 0 to 7 see no key, though their block has a tile")
 
 
 def refused(kernel):
