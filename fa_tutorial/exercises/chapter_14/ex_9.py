@@ -107,7 +107,9 @@ def in_words(answer, forward):
 
 def alike(given, drawn):
     """Whether two calls of a test ask with the same numbers."""
-    return len(given) == len(drawn) and all(x.shape == y.shape and x.equal(y) for one, other in zip(given, drawn, strict=True) for x, y in zip(one, other, strict=True))
+    return len(given) == len(drawn) and all(
+        x.shape == y.shape and x.equal(y) for one, other in zip(given, drawn, strict=True) for x, y in zip(one, other, strict=True)
+    )
 
 
 def seen_by_the_test(forward, q, k, v):
