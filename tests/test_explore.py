@@ -1044,6 +1044,15 @@ def test_e4m3_rounds_as_the_package_does(page, format, rotate, scaled):
         assert shown["others"] == pytest.approx(float((back - row)[others].norm() / row[others].norm()))
 
 
+@pytest.mark.parametrize("format, least", [("e4m3", 17.1), ("int8", 6.3)])
+def test_e4m3_says_when_the_smallest_number_becomes_0(page, format, least):
+    open_figure(page, "e4m3")
+    for outlier, is_right in ((least - 0.1, 1), (least, 0)):
+        put(page, outlier=outlier, format=format)
+        assert page.locator("#verdict.right").count() == is_right
+        assert ("is stored as 0." in page.locator("#verdict").inner_text()) != is_right
+
+
 @by_mouse_or_touch
 def test_e4m3_is_dragged(page, by):
     open_on_phone(page, "e4m3", "#line")

@@ -31,11 +31,7 @@ SPEEDS = {
     "matmul, chain": "FP8 matmul, one chain of sums",
     "matmul, blocks": "FP8 matmul, sums by blocks",
 }
-CHOICES = {
-    "fp8": "quantised before",
-    "fp8 and quantiser": "quantised first",
-    "fp8, rotation and quantiser": "rotated and quantised",
-}
+CHOICES = {name: SPEEDS[name] for name in ("fp8", "fp8 and quantiser", "fp8, rotation and quantiser")}
 WAYS = ("fp16", "fp8", "fp8, rotated")
 LENGTHS = (1024, 4096, 16_384)
 PROBES = {  # factors of products that one instruction adds up
@@ -112,6 +108,23 @@ def error_by_row(x: torch.Tensor, truth: torch.Tensor) -> dict[str, float]:
     return {name: float(f"{value:.3g}") for name, value in zip(("median", "most", "worst"), off.tolist(), strict=True)}
 
 
+def parts(kind: str, S: int, D: int = 64) -> list[torch.Tensor]:
+    """q, k and v of data's one head, (S, D), in float64."""
+    return [x[0, 0].double() for x in data(kind, 1, S, D)]
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The scores, scaled, and o."""
+    s = q @ k.T / q.shape[1] ** 0.5
+    return s, torch.softmax(s, dim=1) @ v
+
+
+def of_rows(x: torch.Tensor, truth: torch.Tensor) -> list[float]:
+    """Each row's own error in %: the median row's, and what 90 % of the rows stay below."""
+    by_row = 100 * ((x - truth).square().mean(dim=1) / truth.square().mean(dim=1)).sqrt()
+    return by_row.quantile(torch.tensor([0.5, 0.9]).double()).tolist()
+
+
 def modelled(kind: str, K: int, way: str, rows: int = 8, in_e4m3: bool = True) -> dict[str, float]:
     """error_of of sums by tensor_core_sum: one chain, or blocks of 128 added in float64."""
     a, b = factors(kind, rows, K, in_e4m3)
@@ -169,7 +182,7 @@ def wrong_tokens(model: nn.Module, attention: training.Attention, texts: torch.T
 
 
 def in_fp8(rotate: bool = False, subtract: bool = False) -> training.Attention:
-    """Causal attention in FP8; subtract: k's mean over the keys before."""
+    """Causal attention in FP8; subtract: k's mean over all keys, taken off first."""
 
     def attention(q, k, v):
         k = k - subtract * k.mean(dim=2, keepdim=True)
@@ -192,6 +205,20 @@ def heads_of(model: training.TinyTransformer, texts: torch.Tensor) -> list[list[
 
     wrong_tokens(model, noted, texts)
     return heads
+
+
+def print_keys(heads: list[list[torch.Tensor]]) -> None:
+    """k's largest number and the offset that all keys share, over k's rms: of a model's heads, and of the data with
+    outliers or with an offset."""
+    shifted = data("N(0, 1)", 1, 1024, 64)[1]
+    shifted[..., [3, 40]] += 10
+    keys = {"your model's heads": [k for _, k, _ in heads]}
+    keys |= {"with outliers": [data("with outliers", 1, 1024, 64)[1]], "N(0, 1), offset 10": [shifted]}
+    for name, of in keys.items():
+        peaks = ", ".join(f"{float(k.abs().max()) / rms(k):.1f}" for k in of)
+        offsets = ", ".join(f"{rms(k.double().mean(dim=2)) / rms(k):.2f}" for k in of)
+        print(f"{name:20} k's largest number, over its rms: {peaks}; its offset: {offsets}")
+    print()
 
 
 def of_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, float]:
@@ -374,10 +401,8 @@ def print_clock(card: dict[str, Any]) -> None:
 # What the page shows of whole calls: words, the row's kernel and its provider.
 CALLED = (
     ("fp16, chapter 9", "whole call", "hopper"),
-    ("quantised first", "whole call", "fp8 and quantiser"),
-    ("… from a CUDA graph", "whole call", "fp8 and quantiser" + GRAPH),
-    ("… in the earlier run", "speed", "fp8 and quantiser"),
-    ("rotated and quantised", "whole call", "fp8, rotation and quantiser"),
+    (SPEEDS["fp8 and quantiser"], "whole call", "fp8 and quantiser"),
+    (SPEEDS["fp8, rotation and quantiser"], "whole call", "fp8, rotation and quantiser"),
 )
 
 
@@ -401,7 +426,7 @@ def plot_calls(card: dict[str, Any]) -> Figure:
     looks = (("vermilion", "-", "o"), ("blue", "--", "s"), ("black", ":", "^"))
     axes = figure.subplots(1, 2, sharey=True)
     for ax, is_causal in zip(axes, (False, True), strict=True):
-        lines = [(words, call_ms(card, *of, is_causal)) for words, *of in CALLED if of[1] in CALLS and of[0] != "speed"]
+        lines = [(words, call_ms(card, *of, is_causal)) for words, *of in CALLED]
         for (words, ms), (colour, line, marker) in zip(lines, looks, strict=True):
             ax.plot(SHORT_LENGTHS, ms, color=COLOURS[colour], linestyle=line, marker=marker, label=words)
         for (_, ms), (colour, *_), place in zip(lines[1:], looks[1:], ((6, -17), (-7, 7)), strict=True):

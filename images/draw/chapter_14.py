@@ -97,7 +97,7 @@ def draw_one_block(ax: Axes) -> None:
     write(ax, 8.3, 1.52, "sums of blocks,\nin float32")
     note(ax, 0.1, 3.45, "q, k and v: one scale for 128 rows", BODY)
     note(ax, 4.2, 3.45, "a matmul sums over the last dimension of both", BODY)
-    note(ax, 0.1, 3.8, "in shared memory: q, k, vᵀ and the ones; all else lies in registers", BODY)
+    note(ax, 0.1, 3.8, "in shared memory: q, k, vᵀ and the ones (8 equal rows, a wgmma's least); all else lies in registers", BODY)
     legend(ax, 4.2, ((0.15, eight, "e4m3, 8 bits"), (2.0, wide, "float32")))
     arrow(ax, (3.55, 4.2), (4.05, 4.2), "blue")
     note(ax, 4.15, 4.2, "tensor cores")

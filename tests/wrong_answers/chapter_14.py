@@ -1,3 +1,5 @@
+import itertools
+
 import torch
 from edits import edit
 
@@ -18,6 +20,19 @@ def round_into_a_tensor(x):
 
 def worst_of_the_octave(x, largest):
     return 1 / 16
+
+
+SEEDS = itertools.count()
+
+
+def other_numbers_each_time(forward):
+    """As torch.randn without a seed, with a bound that one draw of two stays below."""
+    seed = next(SEEDS)
+    draw = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(rows, 64, generator=draw).double() for rows in (2, 16_384, 16_384))
+    v = v + seed % 2
+    truth = torch.softmax(q @ k.T / 8, dim=1) @ v
+    return bool((forward(q, k, v) - truth).square().mean().sqrt() < 0.01 * truth.square().mean().sqrt())
 
 
 NEW = "tensor_core_sum(p, v.T, torch.zeros_like(acc))"
@@ -99,6 +114,8 @@ WRONG_ANSWERS = (
     edit("14.9", "equal scores", ("v = v + 1", "v, q = v + 1, 0 * q"), told="and l 0 %"),
     edit("14.9", "equal scores and values", ("v = v + 1", "q, k, v = 0 * q, 0 * k, 0 * v + 1"), told="they are too alike to be told apart"),
     edit("14.9", "a short call last", ("forward(q, k, v) - truth)", "forward(q, k, v) - truth + 0 * forward(q, k[:128], v[:128]))"), ("0.01", "0.1"), told="in call 1 of 2, on your 16,384 keys"),
+    edit("14.9", "4,096 keys, the bound of 16,384", ("16_384, 16_384", "4096, 4096"), told="the sums must be right over 16,384 keys, and a shorter chain loses less"),
+    ("14.9", other_numbers_each_time, "draws other inputs at each call, and its answer depends on them"),
     edit("14.9", "512 queries", ("(8, 16_384", "(512, 16_384"), told="your test asks for 512 queries"),
     edit("14.9", "no forward", ("forward(q, k, v)", "truth"), told="must call forward"),
     edit("14.9", "the error itself", ("bool(off < 0.01)", "off"), told="want True or False"),

@@ -21,6 +21,10 @@ def sums_are_right(forward):
 MISTAKES = {"right and wrong are exchanged: return True for right sums": ("off < 0.01", "off > 0.01")}
 MOST_QUERIES = 64
 LENGTH = 16_384  # keys that the test is about
+UNSEEDED = (
+    "your test draws other inputs at each call, and its answer depends on them: seed the draw, or choose a bound (or a v) that leaves "
+    "more room"
+)
 
 
 def in_a_chain(a, b):
@@ -63,6 +67,7 @@ def forward_with(add_acc, add_l):
         acc, l = sums(q, k, v)
         return (acc / l).to(q.dtype)
 
+    forward.asked = {}  # by test: what its first call gave
     forward.sums, forward.is_right = sums, not {in_a_chain, nearly_in_a_chain, by_length} & {add_acc, add_l}
     return forward
 
@@ -88,11 +93,23 @@ def in_words(answer, forward):
     word = Word(result.item() if isinstance(result, torch.Tensor) and result.numel() == 1 else result)
     if word not in ("True", "False"):
         raise Wrong(f"returns {show(result)}, want True or False")
+    before, drawn = forward.asked.setdefault(answer, (word, given))
+    if word != before and not alike(given, drawn):
+        raise Wrong(UNSEEDED)
     if word != truth(forward):
         seen = [(*seen_by_the_test(forward, *call), number) for number, call in enumerate(given, 1)]
         _, cause, number = max(seen, default=(0, "your test must call forward", 0))
         word.cause = f"in call {number} of {len(given)}, {cause}" if len(given) > 1 else cause
+        if given and max(len(k) for _, k, _ in given) < LENGTH:
+            word.cause = f"the sums must be right over {LENGTH:,} keys, and a shorter chain loses less: {word.cause}"
     return word
+
+
+def alike(given, drawn):
+    """Whether two calls of a test ask with the same numbers."""
+    return len(given) == len(drawn) and all(
+        x.shape == y.shape and x.equal(y) for one, other in zip(given, drawn, strict=True) for x, y in zip(one, other, strict=True)
+    )
 
 
 def seen_by_the_test(forward, q, k, v):
