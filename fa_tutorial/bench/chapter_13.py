@@ -173,16 +173,13 @@ def joins_of(rank: int, way: str = "ring_join") -> float:
     return sum(n * part_of(way, name)["ms"] for name, n in visitors(rank).items())
 
 
-def print_parts(rows: pd.DataFrame) -> None:
-    """Forward ms of a quarter of the heads on one GPU, of the last rank's tiles and joins, and of a run of all four
-    ranks that sends nothing."""
-    alone = times_of(rows).set_index(INDEX).loc[NVLINK[0], "computing alone"]
+def print_parts() -> None:
+    """Forward ms of a quarter of the heads on one GPU, and of the last rank's tiles and joins by PyTorch."""
     print(f"forward, {LONG:,} tokens                  ms")
     for words, ms in (
         ("a quarter of the heads, on one GPU", part_of("ring_tile", "one GPU")["ms"]),
         ("rank 3's four tiles", tiles_of(3)),
-        ("rank 3's three joins", joins_of(3)),
-        ("all four ranks, sending nothing", alone),
+        ("rank 3's three joins, by PyTorch", joins_of(3)),
     ):
         print(f"{words:34} {ms:6.1f}")
 
@@ -193,13 +190,17 @@ TRIPS = {  # of a float32 o
 }
 
 
-def print_joins() -> None:
-    """Ms of the join of an earlier rank's part, by its trips at a copy's speed and measured; and of rank 3's joins."""
+def print_joins(rows: pd.DataFrame) -> None:
+    """Ms of the join of an earlier rank's part, by its trips at a copy's speed and measured; of rank 3's joins; and of
+    its tiles and joins, beside a run of all four ranks that sends nothing."""
     copied = 2.5 / part_of("ring_join_copy", "earlier")["ms"]  # trips in a ms, by a copy of as many bytes
     print(f"{'one join of rank 3, ms':32}{'trips':>16}   at a copy's speed   measured   all three joins")
     for way, (name, trips) in TRIPS.items():
         measured, told = part_of(way, "earlier")["ms"], " + ".join(f"{n:g}" for n in trips)
         print(f"{name:32}{told:>16}{sum(trips) / copied:20.3f}{measured:11.3f}{joins_of(3, way):18.1f}")
+    alone = times_of(rows).set_index(INDEX).loc[NVLINK[0], "computing alone"]
+    both = tiles_of(3) + joins_of(3, "ring_join_kernel")
+    print(f"\nrank 3's tiles and the kernel's joins: {both:.1f} ms. All four ranks, sending nothing: {alone:.1f} ms")
 
 
 def part_of(kernel: str, provider: str, **wanted) -> pd.Series:
@@ -287,6 +288,7 @@ def print_noise(rows: pd.DataFrame) -> None:
     found = long_ones(rows, "backward")
     apart = (found["ring"] - found["own tile last, one message"]).abs().max()
     print(f"own tile last and one message, measured twice: at most {apart:.1f} ms apart")
+    print("own tile first and one message: of an earlier run")
 
 
 WAYS = {"ring": ("blue", "-", "o"), "all-gather": ("orange", "--", "s"), "Ulysses": ("vermilion", "-.", "^")}
@@ -300,7 +302,7 @@ def training(ways: Callable, T_c: float, T_s: float, ranks: int, G: int) -> tupl
     return ring_forward + on_clock("backward", T_b, T_s, ranks, own="last"), 2 * ulysses + ranks * (T_b - T_c)
 
 
-BACKWARD_TILE = 2.65  # times as long as its forward: 17.7 by 6.7 ms
+BACKWARD_TILE = 2.59  # times as long as its forward: 17.0 by 6.6 ms
 
 
 def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
@@ -421,8 +423,9 @@ def print_peer(rows: pd.DataFrame) -> None:
     """PyTorch's context_parallel, with two backends of SDPA, beside the ring, forward, on two GPUs."""
     peer = rows[rows["provider"].eq("context_parallel")].set_index("backend")
     cudnn, flash = (peer.loc[f"{name}_ATTENTION"] for name in ("CUDNN", "FLASH"))
+    ring_ms = cudnn["ring_forward_ms"]  # of 2026-11-27, before merge_kernel
     told = f"context_parallel {cudnn['forward_ms']:.1f} with cuDNN, {flash['forward_ms']:.1f} with FLASH_ATTENTION"
-    print(f"{LONG:,} tokens, forward, on two GPUs: ring {cudnn['ring_forward_ms']:.1f} ms, {told}")
+    print(f"{LONG:,} tokens, forward, on two GPUs: ring, joined by PyTorch, {ring_ms:.1f} ms, {told}")
 
 
 def print_million(rows: pd.DataFrame) -> None:

@@ -26,7 +26,7 @@ from fa_tutorial.bench import chapter_13, results
 from fa_tutorial.hopper import forward as hopper_forward
 
 B, H, D, DTYPE = 1, 16, 128, torch.bfloat16
-LENGTHS = (4_096, 8_192, 16_384, 32_768, 65_536, 131_072, 1_048_576)
+LENGTHS = (8_192, 16_384, 32_768, 65_536, 131_072, 1_048_576)
 LINK = "host memory" if os.environ.get("NCCL_P2P_DISABLE") == "1" else "NVLink"
 CASE = ("S", "H_k", "ranks", "link", "provider", "backend")
 LONG = 500_000  # tokens from which a repeat takes seconds
@@ -139,8 +139,7 @@ def one_gpu(S: int, H_k: int, repeats: int) -> dict:
 
 def ring_cases(S: int, H_k: int, repeats: int) -> Iterator[dict]:
     """Ring attention, and what of it is computing and what is sending."""
-    ranks = dist.get_world_size()
-    q, k, v, do = tensors(S // ranks, H_k)
+    q, k, v, do = tensors(S // dist.get_world_size(), H_k)
 
     def forward(q, k, v):
         return ring.ring_attention(q, k, v, is_causal=True)
@@ -154,21 +153,26 @@ def ring_cases(S: int, H_k: int, repeats: int) -> Iterator[dict]:
         yield {"provider": "equal shares", "forward_ms": timed(lambda: forward(q, k, v), repeats)}
         with mock.patch.object(ring, "Passing", NothingSent):
             yield {"provider": "equal shares alone", "forward_ms": timed(lambda: forward(q, k, v), repeats)}
-    kv = torch.stack((k, v)).detach()
-
-    def send():
-        for _ in range(ranks - 1):
-            ring.Passing([kv], None, "").wait()
-
-    yield {"provider": "sending alone", "forward_ms": timed(send, max(repeats, 5))}
+    yield {"provider": "sending alone", "forward_ms": sends(k, v, max(repeats, 5))}
     if repeats > 1:
         yield from orders(q, k, v, do, repeats)
         yield from other_ways(q, k, v, do, repeats)
 
 
+def sends(k, v, repeats: int) -> float:
+    """Ms of what the ring's forward sends. Its buffer is gone when the next way's memory is measured."""
+    kv = torch.stack((k, v)).detach()
+
+    def send():
+        for _ in range(dist.get_world_size() - 1):
+            ring.Passing([kv], None, "").wait()
+
+    return timed(send, repeats)
+
+
 def orders(q, k, v, do, repeats: int) -> Iterator[dict]:
-    """Ring attention's backward with the own tile last, as it is, and first, each with dk and dv in a message of their
-    own; and with the own tile last, in one with k and v, as it is. In turns."""
+    """Ring attention's backward with the own tile last, as it is, and first; dk and dv in one message with k and v, as
+    they are, and in one of their own. In turns."""
     o = ring.ring_attention(q, k, v, is_causal=True)
 
     def backward(is_first: bool, is_one: bool) -> None:
@@ -180,22 +184,36 @@ def orders(q, k, v, do, repeats: int) -> Iterator[dict]:
             torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
 
     calls = {
-        "own tile first, two messages": functools.partial(backward, True, False),
-        "own tile last, two messages": functools.partial(backward, False, False),
-        "own tile last, one message": functools.partial(backward, False, True),
+        f"own tile {place}, {messages}": functools.partial(backward, place == "first", messages == "one message")
+        for place in ("first", "last")
+        for messages in ("two messages", "one message")
     }
     for name, ms in timed_in_turns(calls, repeats).items():
         yield {"provider": name, "backward_ms": ms}
 
 
 def other_ways(q, k, v, do, repeats: int) -> Iterator[dict]:
-    """All-gather, forward, and Ulysses, forward and backward."""
+    """All-gather, forward, and Ulysses, forward and backward, and its exchanges without computing."""
     with torch.no_grad():
         torch.cuda.reset_peak_memory_stats()
         ms = timed(lambda: chapter_13.all_gather_attention(q, k, v), repeats)
         yield {"provider": "all-gather", "forward_ms": ms, "forward_peak_bytes": torch.cuda.max_memory_allocated()}
     if k.shape[1] % dist.get_world_size() == 0:
         yield {"provider": "Ulysses"} | both_ways(q, k, v, do, chapter_13.ulysses_attention, repeats)
+        yield {"provider": "exchanging alone", "forward_ms": exchanges(q, k, v, repeats)}
+
+
+@torch.no_grad()
+def exchanges(q, k, v, repeats: int) -> float:
+    """Ms of what Ulysses' forward sends."""
+    heads = chapter_13.to_heads(q)
+
+    def exchange():
+        for x in (q, k, v):
+            chapter_13.to_heads(x)
+        chapter_13.to_tokens(heads)
+
+    return timed(exchange, repeats)
 
 
 def context_parallel(S: int, H_k: int, repeats: int, backend: str) -> dict:
