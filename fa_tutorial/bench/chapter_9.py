@@ -65,6 +65,23 @@ def block_of(name: str) -> str:
     return "\n".join(line.split("  #")[0] for line in lines if not line.startswith("mbarrier.arrive(empty"))
 
 
+# A line of a loop -> what it does.
+DONE_BY = (
+    ("warpgroup_mma(q", "q kᵀ"), ("warpgroup_mma(p, v.index(before)", "p v of the block before"),
+    ("warpgroup_mma(p", "p v"), ("[s, acc, p])", "wait for both"), ("[s])", "wait for q kᵀ"), ("[acc", "wait for p v"),
+    ("softmax_step", "softmax"),
+)  # fmt: skip
+
+
+def print_loops() -> None:
+    """What a block of the chapter's loops does, in the order of their lines."""
+    for name in ("9.3", "9.4", "9.4, one wait", "9.4, second step"):
+        lines = [line for line in loop_of(name).partition("range(")[2].splitlines() if line.startswith(" " * 8)]
+        done = [next((what for part, what in DONE_BY if part in line), None) for line in lines]
+        print(f"{IN_FULL.get(name, name):30}{', '.join(filter(None, done))}")
+    print()
+
+
 # The rows of the chapter's tables, in their order.
 ROWS_SHOWN = (
     "chapter 8's", "chapter 8's, 64 x 64", "two programs in Gluon", "two programs", "one program",
@@ -126,7 +143,7 @@ def print_late(card: dict[str, Any]) -> None:
     the share of the time in which exactly one consumer is at a softmax."""
     table, model = remedies(card, 128), {"9.3": (TWO_STOPS, 0), "9.3, consumer 1 late": (TWO_STOPS, 1200)}
     model["9.4, one wait"] = ONE_STOP, 0
-    print(f"{'D = 128; one at a softmax':44}{gpu(card):>9}{'':8}{'model':>8}")
+    print(f"{'D = 128: cycles, one at a softmax':44}{gpu(card):>9}{'':8}{'model':>8}")
     for name, (loop, late) in model.items():
         cycles, shares = two_consumers(loop, late=late)
         measured = f"{table.loc[name, 'cycles']:9,.0f}{table.loc[name, 'one']:8.0%}"
@@ -336,7 +353,9 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
         parts = " + ".join(f"{each:,}" for _, each in mean_parts(row))
         words = f"one at a softmax {row['softmax_at_once'][1]:.0%}, by chance {chance:.0%}"
         ax.set_title(
-            f"{IN_FULL.get(loop, loop)}: {parts} = {cycles:,} cycles a block; {words}", loc="left", fontsize="medium"
+            f"{IN_FULL.get(loop, loop).split(': ')[-1]}: {parts} = {cycles:,} cycles a block; {words}",
+            loc="left",
+            fontsize="medium",
         )
     panels[-1].set_xlim(0, 13_000)
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
