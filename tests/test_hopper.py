@@ -204,7 +204,7 @@ def test_the_small_kernels_are_right(D, dtype):
 
 
 @on_hopper
-@pytest.mark.parametrize("attend", [ladder.attend, ladder.attend_one_stop], ids=lambda loop: loop.__name__)
+@pytest.mark.parametrize("attend", [ladder.attend, ladder.attend_overlapped], ids=lambda loop: loop.__name__)
 @pytest.mark.parametrize("S", [128, 256, 384, 1152, 4096])
 @pytest.mark.parametrize("D", [64, 128])
 def test_the_plain_forward_is_right(D, S, attend):

@@ -72,10 +72,10 @@ def test_ptxas_moves_a_wait_up_unless_p_v_is_issued_after_the_scores_are_there()
     """Made anew: where both matmuls are issued at once, both waits come before the exponentials; else one comes after them."""
     found = machine_code.made_in_a_process("hopper_sass.json")
     for stored in (found, sass.stored()):
-        for loop in ("attend_one_stop", "one stop", "ping-pong", "order"):
+        for loop in ("9.4", "9.4, one wait", "order"):
             wait, exponential = order(loop, stored)
             assert wait < exponential
-        for loop in ("attend", "overlapped"):
+        for loop in ("9.3", "9.4, second step"):
             wait, exponential = order(loop, stored)
             assert wait > exponential
         names = [name for name, _ in stored["backward"]["events"]]
@@ -259,8 +259,8 @@ def test_the_counts_of_chapter_8s_steps_are_by_the_compiler_of_the_rates():
 
 
 def test_a_loop_is_overlapped_where_exponentials_run_under_a_matmul():
-    assert {name: sass.has_overlap(sass.stored()[name]) for name in ("attend", "attend_one_stop", "overlapped")} == {
-        "attend": False, "attend_one_stop": False, "overlapped": True,
+    assert {name: sass.has_overlap(sass.stored()[name]) for name in ("9.3", "9.4", "9.4, second step")} == {
+        "9.3": False, "9.4": False, "9.4, second step": True,
     }  # fmt: skip
 
 

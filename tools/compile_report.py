@@ -107,7 +107,7 @@ def ladder_kernels(capability: int) -> Iterator[Call]:
         words = f"{in_words(dtype)} D={D}"
         yield words, partial(ladder.copy, x)
         yield words, partial(ladder.scores, x[:64], x)
-        for attend in (ladder.attend, ladder.attend_one_stop):
+        for attend in (ladder.attend, ladder.attend_overlapped):
             call = partial(ladder.flash_forward, q, k, v, 0.5, attend=attend, stages=3)
             yield f"{words} {attend.__name__}", call
         for loop, is_causal in itertools.product(hopper.ping_pong.LOOPS, (False, True)):

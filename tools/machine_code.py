@@ -20,12 +20,14 @@ from typing import Any
 import torch
 
 from fa_tutorial import compiling, hardware, hopper, sass
+from fa_tutorial.bench import chapter_9
 from fa_tutorial.bench.chapter_8 import TILES
 from fa_tutorial.source import source_of, unwrapped
 from fa_tutorial.tuned import steps
 
-# Of the ladder and its overlapped loops, of the forward that is used, of chapter 8's, of the backward.
-LOOPS = ("attend", "attend_one_stop", *hopper.ping_pong.LOOPS, "order", "tuned", "backward")
+# Of the chapter's exercises in the ladder, of the forward that is used, of chapter 8's, of the backward.
+IN_LADDER = ("9.3", "9.4", "9.4, one wait", "9.4, second step")
+LOOPS = (*IN_LADDER, "order", "tuned", "backward")
 
 
 def disassembled(loop: str) -> str:
@@ -38,10 +40,8 @@ def disassembled(loop: str) -> str:
             steps.flash_forward(q, k, v, False, 0.5, step=steps.LAST, tile=steps.LARGER[sass.D])
         elif loop in hopper.forward.STEPS:
             hopper.flash_forward(q, k, v, False, 0.5, step=hopper.forward.STEPS[loop])
-        elif loop in hopper.ping_pong.LOOPS:
-            hopper.ping_pong.flash_forward(q, k, v, False, 0.5, loop=loop)
         else:
-            hopper.ladder.flash_forward(q, k, v, 0.5, attend=getattr(hopper.ladder, loop))
+            hopper.ladder.flash_forward(q, k, v, 0.5, attend=chapter_9.attend_of(loop))
     # The backward launches prepare_kernel, backward_kernel, convert_kernel.
     return sass.sass_of(launched[loop == "backward"][1])
 
@@ -125,9 +125,9 @@ def _without_names(tree: ast.Module) -> ast.Module:
 def loop_fingerprints() -> dict[str, str]:
     """Of the kernel of each of LOOPS."""
     kernels = {"order": hopper.forward.forward_kernel, "backward": hopper.backward.backward_kernel}
-    kernels |= dict.fromkeys(hopper.ping_pong.LOOPS, hopper.ping_pong.forward_kernel)
+    kernels |= {loop: chapter_9.attend_of(loop) for loop in IN_LADDER}
     kernels["tuned"] = steps.kernel(steps.LAST)
-    return {loop: fingerprint(kernels.get(loop) or getattr(hopper.ladder, loop)) for loop in LOOPS}
+    return {loop: fingerprint(kernels[loop]) for loop in LOOPS}
 
 
 def step_fingerprints() -> dict[str, str]:

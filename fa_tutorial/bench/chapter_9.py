@@ -15,8 +15,8 @@ from fa_tutorial import hardware, hopper, ledger, reference
 from fa_tutorial.bench import results, tables
 from fa_tutorial.bench.cases import GRIDS, MODES
 from fa_tutorial.hopper import ping_pong
-from fa_tutorial.source import excerpt, specialised
-from fa_tutorial.warpgroups import KEYS, ROWS, matmul_cycles
+from fa_tutorial.source import defined, edited, excerpt, source_of, specialised
+from fa_tutorial.warpgroups import KEYS, ONE_STOP, ROWS, TWO_STOPS, exp_cycles, matmul_cycles, two_consumers
 
 hardware.require_triton("Chapter 9's measurements")
 
@@ -29,33 +29,79 @@ def gpu(card: dict[str, Any]) -> str:
     return card["provenance"]["gpu"].split()[1]
 
 
-# What is stored of each, the chapter's with three stages.
-LOOPS = {loop: f"{loop}, 3 stages" for loop in ("two stops", "one stop")} | {"chapter 8's": "tuned"}
+# What is stored of a loop's stamps; the chapter's have three stages.
+LOOPS = {loop: loop for loop in ("9.3", "9.4, one wait")} | {"chapter 8's": "tuned"}
+SCORES = "        s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)\n"
+P_V = "        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)\n"
+STOP = "        s = warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way\n"
+SUM = "        acc, p = warpgroup_mma_wait(0, [acc, p])\n"
+# What makes another loop of 9.4's: its second step; one wait for both matmuls; and 9.6's.
+LOOP_CHANGES = {
+    "9.4": (),
+    "9.4, second step": ((P_V, "", 1), (STOP, f"        s = warpgroup_mma_wait(0, [s])\n{P_V}", 1)),
+    "9.4, one wait": ((STOP, "        s, acc, p = warpgroup_mma_wait(0, [s, acc, p])\n", 1), (SUM, "", 1)),
+    "9.6": (
+        ("empty, zeros", "empty, turns, zeros", 1), ("scale_log2, blocks):", "scale_log2, blocks, C):", 1),
+        (SCORES, f"        mbarrier.wait(turns.index(C), (i - C) % 2)\n{SCORES}", 1),
+        (P_V, f"{P_V}        mbarrier.arrive(turns.index(1 - C), count=1)\n", 1),
+    ),
+}  # fmt: skip
 
 
-def block_of(loop: str) -> str:
-    """The lines of a block that issue matmuls, wait for them, or compute the softmax, in "9.4", the course's solution,
-    or ping_pong's `loop`."""
-    text = hopper.ladder.attend_one_stop if loop == "9.4" else specialised(ping_pong.attend, STAMPED=False, LOOP=loop)
-    lines = excerpt(text, "s = warpgroup_mma(q, k.index(stage)", "acc = rescaled").splitlines()[:-1]
-    return "\n".join(line.split("  #")[0] for line in lines if not line.startswith(("stamp(", "mbarrier.arrive(empty")))
+def loop_of(name: str) -> str:
+    """The source of a consumer's loop: the solution of exercise "9.3", or one of LOOP_CHANGES."""
+    text = source_of(hopper.ladder.attend if name == "9.3" else hopper.ladder.attend_overlapped)
+    return edited(text, *LOOP_CHANGES.get(name, ()))
+
+
+def attend_of(name: str):
+    """loop_of(name) as a function for ladder.forward_kernel, all but "9.6", which takes turns."""
+    return defined(loop_of(name), vars(hopper.ladder))["attend" if name == "9.3" else "attend_overlapped"]
+
+
+def block_of(name: str) -> str:
+    """The lines of a block of loop_of that issue matmuls, wait for them, or compute the softmax."""
+    lines = excerpt(loop_of(name), "s = warpgroup_mma(q, k_t", "acc = rescaled").splitlines()[:-1]
+    return "\n".join(line.split("  #")[0] for line in lines if not line.startswith("mbarrier.arrive(empty"))
+
+
+# A line of a loop -> what it does.
+DONE_BY = (
+    ("warpgroup_mma(q", "q kᵀ"), ("warpgroup_mma(p, v.index(before)", "p v of the block before"),
+    ("warpgroup_mma(p", "p v"), ("[s, acc, p])", "wait for both"), ("[s])", "wait for q kᵀ"), ("[acc", "wait for p v"),
+    ("softmax_step", "softmax"),
+)  # fmt: skip
+
+
+def print_loops() -> None:
+    """What a block of the chapter's loops does, in the order of their lines."""
+    for name in ("9.3", "9.4", "9.4, one wait", "9.4, second step"):
+        lines = [line for line in loop_of(name).partition("range(")[2].splitlines() if line.startswith(" " * 8)]
+        done = [next((what for part, what in DONE_BY if part in line), None) for line in lines]
+        print(f"{IN_FULL.get(name, name):30}{', '.join(filter(None, done))}")
+    print()
 
 
 # The rows of the chapter's tables, in their order.
 ROWS_SHOWN = (
-    "chapter 8's", "chapter 8's, 64 x 64", "two programs", "one program", "one program, each tile loaded twice",
-    "two stops", "two stops, consumer 1 late", "one stop", "overlapped", "ping-pong", "2 stages",
-    "finished softmax", "o by TMA", "finished loop, one wait", "finished loop", "third consumer",
-    "persistent", "hopper",
+    "chapter 8's", "chapter 8's, 64 x 64", "two programs in Gluon", "two programs", "one program",
+    "one program, each tile loaded twice", "9.3", "9.3, consumer 1 late", "9.4, one wait", "9.4", "9.4, second step",
+    "9.6", "9.4, 2 stages", "finished loop", "third consumer", "persistent", "hopper",
 )  # fmt: skip
 IN_FULL = {
     "chapter 8's": "chapter 8's, one stop",
-    "finished loop": "finished loop, two consumers",
-    "third consumer": "finished loop, three consumers",
-    "two programs": "a program and a producer each",
+    "two programs in Gluon": "two programs, in Gluon",
+    "two programs": "a producer for each",
     "one program": "one program for both consumers",
     "one program, each tile loaded twice": "the same, each tile loaded twice",
-    "2 stages": "two rings of 2 stages, not one of 3",
+    "9.3": "9.3, two stops",
+    "9.3, consumer 1 late": "9.3, consumer 1 late",
+    "9.4, one wait": "9.4 with one wait: one stop",
+    "9.4, second step": "9.4, second step: overlapped",
+    "9.6": "9.6, ping-pong",
+    "9.4, 2 stages": "9.4, 2 stages instead of 3",
+    "finished loop": "finished loop, two consumers",
+    "third consumer": "finished loop, three consumers",
     "persistent": "three consumers, persistent",
     "hopper": "three consumers, persistent, by turns",
 }  # fmt: skip
@@ -92,20 +138,33 @@ def print_times(card: dict[str, Any], D: int, *names: str) -> None:
     print("ms, the middle three fifths of a run's calls:", "; ".join(times))
 
 
-SUSPECTS = {1: "they don't alternate", 2: "a long softmax", 3: "loads, or a program's ends", None: "no suspect"}
-LOOKS = {1: "C0", 2: "C1", 3: "C2", None: "0.6"}
+def print_late(card: dict[str, Any]) -> None:
+    """9.3, with a late consumer 1, too, and one stop, beside what the model of two consumers says of them: cycles and
+    the share of the time in which exactly one consumer is at a softmax."""
+    table, model = remedies(card, 128), {"9.3": (TWO_STOPS, 0), "9.3, consumer 1 late": (TWO_STOPS, 1200)}
+    model["9.4, one wait"] = ONE_STOP, 0
+    print(f"{'D = 128: cycles, one at a softmax':44}{gpu(card):>9}{'':8}{'model':>8}")
+    for name, (loop, late) in model.items():
+        cycles, shares = two_consumers(loop, late=late)
+        measured = f"{table.loc[name, 'cycles']:9,.0f}{table.loc[name, 'one']:8.0%}"
+        print(f"{IN_FULL[name]:44}{measured}{cycles:8,.0f}{shares[1]:8.0%}")
+
+
+SUSPECTS = {
+    1: "they don't alternate", 2: "a long softmax", 3: "loads, or a program's ends", "1 or 3": "both of it changed",
+    None: "no suspect",
+}  # fmt: skip
+LOOKS = {1: "C0", 2: "C1", 3: "C2", "1 or 3": "C4", None: "0.6"}
 # What is changed from each kernel to the next, from chapter 8's to the finished one, D = 128, and the suspect whose
 # part it takes away.
 CHANGES = (
     ("chapter 8's kernel", "chapter 8's", None),
     ("64 x 64 blocks", "chapter 8's, 64 x 64", None),
-    ("a producer for each program, in Gluon", "two programs", 1),
+    ("a producer for each program, in Gluon", "two programs", "1 or 3"),
     ("one program for both consumers", "one program", None),
-    ("128 keys a block: “one stop”", "one stop", 2),
-    ("two rings, p in pairs, m unscaled", "finished softmax", None),
-    ("o by TMA", "o by TMA", 3),
-    ("the rest of the finished kernel", "finished loop, one wait", None),
-    ("a wait for each matmul, as in 9.4", "finished loop", 2),
+    ("128 keys a block: one stop", "9.4, one wait", 2),
+    ("a wait for each matmul: 9.4", "9.4", 2),
+    ("the rest of the finished loop", "finished loop", None),
     ("a persistent program", "persistent", 3),
 )
 
@@ -113,16 +172,18 @@ CHANGES = (
 class Bar(NamedTuple):
     """A kernel of the account: its cycles a block, what the change before it gave, and the suspect; one: the share of
     the time in which one consumer is at a softmax, where there are stamps; ms: of the same calls the fastest fifth's
-    end, the median, and the slowest fifth's begin; mhz: their clock."""
+    end, the median, and the slowest fifth's begin; mhz: their clock; spread: how far the cycles of the middle three
+    fifths lie from their median."""
 
     words: str
     name: str
-    suspect: int | None
+    suspect: int | str | None
     cycles: int
     change: int
     one: float | None
     ms: tuple[float, float, float]
     mhz: int
+    spread: float
 
 
 def account(card: dict[str, Any]) -> list[Bar]:
@@ -133,7 +194,9 @@ def account(card: dict[str, Any]) -> list[Bar]:
         cycles, one = round(table.loc[name, "cycles"]), table.loc[name, "one"]
         change = cycles - bars[-1].cycles if bars else 0
         one, ms = one if pd.notna(one) else None, tuple(found.loc[name, ["ms_20", "ms", "ms_80"]])
-        bars.append(Bar(words, name, suspect, cycles, change, one, ms, found.loc[name, "mhz"]))
+        low, middle, high = found.loc[name, ["cycles_20", "cycles", "cycles_80"]]
+        spread = max(middle - low, high - middle) / middle * cycles
+        bars.append(Bar(words, name, suspect, cycles, change, one, ms, found.loc[name, "mhz"], spread))
     return bars
 
 
@@ -189,6 +252,8 @@ def print_account(card: dict[str, Any]) -> None:
     for suspect, words in SUSPECTS.items():
         saved = sum(bar.change for bar in bars if bar.suspect == suspect)
         ms = sum(bar.ms[1] - before.ms[1] for before, bar in itertools.pairwise(bars) if bar.suspect == suspect)
+        if not any(bar.suspect == suspect for bar in bars[1:]):
+            continue
         words = f"  {suspect or '-'}: {words}".replace("-: ", "")
         lines.append((words, f"{saved:+,}".replace("-", "−"), f"{ms:+.3f}".replace("-", "−")))
     row = results.select(card["kernels"], kernel="remedy", D=128, provider=last.name).iloc[0]
@@ -198,13 +263,14 @@ def print_account(card: dict[str, Any]) -> None:
     lines += [(f"  {tiles:,} work tiles on {sms} SMs: {tiles // sms} or {-(-tiles // sms)} each", unequal, "")]
     lines += [("  the rest", last.cycles - matmuls - unequal, "")]
     print("\n".join(f"{words:46}{number:>8}{ms:>12}".rstrip() for words, number, ms in lines))
+    print(f"the middle three fifths of a kernel's calls: cycles ±{max(bar.spread for bar in bars):.0f} at most")
 
 
 def print_keys(card: dict[str, Any]) -> None:
     """D = 128, by stamps beside a second consumer: the cycles in which a consumer is away from its matmuls, for 64 x
     128 scores, with 64 keys a block and with 128."""
     of = results.select(card["kernels"], kernel="alone", D=128).set_index("provider")["clock"]
-    parts = {64: of["2 consumers in 1 program"], 128: clocked(card, "one stop", 128)["cycles"]}
+    parts = {64: of["2 consumers in 1 program"], 128: clocked(card, "9.4, one wait", 128)["cycles"]}
     print(f"{f'{gpu(card)}, D = 128, cycles for 64 x 128 scores':44}softmax  the rest   away")
     for keys, cycles in parts.items():
         softmax, away = (128 // keys * each for each in (cycles["stop"], sum(cycles.values()) - cycles["turn"]))
@@ -287,7 +353,9 @@ def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
         parts = " + ".join(f"{each:,}" for _, each in mean_parts(row))
         words = f"one at a softmax {row['softmax_at_once'][1]:.0%}, by chance {chance:.0%}"
         ax.set_title(
-            f"{IN_FULL.get(loop, loop)}: {parts} = {cycles:,} cycles a block; {words}", loc="left", fontsize="medium"
+            f"{IN_FULL.get(loop, loop).split(': ')[-1]}: {parts} = {cycles:,} cycles a block; {words}",
+            loc="left",
+            fontsize="medium",
         )
     panels[-1].set_xlim(0, 13_000)
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
@@ -366,7 +434,7 @@ def draw_finished(card: dict[str, Any], kernel: str) -> Figure:
         ax.barh(2, last - first, left=first, **edge, **IDLE)
         for start, end in spans:
             ax.barh(2, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
-        idle = 1 - sum(end - start for start, end in spans) / (last - first)
+        idle = 1 - 2 * 2 * matmul_cycles(128) / sum(means)  # of a mean block, with both consumers' matmuls
         lanes.append(f"tensor cores by (9.1),\nidle: {idle:.0%}")
     ax.set_yticks(range(len(lanes)), lanes)
     ax.invert_yaxis()
@@ -391,24 +459,15 @@ def print_ends(card: dict[str, Any], *loops: str) -> None:
         print(f"{IN_FULL.get(loop, loop):46}{sum(row['cycles'].values()) / 2:9,.0f}{call:12,.0f}")
 
 
-def print_softmax(card: dict[str, Any], around: dict[str, list[int]]) -> None:
-    """The cycles of a softmax of 64 x 128 scores: its exponentials; with what no exponential covers; and by stamps, D =
-    64, alone and beside others.
-
-    around: of a warp's instructions by kind, how many stand before, between and after the exponentials. A scheduler has
-    one warp of a consumer, and issues an instruction in a cycle; the exponentials of one take eight.
-    """
-    of = results.select(card["kernels"], kernel="alone", D=64).set_index("provider")["clock"]
-    exponentials = 4 * 2 * around["MUFU.EX2"][1]
-    uncovered = sum(around[kind][0] + around[kind][2] for kind in ("FMNMX", "FFMA", "FADD"))
-    cycles = {
-        "its exponentials": exponentials,
-        f"with the starred that stand before and after, + {uncovered}": exponentials + uncovered,
-        "measured at D = 64, alone on an SM": of["1 program of 1 consumer"]["stop"],
-        "measured at D = 64, beside a second consumer": of["2 consumers in 1 program"]["stop"],
-    }
-    for words, each in cycles.items():
-        print(f"{words:52} {each:5,} cycles")
+def print_softmax(card: dict[str, Any]) -> None:
+    """D = 128, the cycles of a softmax of 64 x 128 scores by stamps, alone on an SM and beside a second consumer: its
+    maximum, then its exponentials and their sum; and the exponentials by (9.1)."""
+    found = results.select(card["kernels"], kernel="clocked", provider="9.4, one wait, its maximum")
+    print(f"{f'{gpu(card)}, D = 128, one stop, cycles':36}maximum  exponentials, sum")
+    for words, alone in (("alone on an SM", True), ("beside a second consumer", False)):
+        cycles = found.set_index("alone").loc[alone, "cycles"]
+        print(f"{words:36}{cycles['stop']:7}{cycles['softmax']:19}")
+    print(f"{'the exponentials alone (9.1)':36}{exp_cycles():26}")
 
 
 def matmuls_under_way(stamps: list) -> tuple[int, int, list[tuple[int, int]]]:

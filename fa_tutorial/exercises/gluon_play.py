@@ -156,6 +156,7 @@ class Stage:
         self.late = ""  # which stage was released later than it could be
         self.turns = [Barrier(1, f"turns[{c}]") for c in range(2)]
         self.asked = self.passed = 0  # turns that the reader has waited for, and passed on
+        self.unasked = False  # whether consumer 0 took its first turn, for which a fresh barrier lets every wait pass, without a wait
 
     # ------------------------------------------------ the other roles
 
@@ -225,7 +226,9 @@ class Stage:
                 has = f"{barrier.arrived} of the {barrier.count} arrivals of phase {barrier.phase}"
                 fault = f"a deadlock: wait for {barrier.name}, parity {phase}, which has {has}, and nobody else arrives"
                 self.stop(fault, self.why_nobody_arrives(barrier))
-        self.asked += self.play.turns is not None and barrier is self.turns[self.play.turns]
+        if self.play.turns is not None and barrier is self.turns[self.play.turns]:
+            late = self.unasked and not self.passed  # block 1's wait, after a matmul
+            self.asked, self.unasked = self.asked + (not late), self.unasked and not late
 
     def arrive(self, barrier: Barrier, *, count: int = 1, pred: bool = True) -> None:
         if any(barrier is one for one in self.full):
@@ -257,6 +260,8 @@ class Stage:
         if name == "v" and block == self.play.blocks - 1 and self.passed == block:
             return  # after the loop
         turns = block - 1 + self.play.turns  # of the other's, which come before: block 0 takes none
+        if block == 1 and not turns and not self.asked:
+            self.asked, self.unasked = 1, True
         if block > 0 and (self.asked < block or (turns and self.other <= turns)):
             what = f"{'q kᵀ' if name == 'k' else 'p v'} of block {block - (name == 'v')} is issued in consumer {self.play.turns}'s block {block}"
             if self.asked < block:

@@ -101,45 +101,47 @@ def rescaled(acc, alpha):
 
 @gluon.jit
 def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
-    """All blocks of keys for 64 rows of q, (4.1) to (4.3). zeros: [64, ROWS]; returns l and acc."""
+    """Exercise 9.3: all blocks of keys for 64 rows of q, (4.1) to (4.3). zeros: [64, ROWS]; returns l and acc."""
     STAGES: gl.constexpr = k.shape[0]
     for i in range(blocks):
         stage, parity = i % STAGES, i // STAGES % 2
         mbarrier.wait(full.index(stage), parity)
-        s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, [s])  # [64, ROWS]
+        k_t = k.index(stage).permute((1, 0))  # [D, 128]
+        s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)
+        s = warpgroup_mma_wait(0, [s])  # [64, 128]
         p, m, l, alpha = softmax_step(s, m, l, scale_log2)
-        acc = rescaled(acc, alpha)
-        acc = warpgroup_mma(left_operand(p, acc, v.dtype), v.index(stage), acc, is_async=True)
+        p = left_operand(p, acc, v.dtype)
+        acc = warpgroup_mma(p, v.index(stage), rescaled(acc, alpha), is_async=True)
         acc = warpgroup_mma_wait(0, [acc])  # [64, D]
         mbarrier.arrive(empty.index(stage), count=1)
     return l, acc
 
 
 @gluon.jit
-def attend_one_stop(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
-    """As attend, with p v of the block before under the softmax of this one (9.3): 2 stages or more. But ptxas moves
-    the wait for p v up, so of the softmax only some of the maximum runs under p v."""
+def attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
+    """Exercise 9.4: as attend, with p v of a block under the softmax of the next (9.3); two stages or more. But ptxas
+    moves the second wait up, so that of the softmax only some of the maximum runs under p v."""
     STAGES: gl.constexpr = k.shape[0]
     mbarrier.wait(full.index(0), 0)
     s = warpgroup_mma(q, k.index(0).permute((1, 0)), zeros, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(0, [s])  # [64, ROWS]
+    s = warpgroup_mma_wait(0, [s])
     p, m, l, alpha = softmax_step(s, m, l, scale_log2)
     p = left_operand(p, acc, v.dtype)
     for i in range(1, blocks):
-        stage, parity = i % STAGES, i // STAGES % 2
-        before = (i - 1) % STAGES
+        stage, parity, before = i % STAGES, i // STAGES % 2, (i - 1) % STAGES
         mbarrier.wait(full.index(stage), parity)
-        s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        k_t = k.index(stage).permute((1, 0))
+        s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)
         acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
-        s = warpgroup_mma_wait(1, [s])  # at most one is in flight: s, which was issued first, is done
+        s = warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way
         p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)
-        acc, p = warpgroup_mma_wait(0, [acc, p])  # [64, D]
+        acc, p = warpgroup_mma_wait(0, [acc, p])
         mbarrier.arrive(empty.index(before), count=1)
         acc = rescaled(acc, alpha)
         p = left_operand(p_new, acc, v.dtype)
     acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES), acc, is_async=True)
     acc = warpgroup_mma_wait(0, [acc])
+    mbarrier.arrive(empty.index((blocks - 1) % STAGES), count=1)
     return l, acc
 
 

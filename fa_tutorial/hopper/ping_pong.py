@@ -51,9 +51,9 @@ def attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, turns, fi
            LOOP: gl.constexpr, STAMPED: gl.constexpr):  # fmt: skip
     """LOOP, one of LOOPS, in the order that ptxas gives it. first: [64, ROWS], what the first scores are added to.
 
-    "one stop": ladder.attend_one_stop, but with one wait for both matmuls. "overlapped": p v is issued when s is there,
-    and ptxas leaves the wait for it after the softmax. "ping-pong": one stop, and a consumer issues its matmuls when
-    the other has issued its own; turns: two barriers.
+    "one stop": ladder.attend_overlapped, but with one wait for both matmuls. "overlapped": p v is issued when s is
+    there, and ptxas leaves the wait for it after the softmax. "ping-pong": one stop, and a consumer issues its matmuls
+    when the other has issued its own; turns: two barriers.
     """
     STAGES: gl.constexpr = k.shape[0]
     mbarrier.wait(full.index(0), 0)

@@ -205,6 +205,8 @@ RIGHT_ANSWERS = (
     ),
     # who comes next needs the same tiles, so nobody waits longer
     edit("9.6", "the turn before the tiles", (TURN, ""), (TILES, TURN + TILES)),
+    # a fresh barrier lets consumer 0's first wait pass
+    edit("9.6", "consumer 0 does not wait in block 1", (TURN, "        if C == 1 or i > 1:\n            " + TURN.strip() + "\n")),
     edit("9.6", "parity by a sum", ("(i - C) % 2", "(i + C) % 2")),
     edit(
         "9.6",

@@ -1,5 +1,6 @@
 """Chapter 9: does it matter that two consumers share a program? The loop with one stop, whose consumers have programs
-of their own, with a producer each; and a program that loads each tile twice. Of some, a clock.
+of their own, with a producer each or loading for themselves; and a program that loads each tile twice. Of some, a
+clock.
 
 Takes what `ladder` takes, without a mask.
 """
@@ -24,7 +25,15 @@ from triton.experimental import gluon  # noqa: E402
 from triton.experimental.gluon import language as gl  # noqa: E402
 
 from fa_tutorial.hopper import ladder, ping_pong  # noqa: E402
-from fa_tutorial.hopper.ladder import mbarrier, rescaled, tma  # noqa: E402
+from fa_tutorial.hopper.ladder import (  # noqa: E402
+    left_operand,
+    mbarrier,
+    rescaled,
+    softmax_step,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 
 
 @gluon.jit
@@ -87,13 +96,19 @@ def producer(q_desc, k_desc, v_desc, q, k, v, q_full, full, empty, start_m, star
 
 
 @gluon.jit
+def stamp_sm(stamps_ptr):
+    """Stores which SM this is. Block 0 has no other stamps."""
+    sm = gl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    gl.store(stamps_ptr, sm.to(gl.int64))
+
+
+@gluon.jit
 def consumer(o_ptr, q, k, v, q_full, full, empty, start_m, blocks, scale_log2, stamps_ptr,
              C: gl.constexpr, CONSUMERS: gl.constexpr, LOOP: gl.constexpr, STAMPED: gl.constexpr):  # fmt: skip
     zeros, m, l, acc = new_state(k.shape[2], k.shape[1])
     if STAMPED:
         stamps_ptr += (gl.program_id(0) * CONSUMERS + C) * blocks * ping_pong.N_STAMPS
-        sm = gl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
-        gl.store(stamps_ptr, sm.to(gl.int64))  # block 0 has no stamps
+        stamp_sm(stamps_ptr)
     mbarrier.wait(q_full, 0)
     l, acc = ping_pong.attend(q.slice(C * 64, 64), k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, empty,
                               zeros, stamps_ptr, C, LOOP, STAMPED)  # fmt: skip
@@ -125,12 +140,58 @@ def with_producer(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, stamps_ptr,
         ], [4, 1], [240, 24])  # fmt: skip
 
 
+@gluon.jit
+def without_producer(q_desc, k_desc, v_desc, o_ptr, S, scale_log2, stamps_ptr,
+                     STAGES: gl.constexpr, STAMPED: gl.constexpr):  # fmt: skip
+    """One warpgroup in each program, which loads a block when it has released the stage; else ping_pong's one stop."""
+    D: gl.constexpr = k_desc.block_type.shape[1]
+    N: gl.constexpr = k_desc.block_type.shape[0]
+    q, k, v, q_full, full, empty = make_ring(q_desc, k_desc, 64, STAGES, 1)
+    start_m = gl.program_id(0) * 64
+    start_n, blocks = start_m // S * S, S // N
+    mbarrier.expect(q_full, q_desc.block_type.nbytes)
+    tma.async_copy_global_to_shared(q_desc, [start_m, 0], q_full, q)
+    for first in gl.static_range(STAGES):
+        load_block(k_desc, v_desc, k, v, full, start_n, first, 1)
+    zeros, m, l, acc = new_state(D, N)
+    if STAMPED:
+        stamps_ptr += gl.program_id(0) * blocks * ping_pong.N_STAMPS
+        stamp_sm(stamps_ptr)
+    mbarrier.wait(q_full, 0)
+    mbarrier.wait(full.index(0), 0)
+    s = warpgroup_mma(q, k.index(0).permute((1, 0)), zeros, use_acc=False, is_async=True)
+    s = warpgroup_mma_wait(0, [s])  # [64, N]
+    p, m, l, alpha = softmax_step(s, m, l, scale_log2)
+    p = left_operand(p, acc, v.dtype)
+    for i in range(1, blocks):
+        stage, parity, before = i % STAGES, i // STAGES % 2, (i - 1) % STAGES
+        mbarrier.wait(full.index(stage), parity)
+        ping_pong.stamp(stamps_ptr, i, 0, m, STAMPED)
+        ping_pong.stamp(stamps_ptr, i, 1, m, STAMPED)
+        s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
+        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
+        s, acc, p = warpgroup_mma_wait(0, [s, acc, p])
+        mbarrier.arrive(empty.index(before), count=1)
+        mbarrier.wait(empty.index(before), (i - 1) // STAGES % 2)  # all four warps have read it
+        ping_pong.stamp(stamps_ptr, i, 2, m, STAMPED)
+        if i - 1 + STAGES < blocks:
+            load_block(k_desc, v_desc, k, v, full, start_n, i - 1 + STAGES, 1)
+        p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)
+        ping_pong.stamp(stamps_ptr, i, 3, l, STAMPED)
+        ping_pong.stamp(stamps_ptr, i, 4, l, STAMPED)
+        acc = rescaled(acc, alpha)
+        p = left_operand(p_new, acc, v.dtype)
+    acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES), acc, is_async=True)
+    acc = warpgroup_mma_wait(0, [acc])  # [64, D]
+    store(o_ptr, acc, l, start_m, k.dtype)
+
+
 # ---------------------------------------------------------------- what is measured
 
 
 @dataclass(frozen=True)
 class Alone:
-    """How consumers are spread over programs. keys: of a block; consumers: of a program;
+    """How consumers are spread over programs. keys: of a block; consumers: of a program; 0: it loads for itself;
     registers: of a thread at the launch, so that `programs` fit on an SM; loop: one of ping_pong's; loads: of a tile.
     """
 
@@ -161,12 +222,13 @@ SHAPES = {D: Shape(2, 2048 // D, 2048 // D, 6144, 6144, D, False) for D in ALONE
 def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Alone, stamps: torch.Tensor | None = None):
     """o. stamps: (programs, consumers, blocks, n) int64 for ping_pong.STAMPS of each block; block 0 gets the SM."""
     S, D = q.shape[2:]
-    o, rows = torch.empty_like(q), 64 * how.consumers
+    o, rows = torch.empty_like(q), 64 * max(how.consumers, 1)
     tiles = [ladder.descriptor(x.view(-1, D), n) for x, n in ((q, rows), (k, how.keys), (v, how.keys))]
     options = {"maxnreg": how.registers} if how.registers else {}
-    with_producer[(q.numel() // D // rows,)](
-        *tiles, o, S, D**-0.5 * math.log2(math.e), stamps, STAGES=how.stages, CONSUMERS=how.consumers, LOOP=how.loop,
-        LOADS=how.loads, STAMPED=stamps is not None, num_warps=4, **options,
+    options |= {"CONSUMERS": how.consumers, "LOOP": how.loop, "LOADS": how.loads} if how.consumers else {}
+    (with_producer if how.consumers else without_producer)[(q.numel() // D // rows,)](
+        *tiles, o, S, D**-0.5 * math.log2(math.e), stamps, STAGES=how.stages, STAMPED=stamps is not None, num_warps=4,
+        **options,
     )  # fmt: skip
     return o
 
@@ -196,7 +258,8 @@ def clocked(shape: Shape, how: Alone) -> dict[str, int]:
 def stamped(shape: Shape, how: Alone) -> torch.Tensor:
     """The stamps of a call: (programs, consumers, blocks, STAMPS), with each program's SM first."""
     q, k, v = inputs(shape)
-    sizes = q.numel() // shape.D // 64 // how.consumers, how.consumers, shape.S_k // how.keys, len(ping_pong.STAMPS)
+    consumers = max(how.consumers, 1)
+    sizes = q.numel() // shape.D // 64 // consumers, consumers, shape.S_k // how.keys, len(ping_pong.STAMPS)
     stamps = torch.zeros(sizes, dtype=torch.int64, device=q.device)
     for _ in range(3):
         attend(q, k, v, how, stamps)

@@ -16,10 +16,9 @@ from fa_tutorial.bench.chapter_8 import at_4096, flops_of, inputs
 from fa_tutorial.bench.measure import measure_in_turns
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
-from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
-from measure import alone, backward_orders, chapter_8_clock, finished_clock, two_rings
+from measure import alone, backward_orders, chapter_8_clock, finished_clock, loops
 from measure.chapter_8 import repeated_us
 from measure.clocks import cycles_in_turns, settled_in_turns
 from measure.turns import by_shape, in_turns
@@ -65,40 +64,14 @@ def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return timed_in_turns(calls, flops=flops_of(shape), rounds=6)
 
 
-# ladder.attend with ping_pong's clock.
-TWO_STOPS = """
-@gluon.jit
-def attend_two_stops(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks, turns, first, stamps_ptr,
-                     C: gl.constexpr, LOOP: gl.constexpr, STAMPED: gl.constexpr):
-    STAGES: gl.constexpr = k.shape[0]
-    for i in range(blocks):
-        stage, parity = i % STAGES, i // STAGES % 2
-        mbarrier.wait(full.index(stage), parity)
-        stamp(stamps_ptr, i, 0, m, STAMPED)
-        s = warpgroup_mma(q, k.index(stage).permute((1, 0)), zeros, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(0, [s])
-        stamp(stamps_ptr, i, 2, m, STAMPED)
-        p, m, l, alpha = softmax_step(s, m, l, scale_log2)
-        stamp(stamps_ptr, i, 3, l, STAMPED)
-        acc = rescaled(acc, alpha)
-        p = left_operand(p, acc, v.dtype)
-        stamp(stamps_ptr, i, 5, l, STAMPED)
-        acc = warpgroup_mma(p, v.index(stage), acc, is_async=True)
-        acc = warpgroup_mma_wait(0, [acc])
-        stamp(stamps_ptr, i, 6, l, STAMPED)
-        mbarrier.arrive(empty.index(stage), count=1)
-    return l, acc
-
-
-@gluon.jit
-def consumer("""
-
-
 def clocked_cases() -> Iterator[Measurement]:
     """When a consumer is where in its loop, by the SM's clock: D = 128, full, S = 4,096, 3 stages."""
     shape = at_4096(128, False)
-    for loop in ("two stops", "one stop"):
-        yield about(9, "clocked", f"{loop}, 3 stages", **vars(shape)), partial(_clocked_row, shape, loop)
+    for loop in ("9.3", "9.4, one wait"):
+        yield about(9, "clocked", loop, **vars(shape)), partial(_clocked_row, shape, loop)
+    for alone_on_sm in (False, True):
+        words = about(9, "clocked", "9.4, one wait, its maximum", alone=alone_on_sm, **vars(shape))
+        yield words, partial(_maximum_row, shape, alone_on_sm)
 
 
 def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
@@ -107,7 +80,7 @@ def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
     on; and of several programs the mean share of the time in which 0, 1, 2 of their consumers are at a softmax."""
     q, k, v = inputs(shape)
     stamps = stamps_of(shape)
-    call = partial(_stamped(loop), q, k, v, False, shape.D**-0.5, stages=3, stamps=stamps)
+    call = partial(loops.flash_forward, q, k, v, False, shape.D**-0.5, loop=loop, stamps=stamps)
     cycles = cycles_in_turns({loop: call}, rounds=1)[loop]
     clock = alone.completed(stamps.cpu())[:, :, 4:-4]
     return {
@@ -118,23 +91,22 @@ def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
     }
 
 
+def _maximum_row(shape: Shape, alone_on_sm: bool) -> dict[str, Any]:
+    """The mean cycles of consumer 0, by ping_pong.STAMPS, of which "stop" is the maximum's, "softmax" that of the
+    exponentials and their sum."""
+    q, k, v = inputs(shape)
+    call = partial(
+        loops.flash_forward, q, k, v, False, shape.D**-0.5, loop="9.4, one wait", maximum=True, alone=alone_on_sm
+    )
+    return {"cycles": alone.mean_parts(_clock_of(call, shape)[:, :1])}
+
+
 def _of_the_usual(clock: torch.Tensor) -> list:
     """The stamps of four blocks, and of the next one, of the program whose blocks take the mean time."""
     each = (clock[:, :, 1:, 0] - clock[:, :, :-1, 0]).double().mean((1, 2))
     usual = (each - each.mean()).abs().argmin()
     shown = clock[usual, :, 4:9]
     return (shown - shown.min()).tolist()
-
-
-def _stamped(loop: str, late: int = 0) -> Call:
-    """ping_pong.flash_forward with one of its loops or "two stops"; consumer 1 begins `late` cycles late."""
-    edits = [("    l, acc = attend(", f"{WAITS.format(late)}    l, acc = attend(", 1)] if late else []
-    if loop == "two stops":
-        edits += [("\n@gluon.jit\ndef consumer(", TWO_STOPS, 1), ("l, acc = attend(", "l, acc = attend_two_stops(", 1)]
-    if not edits:
-        return partial(ping_pong.flash_forward, loop=loop)
-    names = {"__name__": ping_pong.__name__}
-    return partial(defined(edited(source_of(ping_pong), *edits), names)["flash_forward"], loop=loop)
 
 
 def stamps_of(shape: Shape) -> torch.Tensor:
@@ -157,77 +129,35 @@ def _at_once(clock: torch.Tensor) -> list[float]:
     return alone.mean_shares(clock[5::37])
 
 
-WAITS = """
-    if C == 1:
-        begin = gl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=gl.int64, is_pure=False, pack=1)
-        now = begin
-        while now - begin < {}:
-            now = gl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=gl.int64, is_pure=False, pack=1)
-"""
-LATE = (0, 400, 800, 1200, 1600, 2000)
-
-
-def late_cases() -> Iterator[Measurement]:
-    """What becomes of two consumers of which one begins later: full, S = 4,096, 3 stages."""
-    shape = at_4096(128, False)
-    for loop in ("two stops", "one stop"):
-        words = {late: about(9, "late", f"{loop}, 3 stages", late=late, **vars(shape)) for late in LATE}
-        yield from in_turns(words, _late_in_turns, shape, loop)
-
-
-def _late_in_turns(shape: Shape, loop: str) -> dict[int, dict[str, Any]]:
-    """For each of LATE the SM cycles of a call without stamps, in turns; with stamps the mean cycles between two stops
-    of a consumer, stamps and softmax_at_once as _clocked_row gives them, and how far consumer 1's softmax begins after
-    consumer 0's, in blocks 4, 8, …, the median of all programs."""
-    q, k, v = inputs(shape)
-    calls = {late: partial(_stamped(loop, late), q, k, v, False, shape.D**-0.5, stages=3) for late in LATE}
-    cycles, rows = cycles_in_turns(calls), {}
-    for late, call in calls.items():
-        clock = _clock_of(call, shape)
-        begun = clock[..., ping_pong.STAMPS.index("stop")]
-        rows[late] = {
-            "cycles": cycles[late],
-            "block": round(begun.diff(dim=2).double().mean().item()),
-            "stamps": _of_the_usual(clock),
-            "softmax_at_once": _at_once(clock),
-            "behind": (begun[:, 1] - begun[:, 0]).median(0).values[::4].tolist(),
-        }
-    return rows
-
-
 SMALLER = TileConfig(64, 64, 4, 3)  # a consumer's rows, and the keys and stages of "two programs"
 SHARE_OF = {
     128: {
+        "two programs in Gluon": alone.Alone(2, 0, 64, 3),
         "two programs": alone.Alone(2, 1, 64, 3, 128), "one program": alone.Alone(1, 2, 64, 3),
         "one program, each tile loaded twice": alone.Alone(1, 2, 64, 3, loads=2),
     },
     64: {},
 }  # fmt: skip
 LATER = 1200  # cycles by which a late consumer 1 begins after consumer 0
-# The finished kernel, a program for each work tile; a wait for both matmuls, and a wait for each.
-FINISHED = {"finished loop, one wait": "roles", "finished loop": "overlap"}
 
 
 def remedies_of(D: int) -> dict[str, Call]:
-    """Name -> a forward that takes 64 rows and 128 keys, or as many scores, a block: chapter 8's, and each remedy that
-    chapter 9 tries, in its order. Without a mask and at D = 128, "persistent" is hopper's kernel."""
+    """Name -> a forward that takes 64 rows and 128 keys, or as many scores, a block: chapter 8's, and each that chapter
+    9 tries, in its order. At D = 128 "persistent" is hopper's kernel, where there is no mask."""
     found: dict[str, Call] = {"chapter 8's": partial(tuned.flash_forward, tile=steps.LARGER[D])}
     if D == 128:
         found["chapter 8's, 64 x 64"] = partial(tuned.flash_forward, tile=SMALLER)
     for name, how in SHARE_OF[D].items():
         found[name] = lambda q, k, v, _, __, how=how: alone.attend(q, k, v, how)
-    found["two stops"] = _stamped("two stops")
-    found["two stops, consumer 1 late"] = _stamped("two stops", LATER)
-    found |= {loop: _stamped(loop) for loop in ping_pong.LOOPS}
+    found["9.3, consumer 1 late"] = partial(loops.flash_forward, loop="9.3", late=LATER)
+    found |= {loop: partial(loops.flash_forward, loop=loop) for loop in loops.LOOPS}
+    if D == 128:
+        found["9.4, 2 stages"] = partial(loops.flash_forward, loop="9.4", stages=2)
     config, named = hopper.forward.CONFIGS[D], hopper.forward.STEPS
+    two = dataclasses.replace(config, consumers=2, registers=240)
+    found["finished loop"] = partial(hopper.flash_forward, step=named["overlap"], config=two)
     if D == 64:
-        two = dataclasses.replace(config, consumers=2, registers=240)
-        found["finished loop"] = partial(hopper.flash_forward, step=named["overlap"], config=two)
         found["third consumer"] = partial(hopper.flash_forward, step=named["overlap"], config=config)
-    else:
-        for name, change in two_rings.CHANGES.items():
-            found[name] = lambda q, k, v, _, __, change=change: two_rings.flash_forward(q, k, v, change)
-        found |= {name: partial(hopper.flash_forward, step=named[step]) for name, step in FINISHED.items()}
     found["persistent"] = partial(hopper.flash_forward, step=named["order"])
     return found | ({"hopper": partial(hopper.flash_forward, step=hopper.forward.BEST)} if D == 64 else {})
 
@@ -249,7 +179,7 @@ def _remedies_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
             row["softmax_at_once"] = chapter_8_clock.shares(shape, tile)
         elif name in SHARE_OF[shape.D]:
             row["softmax_at_once"] = alone.shares(shape, SHARE_OF[shape.D][name])
-        elif name.startswith("two stops") or name in ping_pong.LOOPS:
+        elif name in loops.STAMPED or name.endswith("late"):
             row["softmax_at_once"] = _at_once(_clock_of(calls[name], shape))
     return rows
 
@@ -298,7 +228,7 @@ def _auto_rule_row(provider: str, S: int, D: int, heads: int, is_causal: bool, m
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
-        step_cases(), remedy_cases(), alone.alone_cases(), clocked_cases(), late_cases(),
+        step_cases(), remedy_cases(), alone.alone_cases(), clocked_cases(),
         chapter_8_clock.clocked_cases(), finished_clock.clocked_cases(), backward_orders.order_cases(), error_cases(),
         auto_rule_cases(),
     )  # fmt: skip

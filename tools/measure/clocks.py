@@ -45,9 +45,10 @@ def settled_in_turns(calls: dict[str, Callable[[], Any]], flops: int, *, rounds:
     rows = {}
     for name, of in found.items():
         cycles, ns = of.median(0).values.tolist()
-        low, high = (of[:, 1].quantile(q).item() for q in (0.2, 0.8))
+        ((few, low), (many, high)) = (of.quantile(q, 0).tolist() for q in (0.2, 0.8))
         rows[name] = {"cycles": round(cycles), "mhz": round(cycles / ns * 1e3), "tflops": round(flops / ns / 1e3, 2)}
         rows[name] |= {"ms": round(ns / 1e6, 6), "ms_20": round(low / 1e6, 6), "ms_80": round(high / 1e6, 6)}
+        rows[name] |= {"cycles_20": round(few), "cycles_80": round(many)}
         if watts[name]:
             rows[name]["watts"] = round(torch.tensor(watts[name]).median().item())
     return rows

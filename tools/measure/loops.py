@@ -1,0 +1,133 @@
+"""Chapter 9: the loops of its exercises in ladder's kernel, as they are written; of each a form with stamps, and one
+whose consumer 1 begins late.
+
+Takes what `ladder` takes, without a mask.
+"""
+
+import math
+from functools import cache
+
+import torch
+
+from fa_tutorial import hardware
+from fa_tutorial.bench.chapter_9 import LOOP_CHANGES, SCORES, SUM, loop_of
+from fa_tutorial.source import defined, edited, source_of
+
+hardware.require_triton("Chapter 9's measurements")
+from fa_tutorial.hopper import ladder, ping_pong  # noqa: E402
+
+LOOPS = ("9.3", *LOOP_CHANGES)
+TILES = "        mbarrier.wait(full.index(stage), parity)\n"
+BOTH = "        s, acc, p = warpgroup_mma_wait(0, [s, acc, p])\n"
+SECOND = "        s = warpgroup_mma_wait(0, [s])\n"
+
+
+def stamp(n: int, after: str, block: str = "i") -> str:
+    """The line that stores a block's n-th of ping_pong.STAMPS."""
+    return f"        stamp(stamps_ptr, {block}, {n}, {after}, True)\n"
+
+
+def behind(line: str, n: int, after: str) -> tuple[str, str, int]:
+    return line, line + stamp(n, after), 1
+
+
+SOFTMAX = "        p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)\n"
+# Where a loop's stamps are stored: behind these lines, and FOR_ALL_OF_9_4. Of 9.4 and 9.6 none, as their second wait
+# lies inside the softmax.
+STAMPED = {
+    "9.3": (
+        behind(TILES, 0, "m"), ("  # [64, 128]\n        p, m", f"\n{stamp(2, 'm')}        p, m", 1),
+        behind("        p, m, l, alpha = softmax_step(s, m, l, scale_log2)\n", 3, "l"),
+        behind("        p = left_operand(p, acc, v.dtype)\n", 5, "l"),
+        behind("        acc = warpgroup_mma_wait(0, [acc])  # [64, D]\n", 6, "l"),
+    ),
+    "9.4, one wait": (behind(BOTH, 2, "m"), behind(SOFTMAX, 3, "l")),
+    "9.4, second step": (behind(SECOND, 2, "m"), behind(SOFTMAX, 3, "l"), behind(SUM, 4, "l")),
+}  # fmt: skip
+FOR_ALL_OF_9_4 = (
+    (TILES, stamp(5, "l", "i - 1") + TILES + stamp(0, "m"), 1), (SCORES, stamp(1, "m") + SCORES, 1),
+)  # fmt: skip
+
+# In place of softmax_step, whose maximum gets a stamp, too: "softmax" and "end" store when it and the sum are there.
+MAXIMUM = (
+    behind(BOTH, 2, "m"),
+    (SOFTMAX, "        m_new = gl.maximum(m, gl.max(s, axis=1) * scale_log2)\n" + stamp(3, "m_new")
+     + "        p_new = gl.exp2(s * scale_log2 - m_new[:, None])\n        alpha = gl.exp2(m - m_new)\n"
+     + "        l = alpha * l + gl.sum(p_new, axis=1)\n        m = m_new\n" + stamp(4, "l"), 1),
+)  # fmt: skip
+
+WAITS = """
+    if C == 1:
+        begin = gl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=gl.int64, is_pure=False, pack=1)
+        now = begin
+        while now - begin < {}:
+            now = gl.inline_asm_elementwise("mov.u64 $0, %clock64;", "=l", [], dtype=gl.int64, is_pure=False, pack=1)
+"""
+
+
+# Consumer 1 only releases the stages, so that consumer 0 has the SM to itself.
+IDLE = """    if C == 1:
+        for i in range(blocks):
+            mbarrier.wait(full.index(i % full.shape[0]), i // full.shape[0] % 2)
+            mbarrier.arrive(empty.index(i % full.shape[0]), count=1)
+    else:
+        l, acc = ATTEND("""
+
+
+def attend_of(name: str, stamped: bool, maximum: bool) -> str:
+    """loop_of(name), called attend, with `turns`, stamps_ptr and C behind its arguments; `stamped`: with stamps;
+    `maximum`: those of MAXIMUM."""
+    text = loop_of(name)
+    head = text[: text.index("):")]
+    more = ", turns, stamps_ptr, C: gl.constexpr"
+    text = text.replace(head, head.replace("turns, ", "").removesuffix(", C") + more, 1)
+    text = text.replace("def attend_overlapped(", "def attend(")
+    stamps = MAXIMUM if maximum else STAMPED[name] if stamped else ()
+    return edited(text, *stamps, *(FOR_ALL_OF_9_4 if stamped and name != "9.3" else ()))
+
+
+@cache
+def module_of(name: str, stamped: bool, late: int, alone: bool, maximum: bool) -> dict:
+    """The names of `ladder` with one of LOOPS as attend, with turns, stamps, a consumer 1 that begins late, or does
+    nothing."""
+    text = source_of(ladder)
+    start, end = (text.index(f"@gluon.jit\ndef {part}(") for part in ("attend", "consumer"))
+    text = f"{text[:start]}{attend_of(name, stamped, maximum)}\n\n\n{text[end:]}"
+    edits = [
+        ("             C: gl.constexpr, ATTEND", "             turns, stamps_ptr, C: gl.constexpr, ATTEND", 1),
+        ("acc, scale_log2, blocks)\n    offs_m", "acc, scale_log2, blocks, turns, stamps_ptr, C)\n    offs_m", 1),
+        ("scale_log2, 0, ATTEND", "scale_log2, turns, stamps_ptr, 0, ATTEND", 1),
+        ("scale_log2, 1, ATTEND", "scale_log2, turns, stamps_ptr, 1, ATTEND", 1),
+        ("o_ptr, S, scale_log2,\n", "o_ptr, S, scale_log2, stamps_ptr,\n", 1),
+        ("    mbarrier.init(q_full, count=1)\n",
+         "    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())\n"
+         "    mbarrier.init(turns.index(0), count=1)\n    mbarrier.init(turns.index(1), count=1)\n"
+         "    mbarrier.init(q_full, count=1)\n", 1),
+    ]  # fmt: skip
+    if stamped:
+        row = "    stamps_ptr += (gl.program_id(0) * 2 + C) * blocks * N_STAMPS\n"
+        edits.append(("    mbarrier.wait(q_full, 0)\n", f"{row}    mbarrier.wait(q_full, 0)\n", 1))
+    if late or alone:
+        edits.append(("    l, acc = ATTEND(", IDLE if alone else f"{WAITS.format(late)}    l, acc = ATTEND(", 1))
+    names = {"__name__": ladder.__name__, "stamp": ping_pong.stamp, "N_STAMPS": ping_pong.N_STAMPS}
+    return defined(edited(text, *edits), names)
+
+
+def flash_forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: bool, scale: float, *, loop: str, stages: int = 3,
+    stamps: torch.Tensor | None = None, late: int = 0, alone: bool = False, maximum: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """o, full, by ladder's kernel with one of LOOPS. stamps: as ping_pong.flash_forward takes them; `maximum`: those of
+    MAXIMUM. Consumer 1 begins `late` cycles late; `alone`: it does nothing, and its rows of o are wrong."""
+    if loop in ("9.3", "9.4") and not late and stamps is None:
+        attend = ladder.attend if loop == "9.3" else ladder.attend_overlapped
+        return ladder.flash_forward(q, k, v, scale, attend=attend, stages=stages)
+    names = module_of(loop, stamps is not None, late, alone, maximum)
+    B, H, S, D = q.shape
+    o = torch.empty_like(q)
+    tiles = [ladder.descriptor(x.view(-1, D)) for x in (q, k, v)]
+    programs, scale_log2 = B * H * S // ladder.ROWS.value, scale * math.log2(math.e)
+    names["forward_kernel"][(programs,)](
+        *tiles, o, S, scale_log2, stamps, STAGES=stages, ATTEND=names["attend"], num_warps=4
+    )
+    return o
