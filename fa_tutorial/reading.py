@@ -220,37 +220,50 @@ def one_warp(softmax, q, k, v, last_seen, share, shared,
     row_sum = torch.full((len(q), 4), unset)  # each of a row's four threads has its own
     acc = torch.full((len(q), v.shape[1]), acc_holds)  # change 1
     blocks = torch.arange(-(-len(k) // BLOCK_N) * BLOCK_N).split(BLOCK_N)[::-1]
-    copies = {"k": copy(k, blocks[0], clear=False)}  # begun, and not waited for
+    s = torch.full((len(q), BLOCK_N), unset)
+    begun, closed = {}, {"k": copy(k, blocks[0], clear=False)}  # copies, and those of closed groups
     for step, keys in enumerate(blocks):
+        if 304 not in deleted:  # change 10
+            s = torch.zeros_like(s)
         if 305 not in deleted:  # change 7
-            land(copies, share, shared)
+            land(closed, share, shared)
         if 306 not in deleted:  # change 8
             yield
-        copies["v"] = copy(v, keys, clear_v)  # 310 to 313; change 2
-        s = q @ shared["k"].T  # 319
+        begun["v"] = copy(v, keys, clear_v)  # 310 to 313; change 2
+        if 317 not in deleted:  # change 11
+            close(begun, closed)
+        s = s + q @ shared["k"].T  # 319
         if step < masked:  # changes 4 and 5
             s = torch.where(keys <= last_seen, s, -math.inf)
         if 332 not in deleted:
-            land(copies, share, shared)
+            land(closed, share, shared)
         if 333 not in deleted:
             yield
         if step + 1 < len(blocks):
-            copies["k"] = copy(k, blocks[step + 1], clear=False)  # 335
+            begun["k"] = copy(k, blocks[step + 1], clear=False)  # 335
+            if 338 not in deleted:  # change 12
+                close(begun, closed)
         is_first = peel and step == 0  # change 3
-        p, row_max, row_sum, scaled = softmax(
+        s, row_max, row_sum, scaled = softmax(  # p takes the place of s
             s, row_max, row_sum, acc, SCALE * math.log2(math.e), is_first
         )  # fmt: skip
-        acc = (scaled if rescale else acc) + p @ shared["v"]  # 367; change 6
+        acc = (scaled if rescale else acc) + s @ shared["v"]  # 367; change 6
     of_column = torch.arange(acc.shape[1]) % 8 // 2  # the thread that divides it
     l = row_sum.sum(dim=1, keepdim=True) if join else row_sum[:, of_column]  # change 9
     yield acc / torch.where(l > 0, l, 1.0)  # softmax.h, 172 to 179
 
 
-def land(copies, share, shared):
-    """A wait: what the warp has begun to copy is there, at the latest now."""
-    for name, tile in copies.items():
+def close(begun, closed):
+    """A fence: the next wait is for what the warp has begun to copy, too."""
+    closed.update(begun)
+    begun.clear()
+
+
+def land(closed, share, shared):
+    """A wait: what the warp has copied in closed groups is there, at the latest now."""
+    for name, tile in closed.items():
         shared[name][share] = tile[share]
-    copies.clear()
+    closed.clear()
 
 
 def their_loop(softmax, q, k, v, **change):

@@ -64,6 +64,24 @@ def test_a_tile_is_there_only_after_a_wait(deleted, spoilt):
     assert o.isnan().any() == ("v" in spoilt)
 
 
+def test_a_wait_is_only_for_closed_groups():
+    """k and v hold the number of their block. Without a fence their copies land with the next group that is closed."""
+    numbers = (torch.arange(48) // 16).float()[:, None].expand(48, 16) + 1
+    q, seen = torch.full((32, 16), 1 / 16), []
+    o = reading.their_loop(counting(seen), q, numbers, numbers, deleted=[338], masked=0)
+    assert [s[0, [0, 8]].tolist() for s in seen[::2]] == [[3, 3], [3, 3], [2, 2]]  # the k of the block before
+    assert [s[0, [0, 8]].tolist() for s in seen[1::2]] == [[3, 3], [2, 3], [1, 2]]  # in the own half alone
+    assert (o == 16 * (3 + 2 + 1) / 4).all()
+    assert reading.their_loop(counting([]), q, numbers, numbers, deleted=[317], masked=0).isnan().all()
+
+
+def test_scores_that_nobody_clears_hold_p():
+    """Each score is 1 and each p, too."""
+    q, ones, seen = torch.full((32, 16), 1 / 16), torch.ones(48, 16), []
+    reading.their_loop(counting(seen), q, ones, ones, deleted=[304], masked=0, unset=0.0)
+    assert [float(s.max()) for s in seen[::2]] == [1, 2, 2]
+
+
 @pytest.mark.parametrize("line", [306, 333])
 def test_without_a_barrier_a_warp_reads_too_early_and_spoils_a_tile_for_the_other(line):
     """k and v hold the number of their block, so what a product read can be told: each warp copies eight of a tile's rows."""

@@ -26,6 +26,8 @@ WRONG_ANSWERS = (
          ("if not is_first:", "if True:"), ("(row_max - safe)", "(torch.where(row_max.isnan(), -math.inf, row_max) - safe)"),
          told="where row_max is the row's largest score in s, unscaled"),
     edit("12.2", "p in half", ("    return p,", "    p = p.half()\n    return p,"), told="unscaled, all in float32"),
+    edit("12.2", "all in float64", ("    return p, new_max, new_sum, acc", "    return p.double(), new_max.double(), new_sum.double(), acc.double()"),
+         told="p is float64, want float32"),
     edit("12.2", "joined in a later block", ("    return p,", "    new_sum = new_sum if is_first else new_sum.sum(1, keepdim=True).expand(-1, 4)\n    return p,"),
          told="a later block: each thread's row_sum is rescaled"),
     edit("12.2", "one sum a row", ("reading.by_thread(p).sum(dim=2)", "p.sum(dim=1)"), ("alpha[:, None] * row_sum", "alpha * row_sum.sum(1)"),

@@ -5,7 +5,9 @@ import torch
 from fa_tutorial import reading
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import INF
+from fa_tutorial.exercises.running import INF, Wrong, adapting
+
+PARTS = "p", "row_max", "row_sum", "acc"
 
 
 def fa2_softmax(s, row_max, row_sum, acc, scale_log2, is_first):
@@ -56,6 +58,16 @@ CONDITIONS = {
     "hidden": "a row may see none of the keys so far: its scores and its maximum are −∞, and nothing becomes NaN",
     "nan": "a row's scores may be NaN, as its row_max is then: nothing hides that",
 }
+
+
+@adapting
+def adapt(answer, *args):
+    """The answer, where nothing that it returns is wider than its inputs."""
+    results = answer(*args)
+    for name, result in zip(PARTS, results if isinstance(results, tuple | list) else (), strict=False):
+        if getattr(result, "dtype", None) == torch.float64:
+            raise Wrong(f"{name} is float64, want float32: the kernel keeps all four in float32")
+    return results
 
 
 def truth(s, row_max, row_sum, acc, scale_log2, is_first):
@@ -141,5 +153,6 @@ EXERCISE = Exercise(
     rule="p = 2^((s − row_max) · scale_log2), where row_max is the unscaled maximum so far; row_sum and acc are rescaled, but not in the "
     "first block",
     mistakes=MISTAKES,
-    parts=("p", "row_max", "row_sum", "acc"),
+    adapt=adapt,
+    parts=PARTS,
 )
