@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 
-from fa_tutorial import forward, hardware, layout, tuned
-from fa_tutorial.source import globals_of, source_of
+from fa_tutorial import backward, forward, hardware, layout, tuned
+from fa_tutorial.source import defined, edited, globals_of, source_of
 from fa_tutorial.tiles import TileConfig
 
 # Bytes of shared memory that one block may ask for (opt-in), by compute capability. CUDA programming guide, table of
@@ -216,30 +216,31 @@ TRANSPOSED_LATER = (
 LOOPS_OF_DKDV = ("        for start_m in tl.range(full_m", "        if IS_CAUSAL:  # last", "\n    store_tile(dk,")
 
 
+def changed_dkdv(how: str) -> Any:
+    """dkdv_kernel, "as computed", which is "masked last"; or "transposed later", or "masked first"."""
+    text = source_of(backward.dkdv_kernel)
+    if how == "transposed later":
+        text = f"{edited(source_of(backward.add_to_dkdv), *TRANSPOSED_LATER)}\n\n\n{text}"
+    elif how == "masked first":
+        full, masked, end = map(text.index, LOOPS_OF_DKDV)
+        text = text[:full] + text[masked:end] + text[full:masked] + text[end:]
+    else:
+        return backward.dkdv_kernel
+    return defined(text, vars(backward))["dkdv_kernel"]
+
+
 def dkdv_kernels(cases: Iterable[tuple[int, TileConfig, str]]) -> list[Dkdv]:
-    """dkdv_kernel in fp16 on an H200, for each (D, tile, how). how: "as computed", "transposed later" (both full),
-    "masked last" or "masked first" (both causal)."""
+    """dkdv_kernel in fp16 on an H200, for each (D, tile, how): full, or where `how` tells an order of masks, causal."""
     code = f"""
 import re, torch
-from fa_tutorial import backward, compiling
-from fa_tutorial.source import defined, source_of
+from fa_tutorial import compiling
 from fa_tutorial.tiles import TileConfig, heads, padded_d
 
-text, step = source_of(backward.dkdv_kernel), source_of(backward.add_to_dkdv)
-for old, new in compiling.TRANSPOSED_LATER:
-    assert step.count(old) == 1
-    step = step.replace(old, new)
-full, masked, end = map(text.index, compiling.LOOPS_OF_DKDV)
-first, names = text[:full] + text[masked:end] + text[full:masked] + text[end:], vars(backward)
-kernels = {{
-    "as computed": backward.dkdv_kernel, "masked last": backward.dkdv_kernel,
-    "transposed later": defined(step + "\\n\\n" + text, names)["dkdv_kernel"],
-    "masked first": defined(first, names)["dkdv_kernel"]}}
 found = []
 for D, tile, how in {[(D, astuple(tile), how) for D, tile, how in cases]!r}:
     q, k, v, do, _, lse = compiling.inputs(torch.float16, D)
     with compiling.compiling_for(90) as launched:
-        kernels[how][(1,)](
+        compiling.changed_dkdv(how)[(1,)](
             *map(heads, (q, k, v, do, k, v)), lse, lse, compiling.HEADS, *[compiling.LENGTH] * 2, D, 0.1,
             IS_CAUSAL=how.startswith("masked"), GROUP=1, BLOCK_D=padded_d(D), **TileConfig(*tile).launch())
     (_, compiled, log), ptx = launched[0], launched[0][1].asm["ptx"]

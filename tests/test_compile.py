@@ -202,7 +202,6 @@ def test_matmuls_wait_where_the_backwards_masked_loop_comes_first():
 from functools import partial
 import torch
 from fa_tutorial import backward, compiling
-from measure.chapters_0_to_7 import masked_first
 
 q, k, v, o, do, lse = compiling.inputs(torch.float16, 128)
 
@@ -210,7 +209,7 @@ def launch(kernel):
     backward.dkdv_kernel = kernel
     backward.flash_backward(q, k, v, o, do, lse, None, True, 0.5)
 
-calls = [("", partial(launch, kernel)) for kernel in (backward.dkdv_kernel, masked_first())]
+calls = [("", partial(launch, kernel)) for kernel in (backward.dkdv_kernel, compiling.changed_dkdv("masked first"))]
 print(json.dumps([row.warnings for row in compiling.compile_calls(90, calls) if row.kernel == "backward.dkdv_kernel"]))
 """
     assert compiling.in_a_process(code) == [[], ["C7515"]]

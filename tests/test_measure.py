@@ -13,7 +13,7 @@ import torch
 from attention_cases import check_attention
 from buffers import DEVICE, needs_gpu, randn
 
-from fa_tutorial import hardware, reference
+from fa_tutorial import compiling, hardware, reference
 from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import results, sweep, timing
 from fa_tutorial.bench.cases import Case, Shape, about
@@ -191,7 +191,7 @@ def test_the_masked_loop_may_come_first(monkeypatch):
     last, first = chapters_0_to_7._orders_in_turns(Shape(1, 2, 1, 150, 80, 16, True)).values()
     # what is added in another order may be rounded to the neighbour
     assert all(torch.allclose(x.float(), y.float(), atol=2e-3) for x, y in zip(last, first, strict=True))
-    text = source_of(chapters_0_to_7.masked_first())
+    text = source_of(compiling.changed_dkdv("masked first"))
     assert text.index("range(first_m") < text.index("range(full_m")
 
 

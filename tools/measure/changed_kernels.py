@@ -71,27 +71,6 @@ def one_loop_kernel(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, IS_CAUSAL
 
 
 @triton.jit
-def add_to_dkdv_transposed_later(k_tile, v_tile, dk, dv, q, do, lse_ptr, delta_ptr, b, h, start_m, first_seeing,
-                                 S_q, D, scale,
-                                 MASK: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """backward.add_to_dkdv with tiles [BLOCK_M, BLOCK_N], of which p and ds are transposed for dv and dk."""
-    offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
-    q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    do_tile = load_tile(do, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    lse = tl.load(lse_ptr + offs_m, mask=offs_m < S_q, other=0.0)  # [BLOCK_M]
-    delta = tl.load(delta_ptr + offs_m, mask=offs_m < S_q, other=0.0)  # [BLOCK_M]
-    s = scale * dot(q_tile, tl.trans(k_tile))  # [BLOCK_M, BLOCK_N]
-    p = tl.exp(s - lse[:, None])  # [BLOCK_M, BLOCK_N]
-    if MASK:
-        p = tl.where(offs_m[:, None] >= first_seeing[None, :], p, 0.0)
-    dv = dot(tl.trans(p.to(do_tile.dtype)), do_tile, dv)  # [BLOCK_N, BLOCK_D]
-    dp = dot(do_tile, tl.trans(v_tile))  # [BLOCK_M, BLOCK_N]
-    ds = p * (dp - delta[:, None])  # [BLOCK_M, BLOCK_N]
-    dk = dot(tl.trans(ds.to(q_tile.dtype)), q_tile, dk)  # [BLOCK_N, BLOCK_D]
-    return dk, dv
-
-
-@triton.jit
 def add_to_all(k_tile, v_tile, dk, dv, q, do, dq, lse_ptr, delta_ptr, b, h, start_m, first_seeing, keys, S_q, D, scale,
                MASK: tl.constexpr, RAGGED: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """backward.add_to_dkdv, which also adds this tile's part to dq in memory: Heads of (B, H, S_q, D) float32.

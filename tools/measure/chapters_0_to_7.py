@@ -424,17 +424,11 @@ def transposed_cases() -> Iterator[Measurement]:
         yield from in_turns(words, _transposed_in_turns, shape)
 
 
-def transposed_later() -> Any:
-    """backward.dkdv_kernel with p and ds computed as the forward does, and transposed for dv and dk."""
-    names = backward.dkdv_kernel.fn.__globals__ | {"add_to_dkdv": changed_kernels.add_to_dkdv_transposed_later}
-    return defined(source_of(backward.dkdv_kernel), names)["dkdv_kernel"]
-
-
 def _transposed_in_turns(shape: Shape) -> dict[tuple[str, TileConfig], dict[str, Any]]:
     """The times are those of dkdv_kernel alone. With what the compiler made of it."""
     q, k, v, o, do, lse, *_ = _backward_arguments(shape)
     delta = backward.row_delta(o, do)
-    kernels = dict(zip(TRANSPOSED, (backward.dkdv_kernel, transposed_later()), strict=True))
+    kernels = {how: compiling.changed_dkdv(how) for how in TRANSPOSED}
     launches, compiled, right = {}, {}, None
     for tile, (how, kernel) in itertools.product(DKDV_TILES[shape.D], kernels.items()):
         dk, dv = torch.empty_like(k), torch.empty_like(v)
@@ -450,18 +444,13 @@ def _transposed_in_turns(shape: Shape) -> dict[tuple[str, TileConfig], dict[str,
     return {name: row | room_of(compiled[name]) for name, row in rows.items()}
 
 
+ORDERS = ("masked last", "masked first")
+
+
 def loop_order_cases() -> Iterator[Measurement]:
     """Chapter 7: dkdv_kernel, causal, with the loop of the masked blocks last, as it is, and first."""
     shapes = (at_4096(D, True) for D in (64, 128))
-    return by_shape(7, "loop_order", _orders_in_turns, shapes, ("masked last", "masked first"))
-
-
-def masked_first() -> Any:
-    """backward.dkdv_kernel with its two loops exchanged."""
-    text = source_of(backward.dkdv_kernel)
-    full, masked, end = (text.index(line) for line in compiling.LOOPS_OF_DKDV)
-    exchanged = text[:full] + text[masked:end] + text[full:masked] + text[end:]
-    return defined(exchanged, backward.dkdv_kernel.fn.__globals__)["dkdv_kernel"]
+    return by_shape(7, "loop_order", _orders_in_turns, shapes, ORDERS)
 
 
 def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
@@ -474,7 +463,7 @@ def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
         with mock.patch.multiple(backward, dkdv_kernel=kernel, **alone):
             return backward.flash_backward(*arguments)[1:]
 
-    kernels = {"masked last": backward.dkdv_kernel, "masked first": masked_first()}
+    kernels = {how: compiling.changed_dkdv(how) for how in ORDERS}
     require_alike(*map(run, kernels.values()))
     return graphs_in_turns({order: partial(run, kernel) for order, kernel in kernels.items()})
 
