@@ -198,6 +198,7 @@ WRONG_ANSWERS = (
          told="where “arrive at told” is due"),
     edit("9.7", "parities by the block", ("n // stages % 2", "n % 2", 2), told="where “wait for empty[1], parity 1” is due: a stage's parity flips once a round"),
     edit("9.7", "the first wait at parity 0", ("1 - turn % 2", "turn % 2"), told="where “wait for taken, parity 1” is due"),
+    edit("9.7", "taken's parity by the number", ("1 - turn % 2", "1 - (turn if tile is None else tile) % 2"), told="taken's parity flips with every work tile"),
     edit("9.7", "all drawn at once", ("        n = 0  # blocks so far, of all work tiles\n", "        n, drawn = 0, iter([*iter(next_tile, None), None])\n"),
          ("tile = next_tile()", "tile = next(drawn)"), told="draws numbers ahead"),
     edit("9.7", "the next drawn before this one's loads", ("        n = 0  # blocks so far", "        n, tile = 0, next_tile()  # blocks so far"),

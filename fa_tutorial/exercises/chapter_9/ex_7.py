@@ -98,7 +98,7 @@ class Persistent:
 
     def run(self, persistent_roles: Callable) -> tuple[list[barriers.Event] | str, dict[str, list[Action | None]], list[Barrier], Slot]:
         """The timeline, or the deadlock; what each role yielded; empty; the slot."""
-        tiles = {3 * i: n for i, n in enumerate(self.blocks)}  # other programs draw the numbers between
+        tiles = {i * (i + 1) // 2: n for i, n in enumerate(self.blocks)}  # other programs draw the numbers between
         counter, drawn, told, (full, empty) = iter(tiles), [], Barrier(1, "told"), barriers.ring(self.stages, 2)
         slot = Slot(taken := Barrier(2, "taken"))
         yielded: dict[str, list[Action | None]] = {"producer": [], "consumer 0": [], "consumer 1": []}
