@@ -207,6 +207,7 @@ class Dkdv(NamedTuple):
 TRANSPOSED_LATER = (
     ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"),
     ("lse[None, :]", "lse[:, None]"),
+    ("offs_m[None, :] >= first_seeing[:, None]", "offs_m[:, None] >= first_seeing[None, :]"),
     ("dot(p_t.to(do_tile.dtype)", "dot(tl.trans(p_t.to(do_tile.dtype))"),
     ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"),
     ("delta[None, :]", "delta[:, None]"),

@@ -444,13 +444,13 @@ def _transposed_in_turns(shape: Shape) -> dict[tuple[str, TileConfig], dict[str,
     return {name: row | room_of(compiled[name]) for name, row in rows.items()}
 
 
-ORDERS = ("masked last", "masked first")
+LOOP_ORDERS = ("masked last", "masked first")
 
 
 def loop_order_cases() -> Iterator[Measurement]:
     """Chapter 7: dkdv_kernel, causal, with the loop of the masked blocks last, as it is, and first."""
     shapes = (at_4096(D, True) for D in (64, 128))
-    return by_shape(7, "loop_order", _orders_in_turns, shapes, ORDERS)
+    return by_shape(7, "loop_order", _orders_in_turns, shapes, LOOP_ORDERS)
 
 
 def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
@@ -463,7 +463,7 @@ def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
         with mock.patch.multiple(backward, dkdv_kernel=kernel, **alone):
             return backward.flash_backward(*arguments)[1:]
 
-    kernels = {how: compiling.changed_dkdv(how) for how in ORDERS}
+    kernels = {how: compiling.changed_dkdv(how) for how in LOOP_ORDERS}
     require_alike(*map(run, kernels.values()))
     return graphs_in_turns({order: partial(run, kernel) for order, kernel in kernels.items()})
 
