@@ -417,6 +417,7 @@ def print_memory(rows: pd.DataFrame) -> None:
         told += [both.loc[case, name] for name in ("one GPU", "ring", "Ulysses")]
         name = f"{case[1]:,} tokens, G = {16 // case[2]}"
         print(f"{name:23}", "{:9.1f} {:6.1f} {:11.1f} {:8.1f} {:9.1f} {:7.1f} {:8.1f}".format(*told))
+    print("all-gather and Ulysses: less a buffer that the measurement held, one rank's k and v")
 
 
 def print_peer(rows: pd.DataFrame) -> None:

@@ -20,7 +20,7 @@ from fa_tutorial import fp8, hardware, reference
 from fa_tutorial.bench import results, training
 from fa_tutorial.bench.tables import mask
 from fa_tutorial.figures import COLOURS
-from fa_tutorial.fp8.model import tensor_core_sum, to_e4m3
+from fa_tutorial.fp8.model import to_e4m3
 
 SPEEDS = {
     "fp8": "FP8, kernel alone",
@@ -123,17 +123,6 @@ def of_rows(x: torch.Tensor, truth: torch.Tensor) -> list[float]:
     """Each row's own error in %: the median row's, and what 90 % of the rows stay below."""
     by_row = 100 * ((x - truth).square().mean(dim=1) / truth.square().mean(dim=1)).sqrt()
     return by_row.quantile(torch.tensor([0.5, 0.9]).double()).tolist()
-
-
-def modelled(kind: str, K: int, way: str, rows: int = 8, in_e4m3: bool = True) -> dict[str, float]:
-    """error_of of sums by tensor_core_sum: one chain, or blocks of 128 added in float64."""
-    a, b = factors(kind, rows, K, in_e4m3)
-    zeros = torch.zeros(rows, rows, dtype=torch.float64)
-    if way == "chain":
-        return error_of(tensor_core_sum(a, b, zeros), a @ b.T)
-    return error_of(
-        sum(tensor_core_sum(a[:, i : i + 128], b[:, i : i + 128], zeros) for i in range(0, K, 128)), a @ b.T
-    )
 
 
 def probe(name: str, rows: int = 64) -> list[torch.Tensor]:
