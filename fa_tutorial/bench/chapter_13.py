@@ -175,8 +175,8 @@ def forward_sends(rows: pd.DataFrame) -> pd.DataFrame:
     sends = {
         "clock": added(found, "forward"),
         "clock with late programs": added(found, "forward", is_late=True),
-        "four H200s, equal shares": found["equal shares"] - found["equal shares alone"],
-        "four H200s, counter": found["ring"] - found["computing alone"],
+        "H200s, equal shares": found["equal shares"] - found["equal shares alone"],
+        "H200s, counter": found["ring"] - found["computing alone"],
     }
     return pd.DataFrame(sends, index=found.index)
 
@@ -186,10 +186,10 @@ def backward_sends(rows: pd.DataFrame) -> pd.DataFrame:
     found = long_ones(rows, "backward")
     sends = {}
     for own in ("first", "last"):
-        sends[f"own tile {own}, clock"] = added(found, "backward", own=own)
+        sends[f"clock, own tile {own}"] = added(found, "backward", own=own)
         for messages in ("two messages", "one message"):
             name = f"own tile {own}, {messages}"
-            sends[name] = found[name] - found["computing alone"]
+            sends[f"H200s, {name}"] = found[name] - found["computing alone"]
     return pd.DataFrame(sends, index=found.index)
 
 
@@ -200,10 +200,10 @@ def added(found: pd.DataFrame, way: str, **how) -> list[float]:
 
 def print_sends(table: pd.DataFrame) -> None:
     """What sends add to the ms of each case of SENDS. table: forward_sends' or backward_sends'."""
-    print(f"{'ms that sends add':30}", *(f"{S:9,} tokens" for _, S, _ in SENDS))
-    print(f"{'':30}", *(f"{link:>16}" for link, _, _ in SENDS))
+    print(f"{'ms that sends add':36}", *(f"{S:9,} tokens" for _, S, _ in SENDS))
+    print(f"{'':36}", *(f"{link:>16}" for link, _, _ in SENDS))
     for name in table:
-        print(f"{name:30}", *(f"{table.loc[case, name]:16.1f}" for case in SENDS))
+        print(f"{name:36}", *(f"{table.loc[case, name]:16.1f}" for case in SENDS))
 
 
 WAYS = {"ring": ("blue", "-", "o", 6), "all-gather": ("orange", "--", "s", 7), "Ulysses": ("vermilion", "-.", "^", 12)}
