@@ -135,8 +135,7 @@ def merge_kernel(o, lse, o_part, lse_part, H, S, D, BLOCK_M: tl.constexpr, BLOCK
 
 
 def merge_into(o: torch.Tensor, lse: torch.Tensor, o_part: torch.Tensor, lse_part: torch.Tensor) -> None:
-    """merge of (B, H, S, D) and (B, H, S), any strides, in place and in one kernel. On an H200 it is as fast as a copy
-    of the same bytes."""
+    """merge of (B, H, S, D) and (B, H, S), any strides, in place and in one kernel."""
     B, H, S, D = o.shape
     tensors = heads(o), heads(lse[..., None]), heads(o_part), heads(lse_part[..., None])
     if o.numel():
@@ -187,7 +186,7 @@ def explained(fault: str) -> Iterator[None]:
         raise RuntimeError(f"ring attention stopped: {fault}. Has it died, or not called ring_attention?") from error
 
 
-# ---------------------------------------------------------------- one rank's program
+# ---------------------------------------------------------------- what one rank runs
 
 
 class RingAttention(torch.autograd.Function):
@@ -263,36 +262,41 @@ def pair_gradients(
 
 # ---------------------------------------------------------------- ranks in one process
 
-Program = Generator[Any, Any, Any]  # yields what it sends, gets what the rank before it sends, returns its result
+Routine = Generator[Any, Any, Any]  # yields what it sends, gets what comes, returns its result
 
 
-def play(programs: Iterable[Program]) -> tuple[list[Any], list[int]]:
-    """Run one program a rank in step, and pass what each yields to the next:
+def play(routines: Iterable[Routine], *, all_to_all: bool = False) -> tuple[list[Any], list[int]]:
+    """Run one routine a rank in step, and pass what each yields to the next:
     (what each returned, bytes that each sent).
 
-    A program is a generator: `k, v = yield k, v` sends a pair of tensors to the next rank, and receives the pair of the
-    one before, as copies. RuntimeError where a rank has returned and its neighbour still sends, for that one would wait
-    for ever.
+    A routine is a generator: `k, v = yield k, v` sends a pair of tensors to the next rank, and receives the pair of the
+    one before, as copies. With all_to_all `parts = yield parts` sends parts[i] to rank i, and receives one part from
+    each rank, in the ranks' order; a rank's part for itself is not sent. RuntimeError where a rank has returned and
+    another one still waits for what it sends, for that one would wait for ever.
     """
-    programs = [*programs]
-    ranks = range(len(programs))
+    routines = [*routines]
+    ranks = range(len(routines))
     results, sent, received = [None for _ in ranks], [0 for _ in ranks], [None for _ in ranks]
     while True:
         messages, done = [], []
-        for rank, program in enumerate(programs):
+        for rank, routine in enumerate(routines):
             try:
-                messages.append(program.send(received[rank]))
-                sent[rank] += bytes_of(messages[rank])
+                messages.append(routine.send(received[rank]))
+                sent[rank] += bytes_of(messages[rank]) - (bytes_of(messages[rank][rank]) if all_to_all else 0)
             except StopIteration as stop:
                 messages.append(None)
                 results[rank] = stop.value
                 done.append(rank)
-        if len(done) == len(programs):
+        if len(done) == len(routines):
             return results, sent
         for rank in ranks:
-            if rank not in done and (before := (rank - 1) % len(programs)) in done:
-                raise RuntimeError(f"rank {rank} waits for ever: rank {before} has returned and sends nothing")
-        received = [*map(copied, messages[-1:] + messages[:-1])]
+            waits_for = [*ranks] if all_to_all else [(rank - 1) % len(routines)]
+            if rank not in done and (gone := [other for other in waits_for if other in done]):
+                raise RuntimeError(f"rank {rank} waits for ever: rank {gone[0]} has returned and sends nothing")
+        if all_to_all:
+            received = [[copied(message[rank]) for message in messages] for rank in ranks]
+        else:
+            received = [*map(copied, messages[-1:] + messages[:-1])]
 
 
 def copied(message: Any) -> Any:
@@ -340,9 +344,9 @@ class Message:
 
 
 def play_backward(
-    program: Callable, ranks: int, tile_s: float = 4.0, kv_s: float = 1.0, dkv_s: float = 2.0
+    backward: Callable, ranks: int, tile_s: float = 4.0, kv_s: float = 1.0, dkv_s: float = 2.0
 ) -> tuple[Any, float, float]:
-    """Run program(kv, ranks, start, tile) as rank 0, on a clock: (what it returned, seconds, seconds of all messages).
+    """Run backward(kv, ranks, start, tile) as rank 0, on a clock: (what it returned, seconds, seconds of all messages).
 
     kv: [ranks], 1 at the owner of these keys. Gradients: [ranks, ranks], 1 where the keys of a row have the part of a
     column's rank. All ranks do the same, so what comes is what this rank sends, one rank further down.
@@ -360,4 +364,4 @@ def play_backward(
         clock.compute(tile_s)
         return torch.outer(kv, mine)
 
-    return program(mine.clone(), ranks, start, tile), clock.now, clock.sent
+    return backward(mine.clone(), ranks, start, tile), clock.now, clock.sent

@@ -3,9 +3,9 @@
 from matplotlib.axes import Axes
 
 from draw.drawing import BODY, HEAD, WAITS, arrow, box, heading, image, legend, note, outline, write
+from fa_tutorial.bench import chapter_13
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
 from fa_tutorial.exercises.chapter_13.ex_3 import chunks_of
-from fa_tutorial.figures import COLOURS
 
 RANKS = 4
 RANK_COLOUR = ("blue", "orange", "green", "purple")  # of what began on a rank: its keys, and its queries' row
@@ -127,60 +127,38 @@ def draw_steps(ax: Axes, top: float, name: str, computing: float, sending: float
         x += computing if last else max(computing, sending)
 
 
-SMS, HELD, TILES = 6, 4, 6  # the last SM is a message's at first; a step's work tiles for each SM
-SM_HIGH, SM_GAP = 0.2, 0.22
+SHOWN, SM_HIGH, SM_GAP = 4, 0.26, 0.29  # of 132 SMs, the last of them held by messages
+SHARE = 65_536 // 128 * 16 // 132  # work tiles of an SM's program: rank 3's queries by 128, 16 heads
 
 
-def begins_of(held: int, is_counted: bool) -> list[list[int]]:
-    """When each SM begins a work tile of a step: TILES for each program, or the next one for whoever is free first. A message has the
-    last SM for `held` units of time."""
-    free = [0] * (SMS - 1) + [held]
-    begins: list[list[int]] = [[] for _ in free]
-    for i in range(SMS * TILES):
-        sm = min(range(SMS), key=lambda sm: (free[sm], sm)) if is_counted else i % SMS
-        begins[sm].append(free[sm])
-        free[sm] += 1
-    return begins
-
-
-def draw_step(ax: Axes, x: float, y: float, unit: float, begins: list[list[int]], end: int) -> None:
-    """Each SM's work tiles, and what it waits for `end`."""
-    for sm, starts in enumerate(begins):
-        top = y + sm * SM_GAP
-        for begin in starts:
-            box(ax, x + begin * unit, top, unit, SM_HIGH, colour="sky", share=0.5)
-        if (stop := starts[-1] + 1) < end:
-            box(ax, x + stop * unit, top, (end - stop) * unit, SM_HIGH, **WAITS)
-
-
-def name_sms(ax: Axes, x: float, y: float) -> None:
-    for sm in range(SMS):
-        write(ax, x - 0.12, y + sm * SM_GAP + SM_HIGH / 2, f"SM {sm}", ha="right")
-
-
-@image("13_late_program.png", 4.6)
+@image("13_late_program.png", 4.15)
 def draw_late_program(ax: Axes) -> None:
-    """Four steps, three with a message that holds an SM at first: with equal shares its program ends two of them late, with a counter none. Dashed: when the clock would end."""
-    for top, name, is_counted in ((0.15, "equal shares", False), (2.15, "a counter in every step", True)):
-        unit, left, now = 0.235, 0.95, 0
+    """The four steps of rank 3 with 262,144 tokens over the host's memory, by the stored times: with equal shares the program on the SM that a message holds ends two steps late, with a counter none."""
+    case = chapter_13.long_ones(chapter_13.load()["rows"], "forward").loc["host memory", 262_144, 16]
+    tile, message = case["T_c"], case["T_s"]
+    for top, name, is_counted in ((0.15, "equal shares in steps 1 to 3", False), (2.1, "a counter in every step", True)):
+        left, now, unit = 0.85, 0.0, 8.0 / (4 * tile + 2 * message)
         for step in range(RANKS):
-            begins = begins_of(HELD if step < RANKS - 1 else 0, is_counted or step == 0)  # the own tile has a mask, so a counter
-            end = max(begin[-1] for begin in begins) + 1
-            x = left + now * unit
-            write(ax, x + end * unit / 2, top + 0.36, f"step {step}: {end}")
-            draw_step(ax, x, top + 0.5, unit, begins, end)
+            sends, counts = step < RANKS - 1, is_counted or step == 0  # the own tile is causal, so it has a counter
+            end = tile if counts or not sends else message + tile
+            for sm in range(SHOWN):
+                held = message if sends and sm == SHOWN - 1 else 0.0
+                y, work = top + 0.5 + sm * SM_GAP, tile - held if counts else tile
+                work_tiles = f"{SHARE} or {SHARE + 1}" if counts and not held else f"{SHARE * work / tile:.0f}"
+                if held:
+                    box(ax, left + now * unit, y, held * unit, SM_HIGH, "message", "orange", share=0.6)
+                look = {"text": work_tiles if step else "", "size": 9 if work < held else BODY}
+                box(ax, left + (now + held) * unit, y, work * unit, SM_HIGH, colour="sky", share=0.5, **look)
+                if (stop := held + work) < end:
+                    box(ax, left + (now + stop) * unit, y, (end - stop) * unit, SM_HIGH, **WAITS)
+            write(ax, left + (now + end / 2) * unit, top + 0.36, f"step {step}: {end:.1f} ms")
             now += end
             if step < RANKS - 1:
-                box(ax, x, top + 0.5 + (SMS - 1) * SM_GAP, HELD * unit, SM_HIGH, "message", "orange", share=0.6, size=9)
-                ax.plot([left + now * unit] * 2, [top + 0.25, top + 0.5 + SMS * SM_GAP], color="black", linewidth=2)
-        clock = left + RANKS * TILES * unit
-        ax.plot(
-            [clock] * 2, [top + 0.47, top + 0.5 + SMS * SM_GAP], color=COLOURS["vermilion"], linewidth=2, linestyle=(0, (3, 2)), zorder=5
-        )
-        write(ax, clock, top + 0.5 + SMS * SM_GAP + 0.14, f"the clock's end: {RANKS * TILES}")
-        heading(ax, 0.15, top + 0.06, f"{name}: {now} units of time")
-        name_sms(ax, left, top + 0.5)
-    legend_of_steps(ax, 4.42, (0.95, 2.9, 5.4), "a work tile", "the message's kernel")
+                ax.plot([left + now * unit] * 2, [top + 0.25, top + 0.5 + SHOWN * SM_GAP], color="black", linewidth=2)
+        heading(ax, 0.15, top + 0.06, f"{name}: {now:.1f} ms")
+        for sm, number in enumerate((0, 1, 2, 131)):
+            write(ax, left - 0.1, top + 0.5 + sm * SM_GAP + SM_HIGH / 2, f"SM {number}", ha="right")
+    legend_of_steps(ax, 3.97, (0.85, 4.3, 6.75), "compute, and how many work tiles", "a message's kernel")
 
 
 @image("13_way_home.png", 2.75)

@@ -136,6 +136,18 @@ def overlapped_with_the_own_tile_last_where_keys_are_waited_for_in_turn(kv, rank
     return tile(own) + home.wait()
 
 
+def overlapped_with_the_own_tile_first_at_home(kv, ranks, start, tile):
+    own, passing = tile(kv), start(kv)
+    for step in range(1, ranks):
+        kv = passing.wait()
+        if step > 1:
+            home = start(dkv)  # noqa: F821
+        if step < ranks - 1:
+            passing = start(kv)
+        dkv = tile(kv) + (home.wait() if step > 1 else 0)
+    return own + start(dkv).wait()
+
+
 def backward_that_counts_its_own_pair_twice(q, k, v, o, do, lse, ranks):
     dq, dk, dv = (x.to(lse.dtype) for x in attention_backward(q, k, v, o, do, lse))
     for _ in range(ranks):
@@ -176,6 +188,7 @@ WRONG_ANSWERS = (
     edit("13.1", "the next rank", ("rank - step", "rank + 1 - step"), told="in step 0 each rank holds its own keys"),
     edit("13.1", "a whole float", ("(rank - step) % ranks", "(rank - step) % float(ranks)"), told="a rank's number is an int"),
     edit("13.1", "a list", ("return (rank - step) % ranks", "return [(rank - step) % ranks]"), told="gives [2], a list: a rank's number is an int"),
+    edit("13.4", "keys of two shards", ("return rows // 2, rows, False", "return rows // 2, 2 * rows, False"), told="a shard has only `rows` keys"),
     edit("13.4", "None", (", False", ", None", 2), told="it must be True or False"),
     ("13.2", ring_without_neighbours, "there is no yield in it"),
     ("13.2", ring_in_float32, "one edge is left: join returns float64 here"),
@@ -197,6 +210,12 @@ WRONG_ANSWERS = (
     edit("13.2", "the largest lse", (JOIN, "part, more = attend(q, k, v)\n        o, _ = join(o, lse, part, more)\n        lse = torch.maximum(lse, more)"), told="lse is that of all keys so far"),
     edit("13.2", "the two lse exchanged", (JOIN, "part, more = attend(q, k, v)\n        o, lse = join(o, more, part, lse)"),
          told="join takes o and lse of what is there, and then o and lse of the part"),
+    edit("13.2", "outputs added, one lse", (JOIN, "o = o + attend(q, k, v)[0]"), told="you add each part to o, and lse stays that of its own keys"),
+    edit("13.2", "the mean with each part", (JOIN, "part, more = attend(q, k, v)\n        o, lse = (o + part) / 2, torch.logaddexp(lse, more)"),
+         told="you take the mean of o and each part"),
+    edit("13.2", "the mean, one lse", (JOIN, "o = (o + attend(q, k, v)[0]) / 2"), told="you take the mean of o and each part"),
+    edit("13.2", "a part's lse counted twice", (JOIN, "part, more = attend(q, k, v)\n        lse = torch.logaddexp(lse, more)\n        o = join(o, lse, part, more)[0]"),
+         told="lse has this part already when o joins it"),
     edit("13.3", "neighbours", ("rank, 2 * ranks - 1 - rank", "2 * rank, 2 * rank + 1"), told="each rank's work, in chunks × chunks: 2 ranks gives (2, 6)"),
     edit("13.3", "from 1", ("rank, 2 * ranks - 1 - rank", "rank + 1, 2 * ranks - rank"), told="each of 0 to 3 must go to one rank"),
     edit("13.3", "four ranks", ("2 * ranks - 1", "7"), told="2 ranks: chunks 0, 1, 6, 7 are dealt out: each of 0 to 3"),
@@ -249,6 +268,7 @@ WRONG_ANSWERS = (
     edit("13.7", "no keys", ("kv = passing.wait()", "passing.wait()"), told="the parts of all ranks"),
     ("13.7", overlapped_where_all_keys_come_before_any_tile_and_the_own_is_last, "wait only where what comes is needed"),
     ("13.7", overlapped_where_the_last_gradients_wait_before_the_own_tile, "the last dk and dv are waited for before your own tile, which could hide them"),
+    ("13.7", overlapped_with_the_own_tile_first_at_home, "keeping its part of dk and dv at home is right"),
     ("13.7", overlapped_by_one_tile, "it takes 4 s, but `ranks` tiles and one message of k and v take 9 s in any order"),
     ("13.7", overlapped_without_waits, "use what comes only after its wait()"),
     edit("13.7", "gradients stay", ("        home = start(dkv)\n", ""), ("dkv = tile(kv) + home.wait()", "dkv += tile(kv)"), ("start(dkv).wait()", "dkv"),

@@ -16,7 +16,6 @@ from measure import (
     chapter_10,
     chapter_11,
     chapter_12,
-    chapter_13,
     chapter_14,
     chapters_0_to_7,
     matmul_pieces,
@@ -47,7 +46,6 @@ MEASURED: dict[int, dict[str, Sequence[Cases]]] = {
     10: {"kernels": [chapter_10.kernels_cases]},
     11: {"kernels": [chapter_11.kernels_cases]},
     12: {"kernels": [chapter_12.instruction_cases, chapter_12.loop_cases]},
-    13: {"kernels": [chapter_13.kernels_cases]},
     14: {"kernels": [chapter_14.kernels_cases]},
 }
 

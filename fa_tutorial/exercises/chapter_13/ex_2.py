@@ -9,7 +9,7 @@ from fa_tutorial.ring import merge as join
 
 
 def ring_rank(q, k, v, ranks):
-    """One rank's program: (o, lse) of its queries to all keys. q, k, v: this rank's (B, H, rows, D).
+    """One rank's routine: (o, lse) of its queries to all keys. q, k, v: this rank's (B, H, rows, D).
 
     `k, v = yield k, v` sends k and v to the next rank, and receives those of the rank before.
     """
@@ -33,6 +33,13 @@ MISTAKES = {
         JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"),
     "the parts are averaged: a part with a larger lse has a larger weight, so join them by their lse": [
         (JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"), ("return o, lse", "return o / ranks, lse")],
+    "you add each part to o, and lse stays that of its own keys: each part is divided by its own sum already, so join them by their lse": (
+        JOIN, "o = o + attend(q, k, v)[0]"),
+    "you take the mean of o and each part: the one with the larger lse has the larger weight, so join them by their lse": (
+        JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = (o + part) / 2, torch.logaddexp(lse, lse_part)"),
+    "you take the mean of o and each part, and lse stays that of its own keys: join gives both": (JOIN, "o = (o + attend(q, k, v)[0]) / 2"),
+    "lse has this part already when o joins it, so the part counts twice: join takes the lse from before": (
+        JOIN, "part, lse_part = attend(q, k, v)\n        lse = torch.logaddexp(lse, lse_part)\n        o = join(o, lse, part, lse_part)[0]"),
     "k and v change places: they come in the order in which they left": (YIELD, "        v, k = yield k, v\n"),
     "its own keys are left out": (FIRST, "    o, lse = torch.zeros_like(q), torch.full(q.shape[:3], -torch.inf, dtype=q.dtype)\n"),
     "two yields are two steps: k and v travel in one, k, v = yield k, v": (YIELD, "        k = yield k\n        v = yield v\n"),
@@ -61,7 +68,7 @@ def tolerance(args, part):
 
 @adapting
 def adapt(answer, q, k, v, ranks):
-    """The answer's program on every rank: o and lse of the whole sequence, and how often a rank sends."""
+    """The answer's routine on every rank: o and lse of the whole sequence, and how often a rank sends."""
     sends = []
 
     def look(message, _):
@@ -105,7 +112,7 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Write the program of one rank, with attend and join.",
+    task="Write one rank's routine, with attend and join.",
     conditions={
         "half": "with fp16 and bf16, the running o and lse stay as wide as join returns them",
         "wide": "where join returns float64, the running o and lse stay float64",

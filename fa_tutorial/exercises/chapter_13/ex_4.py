@@ -31,6 +31,7 @@ MISTAKES = {
         (EARLIER, "return 0, rows // 2, True"), (LATER, "return rows // 2, rows, True")],
     "that is right for shards in plain order: in zigzag order an earlier owner's second chunk is hidden, and a later owner's keys are seen by the second chunk of queries": [
         (EARLIER, "return 0, rows, False"), (LATER, "return rows, 0, False")],
+    "a shard has only `rows` keys, those of both its chunks: a later owner's are all seen, so end is rows": (LATER, "return rows // 2, 2 * rows, False"),
     "a later owner's keys are all seen by the second chunk: both its chunks come before that": (LATER, "return rows // 2, rows // 2, False"),
     "for a later owner you give first = 0 and half of its keys: its keys are all seen, by the second half of the queries": (LATER, "return 0, rows // 2, False"),
     "end is one more than the last key: the keys are 0 … end − 1": [

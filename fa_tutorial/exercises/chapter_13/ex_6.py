@@ -9,7 +9,7 @@ from fa_tutorial.exercises.running import Wrong, adapting, where_in
 
 
 def backward_rank(q, k, v, o, do, lse, ranks):
-    """One rank's program: (dq, dk, dv) of its own queries, keys and values.
+    """One rank's routine: (dq, dk, dv) of its own queries, keys and values.
 
     q, k, v: this rank's shards; o, lse: its result of the forward ring; do: the gradient of o.
     """
@@ -114,7 +114,7 @@ def note(answer):
 
 
 def played_on(answer, q, k, v, do, ranks, lse_dtype=torch.float64):
-    """The answer's program on every rank, after a forward pass: dq, dk and dv of the whole sequence, how many tensors as large as
+    """The answer's routine on every rank, after a forward pass: dq, dk and dv of the whole sequence, how many tensors as large as
     a shard of k a rank sends, and their bytes."""
     o, lse = played.attend(q, k, v)
     lse, sent, nbytes = lse.to(lse_dtype), [], []
@@ -177,7 +177,7 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Write the backward program of one rank, with attention_backward.",
+    task="Write one rank's backward routine, with attention_backward.",
     conditions={"alone": "with one rank nothing is sent"},
     hints=(
         "q, do and dq stay. k and v travel as before. Where must the gradients of the keys be when the next rank wants to add to them?",

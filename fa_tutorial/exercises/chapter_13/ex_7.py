@@ -11,7 +11,7 @@ KV_S, DKV_S = 1.0, 2.0  # seconds of a message
 
 
 def overlapped_backward(kv, ranks, start, tile):
-    """One rank's program, as serial_backward: dk and dv of its own keys. ranks: 2 or more."""
+    """One rank's backward, as serial_backward: dk and dv of its own keys. ranks: 2 or more."""
     passing = start(kv)
     dkv = tile(kv)
     for step in range(1, ranks):
@@ -82,6 +82,11 @@ def adapt(answer, ranks, tile_s):
             f"with {ranks} ranks it takes {now:.3g} s: your own tile is last, but each visitor's k and v are waited for right after their "
             "start: start them before the tile that can hide them, and wait after it"
         )
+    if is_late and events[:2] == ["own tile", "start kv"] and events.count("start dkv") < ranks:
+        raise Wrong(
+            f"with {ranks} ranks it takes {now:.3g} s: keeping its part of dk and dv at home is right, but with the own tile first nothing hides "
+            "the last dk and dv: start k and v first, and compute the own tile last"
+        )
     if is_late and events[-3:] == ["start dkv", "wait dkv", "own tile"]:
         raise Wrong(
             f"with {ranks} ranks it takes {now:.3g} s: the last dk and dv are waited for before your own tile, which could hide them: "
@@ -111,7 +116,7 @@ def waits_in_turn(events):
 def watched(answer, events):
     """The answer, which writes into `events` what it does, in order: start, wait, tile, own tile."""
 
-    def program(kv, ranks, start, tile):
+    def backward(kv, ranks, start, tile):
         def watched_start(x):
             message, name = start(x), "kv" if x.ndim == 1 else "dkv"
             events.append(f"start {name}")
@@ -126,7 +131,7 @@ def watched(answer, events):
 
         return answer(kv, ranks, watched_start, watched_tile)
 
-    return program
+    return backward
 
 
 def note(answer):

@@ -1,4 +1,4 @@
-"""What 13.2 and 13.6 share: whole tensors, cut into shards for the programs that an answer makes, one a rank, and what these programs give."""
+"""What 13.2 and 13.6 share: whole tensors, cut into shards for the routines that an answer makes, one a rank, and what these routines give."""
 
 import inspect
 from collections.abc import Callable
@@ -21,29 +21,29 @@ HOLDS = "a rank holds as much as a whole sequence: use each shard and each part 
 
 def play(answer: Callable, tensors: tuple[torch.Tensor, ...], ranks: int, look: Callable) -> tuple[list, list[int]]:
     """What answer(*shards, ranks) returns on each rank, and the bytes that each sends: shards in plain order. look(message, the rank's shards) is
-    called for each message. Wrong where it is no program, and where many ranks hold a whole sequence each.
+    called for each message. Wrong where it is no routine, and where many ranks hold a whole sequence each.
     """
     shards = [[x.clone() for x in mine] for mine in zip(*(x.chunk(ranks, dim=2) for x in tensors), strict=True)]
-    programs = [answer(*mine, ranks) for mine in shards]
-    if not all(map(inspect.isgenerator, programs)):
+    routines = [answer(*mine, ranks) for mine in shards]
+    if not all(map(inspect.isgenerator, routines)):
         raise Wrong("there is no yield in it: k, v = yield k, v sends k and v to the next rank, and receives those of the one before")
 
-    def watched(program, mine):
+    def watched(routine, mine):
         received = None
         while True:
             try:
-                message = program.send(received)
+                message = routine.send(received)
             except StopIteration as stop:
                 return stop.value
             look(message, mine)
             storages = {
-                x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() // x.itemsize for x in tensors_of(program.gi_frame.f_locals)
+                x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() // x.itemsize for x in tensors_of(routine.gi_frame.f_locals)
             }
             if ranks == MANY and sum(storages.values()) >= ranks * mine[0].numel():
                 raise Wrong(HOLDS)
             received = yield message
 
-    return ring.play(watched(program, mine) for program, mine in zip(programs, shards, strict=True))
+    return ring.play(watched(routine, mine) for routine, mine in zip(routines, shards, strict=True))
 
 
 def joined(results: list, names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
