@@ -85,10 +85,8 @@ def test_two_programs_of_decoding_fit_on_an_sm():
 
 
 def test_with_two_stages_the_copies_by_mma_sync_begin_after_the_products():
-    (swizzles, two), (_, three) = (compiling.loop_order(forward.flash_forward_kernel, stages) for stages in (2, 3))
-    assert swizzles == ["vec = 8, perPhase = 1, maxPhase = 8"]  # pieces of 8, and eight rows with an order each
-    assert two == ["wait for all copies", "q kᵀ", "softmax", "p v", "begin a copy", "begin a copy"]
-    assert three[0] == "wait until at most 2 copies are under way" and sorted(three[1:]) == sorted(two[1:])
+    order = compiling.loop_order(forward.flash_forward_kernel)
+    assert order == ["wait for all copies", "q kᵀ", "softmax", "p v", "begin a copy", "begin a copy"]
 
 
 @pytest.mark.slow

@@ -12,11 +12,8 @@ from fa_tutorial.exercises.chapter_12.ex_6 import lagging_step
 from fa_tutorial.exercises.chapter_12.ex_7 import ruined
 from fa_tutorial.reading import BLOCK_N
 
-# Lines of csrc/flash_attn/src/flash_fwd_kernel.h at v2.8.3, as (first, name, colour): each part ends where the next one begins.
-LINES = 1294
-FILE = ((1, "", None), (51, "compute_attn_1rowblock", "green"), (495, "", None), (498, "compute_attn_1rowblock_splitkv", "sky"),
-        (1072, "", None), (1110, "combine", "purple"), (1293, "", None))  # fmt: skip
-KERNEL = ((51, "setup", "green"), (301, "loop, masks", "orange"), (377, "loop", "orange"), (431, "epilogue", "green"), (495, "", None))
+# Lines of csrc/flash_attn/src/flash_fwd_kernel.h at v2.8.3: compute_attn_1rowblock's first line, and the first one after it.
+FIRST, AFTER = 51, 495
 # What flash_forward_kernel and attend do, too: tiles that are seen, loads, (4.1) to (4.5), stores. Read by hand.
 YOURS = ((83, 87), (91, 91), (250, 251), (267, 267), (269, 270), (283, 283), (285, 285), (298, 300), (302, 304), (310, 310), (313, 315),
          (319, 322), (328, 330), (335, 335), (342, 344), (347, 347), (367, 367), (375, 375), (378, 380), (383, 383), (386, 389), (397, 397),
@@ -32,57 +29,28 @@ KINDS = (("as in yours", 62, "black", 0.85), ("tiles, copies, waits", 136, "blue
          ("comments and blank lines", 150, "black", 0.06))  # fmt: skip
 
 
-# What some strokes of the barcode are: the line in whose middle the name stands.
-STROKES = ((87, "bounds"), (260, "q, first k"), (340, "loops"), (434, "÷ l"), (482, "lse, o"))
-
-
-@image("12_kernel_lines.png", 5.3)
+@image("12_kernel_lines.png", 1.95)
 def draw_kernel_lines(ax: Axes) -> None:
-    """The file of FA2's forward kernels to scale, its first kernel enlarged with the lines that the reader wrote, and what the others
-    are."""
-    left, wide = 0.15, WIDTH - 0.3
-    write(ax, left + wide, 0.22, "white: includes, and the functions that call these three", ha="right")
-    draw_parts(ax, FILE, 1, LINES + 1, left, 0.45, wide)
-    heading(ax, left, 0.22, f"flash_fwd_kernel.h: {LINES:,} lines")
-    first, last = KERNEL[0][0], KERNEL[-1][0]
-    per_line = wide / LINES
-    for line, x in ((first, left), (last, left + wide)):
-        ax.plot((left + (line - 1) * per_line, x), (1.05, 1.77), color=DARK, linewidth=1, linestyle="--")
-    heading(ax, left + 0.35, 1.5, "black: the lines that do what yours do")
-    draw_parts(ax, KERNEL, first, last, left, 1.77, wide)
-    per_line = wide / (last - first)
-    for start, end in YOURS:
-        ax.fill_between((left + (start - first) * per_line, left + (end + 1 - first) * per_line), 2.37, 2.67, color="black", linewidth=0)
-    outline(ax, left, 2.37, wide, 0.3, line=1)
-    for line, name in STROKES:
-        write(ax, left + (line + 0.5 - first) * per_line, 2.83, name)
-    heading(ax, left, 3.42, f"the same {last - first} lines, sorted by what they do")
-    assert sum(count for _, count, _, _ in KINDS) == last - first
+    """The lines of FA2's forward kernel, sorted by what they do, to scale."""
+    left, wide, top = 0.15, WIDTH - 0.3, 0.68
+    per_line = wide / (AFTER - FIRST)
+    assert sum(count for _, count, _, _ in KINDS) == AFTER - FIRST
     for ranges, (_, count, _, _) in ((YOURS, KINDS[0]), (FEATURES, KINDS[2]), (EXIT, KINDS[3])):
         assert sum(end + 1 - start for start, end in ranges) == count
     code = sum(count for _, count, _, _ in KINDS[:-1])
-    bracket(ax, left + 0.02, left + code * per_line - 0.02, 3.98)
-    write(ax, left + code * per_line / 2, 3.76, f"{code} lines of code")
+    bracket(ax, left + 0.02, left + code * per_line - 0.02, top - 0.06)
+    write(ax, left + code * per_line / 2, 0.35, f"{code} lines of code", HEAD, weight="bold")
     x = left
     for n, (name, count, colour, share) in enumerate(KINDS):
         middle, beside = x + count * per_line / 2, n in (3, 4)  # narrow ones: their names stand below, with a line to each
-        box(ax, x, 4.03, count * per_line, 0.5, colour=colour, share=share)
-        write(ax, middle, 4.28, f"{count}", HEAD, color="white" if share > 0.8 else "black")
+        box(ax, x, top, count * per_line, 0.5, colour=colour, share=share)
+        write(ax, middle, top + 0.25, f"{count}", HEAD, color="white" if share > 0.8 else "black")
         if beside:
-            ax.plot((middle, middle), (4.53, 4.98), color=DARK, linewidth=1)
-            write(ax, middle + (0.02 if n == 3 else -0.02), 5.14, name, ha="right" if n == 3 else "left")
+            ax.plot((middle, middle), (top + 0.5, top + 0.95), color=DARK, linewidth=1)
+            write(ax, middle + (0.02 if n == 3 else -0.02), top + 1.09, name, ha="right" if n == 3 else "left")
         else:
-            write(ax, middle, 4.73, name)
+            write(ax, middle, top + 0.7, name)
         x += count * per_line
-
-
-def draw_parts(ax: Axes, parts: tuple, first: int, last: int, left: float, top: float, wide: float) -> None:
-    """A bar of lines first … last − 1 in its parts, each with its name and its number of lines."""
-    per_line = wide / (last - first)
-    for (start, name, colour), (end, *_) in zip(parts, (*parts[1:], (last,)), strict=True):
-        if start < end:
-            text = f"{name}\n{end - start}" if name else ""
-            box(ax, left + (start - first) * per_line, top, (end - start) * per_line, 0.6, text, colour, share=0.4)
 
 
 SLOTS = ("one thread's share?", "for which copy or product", "where", "of which tensor", "transposed?")
@@ -109,8 +77,8 @@ def draw_names(ax: Axes) -> None:
 # A step: its text, and its colour, that of the tensor. Theirs have a line, and the number of the step of yours that they do.
 ATTEND = (("load k", "orange"), ("q kᵀ", "yellow"), ("times scale", "yellow"), ("mask", "black"), ("softmax_step: m, alpha, l", "sky"), ("softmax_step: p", "sky"),
           ("acc · alpha", "purple"), ("load v", "green"), ("acc + p v", "purple"))  # fmt: skip
-THEIRS = (("305, 306", "wait: k is there, v was read", None, None), ("310, 317", "begin to copy v", "green", 7), ("319", "q kᵀ", "yellow", 1),
-          ("328", "mask", "black", 3), ("332, 333", "wait: v is there, k was read", None, None), ("335, 338", "begin to copy the next k", "orange", 0))  # fmt: skip
+THEIRS = (("305, 306", "wait: k is there, v was read", None, None), ("310", "begin to copy v", "green", 7), ("319", "q kᵀ", "yellow", 1),
+          ("328", "mask", "black", 3), ("332, 333", "wait: v is there, k was read", None, None), ("335", "begin to copy the next k", "orange", 0))  # fmt: skip
 INSIDE = (("148", "m", "sky", 4), ("157", "alpha", "sky", None), ("158", "l · alpha", "sky", None), ("160", "acc · alpha", "purple", 6),
           ("162", "times scale, and p", "sky", 5), ("165", "l plus the thread's own sum", "sky", None))  # fmt: skip
 LAST = (("347", "p in 16 bits", "sky", None), ("367", "acc + p v", "purple", 8))
@@ -148,7 +116,7 @@ def draw_two_loops(ax: Axes) -> None:
                         color="black" if moved else DARK, linewidth=2.2 if moved else 1, linestyle="-" if moved else ":")  # fmt: skip
     scale_to = inside_top + (0.85 + 4) * ROW + BOX / 2  # the scale goes with p
     ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - 0.16), (mine[2] + BOX / 2, scale_to), color="black", linewidth=2.2)
-    note(ax, YOURS_AT, 7.65, "thick lines: what has moved; one dotted line for m, alpha and l; not drawn: 304")
+    note(ax, YOURS_AT, 7.65, "thick lines: what has moved; one dotted line for m, alpha and l; not drawn: 304 and 365")
 
 
 # A lane's bars of the forward loop, as (start, end, text, whether it is a copy), in inches. Copies are drawn shorter than the work that
@@ -202,9 +170,9 @@ SHARED_ROWS, THREADS, MARKED = (0, 1, 2, None, 15, 16, 17, 18), 128, 0  # None: 
 
 @image("12_share.png", 3.7)
 def draw_share(ax: Axes) -> None:
-    """The first rows of a tile of q, its pieces with the threads that copy them, and one thread's share marked."""
+    """The first rows of a tile of v, its pieces with the threads that copy them, and one thread's share marked."""
     left, top, wide, high = 0.95, 0.5, 0.5, 0.3
-    heading(ax, left, 0.25, "gQ, its first rows")
+    heading(ax, left, 0.25, "a block of v, its first rows")
     for n, row in enumerate(SHARED_ROWS):
         y = top + n * high
         if row is None:
@@ -218,7 +186,7 @@ def draw_share(ax: Axes) -> None:
     bottom = top + len(SHARED_ROWS) * high
     write(ax, left + PIECES * wide / 2, bottom + 0.18, "⋮")
     notes(ax, 5.3, top + 0.15, ("a box: a piece, 8 elements", "its number: the thread that copies it"), step=0.3)
-    notes(ax, 5.3, top + 1.35, (f"orange: thread {MARKED}'s share, tQgQ:", "one piece in each sixteenth row"), step=0.3)
+    notes(ax, 5.3, top + 1.35, (f"orange: thread {MARKED}'s share, tVgV:", "one piece in each sixteenth row"), step=0.3)
     note(ax, left, bottom + 0.5, "128 threads copy 16 rows at once, and then the next 16")
 
 
@@ -260,23 +228,51 @@ def draw_pieces(ax: Axes, left: float, swizzled: bool) -> float:
     return top + PIECES * high
 
 
-@image("12_four_threads.png", 2.5)
-def draw_four_threads(ax: Axes) -> None:
-    """A row's first 16 scores in the registers of its four threads, and what row_max and row_sum join."""
-    colours, left, wide = ("sky", "orange", "green", "purple"), 0.95, 0.48
-    write(ax, left - 0.15, 0.25, "column", ha="right")
-    write(ax, left - 0.15, 0.75, "thread", ha="right")
-    for column in range(16):
-        thread, x = column % 8 // 2, left + column * wide
-        write(ax, x + wide / 2, 0.25, f"{column}")
-        box(ax, x, 0.5, wide, 0.5, f"{thread}", colours[thread], share=0.5)
-    outline(ax, left, 0.5, 8 * wide, 0.5, line=2)
-    outline(ax, left + 8 * wide, 0.5, 8 * wide, 0.5, line=2)
-    write(ax, left - 0.15, 1.6, "row_sum", ha="right")
-    for thread in range(4):
-        columns = ", ".join(f"{2 * thread + n}" for n in (0, 1, 8, 9))
-        box(ax, left + thread * 4 * wide, 1.35, 3.8 * wide, 0.5, f"of {columns}, …", colours[thread], share=0.5)
-    note(ax, left, 2.2, "each thread adds up what it holds, and row_sum keeps the four sums apart")
+def lane_of_score(row: int, column: int) -> int:
+    """Which thread of a warp holds an element of c, of 16 x 8, by mma.sync.m16n8k16."""
+    return row % 8 * 4 + column // 2
+
+
+def lane_of_operand(row: int, column: int) -> int:
+    """Which thread of a warp holds an element of a, of 16 x 16, by mma.sync.m16n8k16."""
+    return row % 8 * 4 + column % 8 // 2
+
+
+SHOWN_ROWS, LANE = (0, 1, 2, None, 8, 9, 10), 5  # None: rows that aren't drawn
+
+
+@image("12_registers.png", 3.8)
+def draw_registers(ax: Axes) -> None:
+    """Which thread of a warp holds which of 16 x 16 scores, and which thread must hold them as p for the next product."""
+    colours, wide, high, top = ("sky", "orange", "green", "purple"), 0.44, 0.32, 0.95
+    places = (
+        (0.85, "acc_s: what q kᵀ leaves", lambda row, column: lane_of_score(row, column % 8), (0, 4)),
+        (5.3, "p: what p v wants as its A", lane_of_operand, (0,)),
+    )
+    for left, name, lane_of, pieces in places:
+        heading(ax, left, 0.22, name)
+        write(ax, left - 0.1, 0.75, "column", ha="right")
+        for pair in range(8):
+            write(ax, left + (pair + 0.5) * wide, 0.75, f"{2 * pair}, {2 * pair + 1}", 8.5)
+        marked = []
+        for n, row in enumerate(SHOWN_ROWS):
+            y = top + n * high
+            if row is None:
+                for pair in (2, 6):
+                    write(ax, left + pair * wide, y + high / 2, "⋮")
+                continue
+            write(ax, left - 0.1, y + high / 2, f"row {row}", ha="right")
+            for pair in range(8):
+                lane = lane_of(row, 2 * pair)
+                assert lane == lane_of(row, 2 * pair + 1)
+                box(ax, left + pair * wide, y, wide, high, f"{lane}", colours[lane % 4], share=0.3 + 0.5 * (lane == LANE))
+                marked += [(left + pair * wide, y)] * (lane == LANE)
+        for pair in pieces:
+            outline(ax, left + pair * wide, top, 8 * wide / len(pieces), len(SHOWN_ROWS) * high, line=2.5)
+        for x, y in marked:
+            outline(ax, x + 0.03, y + 0.03, wide - 0.06, high - 0.06, line=1.5)
+    note(ax, 0.85, 3.4, f"a number: the thread of the warp; framed: thread {LANE}; a colour: one of the four threads that share a row")
+    note(ax, 0.85, 3.65, "left: two pieces of 16 x 8 side by side; right: one piece of 16 x 16")
 
 
 # (text, kind): a matmul, something a thread does in its registers, or a way out of them.
@@ -454,7 +450,7 @@ PARTS = ("s and p\ntile 0", "s and p\ntile 1", "acc\ntile 0", "acc\ntile 1")  # 
 
 @image("12_fa4_warps.png", 5.3)
 def draw_fa4_warps(ax: Axes) -> None:
-    """FA4's warps around shared and tensor memory: who writes the scores, p and acc, and who takes acc out to rescale it."""
+    """FA4's warps around shared and tensor memory: who writes the scores, p and acc, who takes acc out to rescale it, and where o leaves."""
     left, part, high, warps = 1.3, 1.9, 0.62, {"colour": "black", "share": 0.08}
     heading(ax, 0.1, 0.42, "shared\nmemory")
     box(ax, left, 0.15, 2 * part - 0.1, 0.55, "q, k and v", "sky", share=0.35)
@@ -487,4 +483,6 @@ def draw_fa4_warps(ax: Axes) -> None:
     ax.plot((left + 0.5 * part, left + 3 * part), (4.7, 4.7), color="black", linewidth=1.6)
     arrow(ax, (left + 3 * part, 4.7), (left + 3 * part, 4.4))
     write(ax, left + 1.75 * part, 4.88, "alpha, through shared memory")
+    arrow(ax, (left + 3.5 * part, 4.4), (left + 3.5 * part, 4.95))
+    write(ax, left + 3.5 * part, 5.13, "after the last block: o, lse")
     note(ax, 0.1, 5.13, "thick: what FA4 often leaves out")

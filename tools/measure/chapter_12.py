@@ -1,5 +1,5 @@
 """Chapter 12: chapter 5's forward by Hopper's instruction and by Ampere's, beside FA2, which has Ampere's; and FA2's
-loop written by hand, with a line taken out.
+loop written by hand, with early copies and with late ones.
 """
 
 import itertools
@@ -12,7 +12,7 @@ import torch
 
 from fa_tutorial import forward, hardware
 from fa_tutorial.bench import peers
-from fa_tutorial.bench.cases import Shape, about
+from fa_tutorial.bench.cases import Shape
 from fa_tutorial.bench.chapter_8 import in_words, inputs
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import time_call, timed_in_turns
@@ -22,7 +22,7 @@ hardware.require_triton("Measuring (tools/measure)")
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
 from measure.fa2_loop import fa2_kernel  # noqa: E402
-from measure.turns import by_shape, in_turns  # noqa: E402
+from measure.turns import by_shape  # noqa: E402
 
 # An instruction -> the launch's options: Triton writes Ampere's instructions, and ptxas compiles them for the GPU.
 INSTRUCTIONS = {"wgmma": {}, "mma.sync": {"arch": "sm80"}}
@@ -34,22 +34,16 @@ TILES = [
     )
 ]  # fmt: skip
 FA2 = ("sdpa_flash", None)  # it chooses its tile by itself
-# FA2's loop, whole and without a line -> fa2_kernel's arguments
-LOOPS = {
-    "whole": {"EARLY": True, "SWIZZLED": True},
-    "copies begin late": {"EARLY": False, "SWIZZLED": True},
-    "tiles aren't swizzled": {"EARLY": True, "SWIZZLED": False},
-}
-LOOP_TILES = {"128x128 4 warps": (128, 128, 4), "128x64 4 warps": (128, 64, 4), "128x32 4 warps": (128, 32, 4),
-              "64x64 4 warps": (64, 64, 4), "128x64 8 warps": (128, 64, 8)}  # fmt: skip
+# FA2's loop, and what it is with late copies -> whether its copies begin early
+LOOPS = {"whole": True, "copies begin late": False}
+LOOP_TILES = [(128, 128, 4), (128, 64, 4), (128, 32, 4), (64, 64, 4), (128, 64, 8)]  # BLOCK_M, BLOCK_N, warps
 
-
-SHAPES = [Shape(1, 2048 // D, 2048 // D, 16_384, 16_384, D, False) for D in (64, 128)]
+SHAPE = Shape(1, 16, 16, 16_384, 16_384, 128, False)
 
 
 def instruction_cases() -> Iterator[Measurement]:
     """FA2, and chapter 5's kernel by each instruction with the fastest of TILES: 16,384 tokens, full."""
-    return by_shape(12, "instruction", instructions_in_turns, SHAPES, ("sdpa_flash", *INSTRUCTIONS))
+    return by_shape(12, "instruction", instructions_in_turns, [SHAPE], ("sdpa_flash", *INSTRUCTIONS))
 
 
 def launched(tensors: tuple[torch.Tensor, ...], instruction: str, tile: TileConfig) -> Any:
@@ -90,36 +84,34 @@ def instructions_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 
 def loop_cases() -> Iterator[Measurement]:
-    """FA2, and its loop by hand, whole and without a line, at each of LOOP_TILES: 16,384 tokens, full, D = 128."""
-    shape = SHAPES[-1]
-    names = [FA2, *itertools.product(LOOPS, LOOP_TILES)]
-    abouts = {(name, tile): about(12, "fa2_loop", name, **vars(shape), tile=tile) for name, tile in names}
-    return in_turns(abouts, loops_in_turns, shape)
+    """FA2, and its loop by hand with early and with late copies, at the tile of LOOP_TILES at which the whole loop is
+    the fastest: 16,384 tokens, full.
+    """
+    return by_shape(12, "fa2_loop", loops_in_turns, [SHAPE], ("sdpa_flash", *LOOPS))
 
 
-def loop_calls(shape: Shape) -> tuple[dict[tuple, Callable[[], Any]], torch.Tensor]:
-    """FA2, which returns o, and each loop at each tile, which returns what was compiled; and the o that these write."""
+def loops_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    """The time of FA2 and of each of LOOPS. A loop that gives another o than FA2 is an error."""
     q, k, v = inputs(shape)
     o, S, D = torch.empty_like(q), q.shape[2], q.shape[3]
-    calls: dict[tuple, Callable[[], Any]] = {FA2: partial(peers.provider("sdpa_flash"), q, k, v)}
-    for tile, (block_m, block_n, num_warps) in LOOP_TILES.items():
-        grid, sizes = (q.numel() // D // block_m,), (S, D**-0.5 * math.log2(math.e), D, block_m, block_n)
-        for name, lines in LOOPS.items():
-            calls[name, tile] = partial(fa2_kernel[grid], q, k, v, o, *sizes, **lines, num_warps=num_warps)
-    return calls, o
 
+    def launch(name: str, tile: tuple[int, int, int]) -> Any:
+        block_m, block_n, num_warps = tile
+        sizes = S, D**-0.5 * math.log2(math.e), D, block_m, block_n
+        return fa2_kernel[(q.numel() // D // block_m,)](q, k, v, o, *sizes, EARLY=LOOPS[name], num_warps=num_warps)
 
-def loops_in_turns(shape: Shape) -> dict[tuple, dict[str, Any]]:
-    """The time of each of loop_calls. A loop that gives another o than FA2 is an error."""
-    calls, o = loop_calls(shape)
-    want, facts = calls[FA2](), {FA2: {}}
-    for name, call in calls.items():
-        if name != FA2:
-            o.zero_()
-            compiled = call()
-            if not (o - want).abs().max() <= 2e-3:
-                raise RuntimeError(f"{name}: o isn't FA2's")
-            facts[name] = {"registers": compiled.n_regs, "spilled_registers": compiled.n_spills}
+    whole = {tile: partial(launch, "whole", tile) for tile in LOOP_TILES}
+    (tile,) = fastest(whole, lambda tile: "all").values()
+    flash = partial(peers.provider("sdpa_flash"), q, k, v)
+    want, calls, facts = flash(), {"sdpa_flash": flash}, {"sdpa_flash": {}}
+    for name in LOOPS:
+        calls[name] = partial(launch, name, tile)
+        o.zero_()
+        compiled = calls[name]()
+        if not (o - want).abs().max() <= 2e-3:
+            raise RuntimeError(f"{name}: o isn't FA2's")
+        words = "{}x{}, {} warps".format(*tile)
+        facts[name] = {"tile": words, "registers": compiled.n_regs, "spilled_registers": compiled.n_spills}
     rows = timed_in_turns(calls, rounds=3)
     return {name: rows[name] | facts[name] for name in calls}
 

@@ -1,4 +1,4 @@
-"""FA2's loop in Gluon, with Ampere's `mma.sync`: for chapter 12, which takes a line out and times it."""
+"""FA2's loop in Gluon, with Ampere's `mma.sync`: for chapter 12, which times it with early and with late copies."""
 
 from fa_tutorial.hardware import require_triton
 
@@ -22,14 +22,13 @@ def begin_copy(tile, x_ptr, start):
 
 @gluon.jit
 def fa2_kernel(q_ptr, k_ptr, v_ptr, o_ptr, S, scale_log2, D: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-               EARLY: gl.constexpr, SWIZZLED: gl.constexpr):  # fmt: skip
+               EARLY: gl.constexpr):  # fmt: skip
     """o of BLOCK_M rows, full attention. All (B · H · S, D), contiguous, S a multiple of both blocks.
     Grid: (B · H · S // BLOCK_M,).
 
-    EARLY: a copy begins as soon as its buffer is free, else right before it is waited for. SWIZZLED: piece c of row r
-    stands at place c ^ (r % 8), else at place c.
+    EARLY: a copy begins as soon as its buffer is free, else right before it is waited for.
     """
-    shared: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8 if SWIZZLED else 1, [1, 0])
+    shared: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])  # c ^ (r % 8)
     mma: gl.constexpr = gl.NVMMADistributedLayout(
         version=[2, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, 8])  # fmt: skip
     left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma, k_width=2)

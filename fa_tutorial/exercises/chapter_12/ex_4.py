@@ -9,31 +9,31 @@ from fa_tutorial.reference import attention
 
 
 def two_tests():
-    """(S_q, S_k, lower) of a test that changes 3 and 5 pass, and of one that both fail."""
+    """(S_q, S_k, lower) of a test that changes 3 and 4 pass, and of one that both fail."""
     both_pass = 24, 46, 0.0  # row 0 sees keys 0 … 22, and the last two blocks begin at key 16
     both_fail = 31, 100, 110.0  # row 0 sees a part of the third block from the end; e^−110 is 0
     return both_pass, both_fail
 
 
 FEWEST, MOST, D, MOST_KEYS, LOWEST = 24, 31, 16, 1024, 1e6
-CHANGES = {3: {"peel": False, "unset": 0.0}, 5: {"masked": 2}}
+CHANGES = {3: {"peel": False, "unset": 0.0}, 4: {"masked": 2}}
 RIGHT, WRONG = 1e-3, 1e-2  # the largest error of o that passes a test, and the least that fails it
 ARE_SEEN = {
     3: "change 3 fails the first test: so far below 0, e to the power of a score has few digits or none in float32",
-    5: "change 5 fails the first test: a block before the last two holds a key after S_k − S_q, the last one that row 0 sees",
+    4: "change 4 fails the first test: a block before the last two holds a key after S_k − S_q, the last one that row 0 sees",
 }
 HIDE = {
     3: "change 3 passes the second test: float32 still holds e to the power of these scores, so a shift of 0 is as good as another",
-    5: "change 5 passes the second test: row 0 sees every key before the last two blocks, so only these two need a mask",
+    4: "change 4 passes the second test: row 0 sees every key before the last two blocks, so only these two need a mask",
 }
-SWAPPED = "the two tests are swapped: return the one that changes 3 and 5 pass first"
+SWAPPED = "the two tests are swapped: return the one that changes 3 and 4 pass first"
 FIRST, SECOND = "both_pass = 24, 46, 0.0", "both_fail = 31, 100, 110.0"
 MISTAKES = {
     ARE_SEEN[3]: (FIRST, "both_pass = 24, 46, 110.0"),
-    ARE_SEEN[5]: (FIRST, "both_pass = 24, 66, 0.0"),
+    ARE_SEEN[4]: (FIRST, "both_pass = 24, 66, 0.0"),
     HIDE[3]: (SECOND, "both_fail = 31, 100, 0.0"),
     SWAPPED: ("return both_pass, both_fail", "return both_fail, both_pass"),
-    HIDE[5]: (SECOND, "both_fail = 24, 46, 110.0"),
+    HIDE[4]: (SECOND, "both_fail = 24, 46, 110.0"),
 }
 
 
@@ -75,7 +75,7 @@ def judged(test, which, told):
         words.append(f"change {change} {word}")
         if word != want:
             small = told is HIDE and word != "passes"
-            few = ": with fewer keys one that leaks weighs more" if change == 5 else ""
+            few = ": with fewer keys one that leaks weighs more" if change == 4 else ""
             cause = cause or (f"change {change} is off by less than 0.01, which is too little for a test{few}" if small else told[change])
     return verdict(" and ".join(words), cause)
 
@@ -103,11 +103,11 @@ def inputs():
 EXERCISE = Exercise(
     task="Find a test that two broken loops pass, and one that both fail.",
     hints=(
-        "Only the lengths decide what change 5 does, and only the size of the scores what change 3 does. Which is the last key that row 0 "
+        "Only the lengths decide what change 4 does, and only the size of the scores what change 3 does. Which is the last key that row 0 "
         "sees? And what is p if a score is far below the shift that it is measured from?",
-        "Row 0 sees keys 0 … S_k − S_q. Change 5 is right where all blocks before the last two end there or earlier: with fewer rows than 32, "
+        "Row 0 sees keys 0 … S_k − S_q. Change 4 is right where all blocks before the last two end there or earlier: with fewer rows than 32, "
         "row 0 stands nearer to the last key. Change 3 begins with row_max = 0 and row_sum = 0, so p is e to the power of the score as long as no score exceeds 0.",
-        "Write b for the first key of the last two blocks: 16 · (⌈S_k / 16⌉ − 2). Change 5 passes where S_k − S_q is at least b − 1. For change 3: "
+        "Write b for the first key of the last two blocks: 16 · (⌈S_k / 16⌉ − 2). Change 4 passes where S_k − S_q is at least b − 1. For change 3: "
         "from which x on is e^−x 0 in float32, whose smallest number is 2^−149?",
     ),
     solution=two_tests,
@@ -116,7 +116,7 @@ EXERCISE = Exercise(
     "last two blocks begin at key 80: block 4, keys 64 … 79, needs a mask. Scores around −110 lie so far below change 3's shift of 0 that p, row_sum and acc are 0.",
     inputs=inputs,
     truth=truth,
-    rule="changes 3 and 5 pass the first test, and both fail the second",
+    rule="changes 3 and 4 pass the first test, and both fail the second",
     mistakes=MISTAKES,
     adapt=adapt,
     parts=("the first test", "the second test"),
