@@ -154,7 +154,7 @@ def one_loop_parts(card: dict[str, Any]) -> Figure:
     labels = {
         "one loop, atomics": "one loop",
         "product, no adds": "without its adds",
-        "adds, no product": "without dq's product",
+        "adds, no product": "without dq's product and the transpose of ds_t",
     }
     figure, ax = plt.subplots(figsize=(9, 3.6), layout="constrained")
     cases = parts.groupby(["D", "is_causal"], sort=False)
@@ -193,19 +193,20 @@ def training_losses(runs: dict[str, Sequence[float]], guess: float) -> Figure:
 
 
 def step_parts(card: dict[str, Any]) -> Figure:
-    """Chapter 7's step, 16 heads with D = 64 and S = 4,096: its four kernels in a row, each timed alone."""
+    """Chapter 7's step, 16 heads with D = 64 and S = 4,096: its four kernels in a row, each timed alone, and the share
+    of the whole that its matmuls would give it."""
     case = {"dtype": "fp16", "B": 1, "S_q": 4_096, "D": 64, "is_causal": False}
     forward = results.select(card["rows"], provider="basic", mode="fwd", **case).iloc[0]
     ms = results.select(card["kernels"], kernel="backward_launch", **case).set_index("provider")["ms"]
     matmuls_of = {"delta_kernel": 0, "dkdv_kernel": 4, "dq_kernel": 3}  # to a tile
     parts = {"forward kernel": (forward.ms, 2)} | {name: (ms[name], count) for name, count in matmuls_of.items()}
     figure, ax = plt.subplots(figsize=(8.5, 2.0), layout="constrained")
-    start = 0.0
+    whole, start = sum(took for took, _ in parts.values()), 0.0
     for color, (name, (took, matmuls)) in zip(("C1", GREY, "C0", "C2"), parts.items(), strict=True):
         bars = ax.barh(0, took, 0.9, start, color=color, edgecolor="black")
-        tflops = matmuls * 2 * forward.H_q * forward.S_q * forward.S_k * forward.D / took / 1e9
         if matmuls:
-            words = f"{name}\n{took:.2f} ms\n{tflops:.0f} TFLOP/s"
+            share = whole * matmuls / sum(matmuls_of.values(), 2)
+            words = f"{name}\n{took:.2f} ms\n(by matmuls {share:.2f})"
             ax.bar_label(bars, [words], label_type="center", fontsize="small", color="white")
         else:
             at, look = start + took / 2, {"ha": "center", "va": "center", "fontsize": "small"}
