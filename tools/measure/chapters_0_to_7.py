@@ -555,14 +555,7 @@ def _backward_in_one_loop(
     return dq.to(q.dtype), dk, dv
 
 
-# What is left of dq's share in one loop's step, as changes of its text.
-PRODUCT = "scale * dot(tl.trans(ds_t), k_tile)"
-ADDED, NOT_ADDED = "mask=(offs_m[:, None] < S_q)", "mask=(offs_m[:, None] < -S_q)"  # known only when it runs
-PARTS = {
-    "one loop, atomics": [],
-    "product, no adds": [(ADDED, NOT_ADDED)],
-    "adds, no product": [(PRODUCT, "tl.full((BLOCK_M, k_tile.shape[1]), 0.001, dtype=tl.float32)")],
-}
+PARTS = (*LOOPS, "one loop, no adds")
 PARTS_TILES = {
     64: TileConfig(64, 64, 4, 3),
     128: TileConfig(64, 128, 8, 2),
@@ -570,14 +563,15 @@ PARTS_TILES = {
 
 
 def one_loop_parts_cases() -> Iterator[Measurement]:
-    """Chapter 7: what dq costs in one loop: the product with the transposed ds, and the atomic additions."""
-    shapes = itertools.chain(*SIXTEEN_HEADS.values())
-    return by_shape(7, "one_loop_parts", _parts_in_turns, shapes, (LOOPS[0], *PARTS))
+    """Chapter 7: the backward in two loops, in one, and in one without its atomic additions."""
+    return by_shape(7, "one_loop_parts", _parts_in_turns, itertools.chain(*SIXTEEN_HEADS.values()), PARTS)
 
 
-def one_loop_with(part: str) -> Any:
-    """The kernel in one loop with one of PARTS."""
-    text = edited(source_of(changed_kernels.add_to_all), *PARTS[part])
+def without_adds() -> Any:
+    """changed_kernels.atomic_kernel with a mask of its additions that is False, which is known only when it runs."""
+    text = edited(
+        source_of(changed_kernels.add_to_all), ("mask=(offs_m[:, None] < S_q)", "mask=(offs_m[:, None] < -S_q)")
+    )
     names = vars(changed_kernels) | {"__name__": "part"}
     return defined(f"{text}\n\n\n{source_of(changed_kernels.atomic_kernel)}", names)["atomic_kernel"]
 
@@ -585,10 +579,9 @@ def one_loop_with(part: str) -> Any:
 def _parts_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     """The times are those of the whole backward, delta, the zeros of dq and its conversion to fp16 included."""
     arguments = _backward_arguments(shape)
-    calls = {LOOPS[0]: partial(backward.flash_backward, *arguments)}
-    for part in PARTS:
-        calls[part] = partial(_backward_in_one_loop, *arguments, PARTS_TILES[shape.D], one_loop_with(part))
-    return timed_in_turns(calls, rounds=6)
+    two = partial(backward.flash_backward, *arguments)
+    one = partial(_backward_in_one_loop, *arguments, PARTS_TILES[shape.D])
+    return timed_in_turns(dict(zip(PARTS, (two, one, partial(one, without_adds())), strict=True)), rounds=6)
 
 
 LAUNCHES = ("delta_kernel", "dkdv_kernel", "dq_kernel")
