@@ -74,7 +74,6 @@ WRONG_ANSWERS = (
     edit("7.6", "tl.dot for dq's product", ("scale * dot(tl.trans(ds_t)", "scale * tl.dot(tl.trans(ds_t)"), told=TF32, gpu=None),
     edit("7.2", "delta added", ("dp_t - delta", "dp_t + delta"), told="ds = p ∘ (dp − delta)"),
     edit("7.5", "p in fp16 for every dtype", (P, f"{P}.to(tl.float16)"), told="over all keys, in float32's digits"),
-    edit("7.5", "ds and dq scaled", ("ds.to(k", "(ds * scale).to(k"), told="one tile gives dq = scale · ds k"),
     edit("7.2", "a softmax of the tile", ("p_t = tl.exp(s_t - lse[None, :])", "e = tl.exp(s_t)\n    p_t = e / tl.sum(e, axis=0)[None, :]"),
          told="a row has keys in other tiles, and lse counts them all"),
     edit("7.3", "stored in every step", (STORES, STORES.replace("    store", "        store")),
