@@ -148,24 +148,19 @@ def backward_speed(card: dict[str, Any], yours: dict[int, float]) -> Figure:
 
 
 def one_loop_parts(card: dict[str, Any]) -> Figure:
-    """Chapter 7's trial: how much longer the backward takes in one loop than in two, whole and without a part of its
-    work."""
+    """Chapter 7's trial: how much longer the backward takes in one loop than in two, whole and without its adds."""
     parts = results.select(card["kernels"], kernel="one_loop_parts")
-    labels = {
-        "one loop, atomics": "one loop",
-        "product, no adds": "without its adds",
-        "adds, no product": "without dq's product",
-    }
+    labels = {"one loop, atomics": "one loop", "one loop, no adds": "one loop without its adds"}
     figure, ax = plt.subplots(figsize=(9, 3.6), layout="constrained")
     cases = parts.groupby(["D", "is_causal"], sort=False)
     of = {name: rows.reset_index(drop=True) for name, rows in parts.groupby("provider")}
     two = of["two loops"]
-    for place, (name, hatch) in enumerate(zip(labels, ("", "//", ".."), strict=True)):
-        where = [x + 0.28 * (place - 1) for x in range(len(cases))]
+    for place, (name, hatch) in enumerate(zip(labels, ("", "//"), strict=True)):
+        where = [x + 0.36 * (place - 0.5) for x in range(len(cases))]
         one = of[name]
         longer = 100 * (one["ms"] / two["ms"] - 1)
         spread = [100 * (one["ms"] - one["ms_20"]) / two["ms"], 100 * (one["ms_80"] - one["ms"]) / two["ms"]]
-        bars = ax.bar(where, longer, 0.26, yerr=spread, label=labels[name], hatch=hatch, edgecolor="black", capsize=3)
+        bars = ax.bar(where, longer, 0.34, yerr=spread, label=labels[name], hatch=hatch, edgecolor="black", capsize=3)
         ax.bar_label(bars, fmt=lambda percent: f"{percent:+.0f}".replace("-", "−"), fontsize="small", padding=3)
     for x, (low, ms, high) in enumerate(zip(two["ms_20"], two["ms"], two["ms_80"], strict=True)):
         spread = [100 * (low / ms - 1), 100 * (high / ms - 1)]
@@ -193,19 +188,20 @@ def training_losses(runs: dict[str, Sequence[float]], guess: float) -> Figure:
 
 
 def step_parts(card: dict[str, Any]) -> Figure:
-    """Chapter 7's step, 16 heads with D = 64 and S = 4,096: its four kernels in a row, each timed alone."""
+    """Chapter 7's step, 16 heads with D = 64 and S = 4,096: its four kernels in a row, each timed alone, and the share
+    of the whole that its matmuls would give it."""
     case = {"dtype": "fp16", "B": 1, "S_q": 4_096, "D": 64, "is_causal": False}
     forward = results.select(card["rows"], provider="basic", mode="fwd", **case).iloc[0]
     ms = results.select(card["kernels"], kernel="backward_launch", **case).set_index("provider")["ms"]
     matmuls_of = {"delta_kernel": 0, "dkdv_kernel": 4, "dq_kernel": 3}  # to a tile
     parts = {"forward kernel": (forward.ms, 2)} | {name: (ms[name], count) for name, count in matmuls_of.items()}
     figure, ax = plt.subplots(figsize=(8.5, 2.0), layout="constrained")
-    start = 0.0
+    whole, start = sum(took for took, _ in parts.values()), 0.0
     for color, (name, (took, matmuls)) in zip(("C1", GREY, "C0", "C2"), parts.items(), strict=True):
         bars = ax.barh(0, took, 0.9, start, color=color, edgecolor="black")
-        tflops = matmuls * 2 * forward.H_q * forward.S_q * forward.S_k * forward.D / took / 1e9
         if matmuls:
-            words = f"{name}\n{took:.2f} ms\n{tflops:.0f} TFLOP/s"
+            share = whole * matmuls / sum(matmuls_of.values(), 2)
+            words = f"{name}\n{took:.2f} ms\n(by matmuls {share:.2f})"
             ax.bar_label(bars, [words], label_type="center", fontsize="small", color="white")
         else:
             at, look = start + took / 2, {"ha": "center", "va": "center", "fontsize": "small"}

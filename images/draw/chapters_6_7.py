@@ -481,7 +481,7 @@ def draw_group_sum(ax: Axes) -> None:
         y = 0.95 + i * 0.68
         write(ax, left - 0.15, y + tall / 2, f"h = {head}", BODY, ha="right")
         for block in range(blocks):
-            look = {"dashed": True} if block < first else {"colour": "sky", "share": 0.5, "hatch": MASKED if block < full else None}
+            look = {"dashed": True} if block < first else TILE_LOOKS["masked" if block < full else "whole"] | {"share": 0.6}
             step = i * (blocks - first) + (block - full if block >= full else blocks - full + block - first) + 1
             box(ax, left + block * side, y, side, tall, "" if block < first else f"{step}", **look)
     for block, name, align in ((first, "first_m", "right"), (full, "full_m", "left")):
@@ -489,8 +489,8 @@ def draw_group_sum(ax: Axes) -> None:
         ax.plot((x, x), (0.7, 0.95 + 2 * 0.68 + tall), color="black", linewidth=1.6, linestyle=":", zorder=3)
         write(ax, x, 0.55, name, ha=align)
     write(ax, left + blocks * side, 0.55, "blocks of q and do →", ha="right")
-    legend(ax, 3.1, ((0.1, {"dashed": True}, "sees none of these keys: not read"), (4.4, {"colour": "sky", "share": 0.5, "hatch": MASKED}, "with the mask"),
-                     (6.6, {"colour": "sky", "share": 0.5}, "without it")))  # fmt: skip
+    legend(ax, 3.1, ((0.1, {"dashed": True}, "sees none of these keys: not read"), (4.4, TILE_LOOKS["masked"] | {"share": 0.6}, "with the mask"),
+                     (6.6, TILE_LOOKS["whole"] | {"share": 0.6}, "without it")))  # fmt: skip
     note(ax, 0.1, 3.55, "Six query heads read two key heads, so heads 3, 4 and 5 read key head 1. The numbers are the program's steps.")
 
 

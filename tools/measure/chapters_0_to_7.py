@@ -403,24 +403,22 @@ def _backward_arguments(shape: Shape) -> tuple[Any, ...]:
     return q, k, v, o, torch.randn_like(q), lse, None, shape.is_causal, shape.D**-0.5
 
 
-# dkdv_kernel's: the package's, and one of 64 rows, with which products that are transposed later take wgmma, too. At
-# D = 128 a program of 64 rows with three stages would be alone on its SM.
-DKDV_TILES = {
-    64: [TileConfig(64, 64, 4, 3), TileConfig(32, 64, 4, 3)],
-    128: [TileConfig(64, 64, 4, 2), TileConfig(32, 64, 4, 3)],
+NOW, LATER = TRANSPOSED = ("as computed", "transposed later")
+# dkdv_kernel's tile, and one of 64 rows, with which products that are transposed later take wgmma, too. At D = 128 a
+# program of 64 rows with three stages would be alone on its SM, and 32 rows that are transposed later, in a loop with
+# both wgmma and mma.sync, give a wrong dk on an H200.
+DKDV_CASES = {
+    64: list(itertools.product((TileConfig(64, 64, 4, 3), TileConfig(32, 64, 4, 3)), TRANSPOSED)),
+    128: [(TileConfig(64, 64, 4, 2), NOW), (TileConfig(64, 64, 4, 2), LATER), (TileConfig(32, 64, 4, 3), NOW)],
 }
-TRANSPOSED = ("as computed", "transposed later")
 
 
 def transposed_cases() -> Iterator[Measurement]:
-    """Chapter 7: dk and dv from transposed tiles of scores, and from the forward's tiles, transposed later; with each
-    of DKDV_TILES."""
-    for D, tiles in DKDV_TILES.items():
+    """Chapter 7: dk and dv from transposed tiles of scores, and from the forward's tiles, transposed later; each of
+    DKDV_CASES."""
+    for D, cases in DKDV_CASES.items():
         shape = at_4096(D, False)
-        words = {
-            (how, tile): about(7, "transposed", how, tile=in_words(tile), **vars(shape))
-            for tile, how in itertools.product(tiles, TRANSPOSED)
-        }
+        words = {(how, tile): about(7, "transposed", how, tile=in_words(tile), **vars(shape)) for tile, how in cases}
         yield from in_turns(words, _transposed_in_turns, shape)
 
 
@@ -430,10 +428,10 @@ def _transposed_in_turns(shape: Shape) -> dict[tuple[str, TileConfig], dict[str,
     delta = backward.row_delta(o, do)
     kernels = {how: compiling.changed_dkdv(how) for how in TRANSPOSED}
     launches, compiled, right = {}, {}, None
-    for tile, (how, kernel) in itertools.product(DKDV_TILES[shape.D], kernels.items()):
+    for tile, how in DKDV_CASES[shape.D]:
         dk, dv = torch.empty_like(k), torch.empty_like(v)
         launches[how, tile] = launch = partial(
-            kernel[(-(-shape.S_k // tile.block_n) * shape.B * shape.H_k,)],
+            kernels[how][(-(-shape.S_k // tile.block_n) * shape.B * shape.H_k,)],
             *map(heads, (q, k, v, do, dk, dv)), lse, delta, shape.H_k, shape.S_q, shape.S_k, shape.D, shape.D**-0.5,
             IS_CAUSAL=shape.is_causal, GROUP=shape.H_q // shape.H_k, BLOCK_D=padded_d(shape.D), **tile.launch(),
         )  # fmt: skip
@@ -449,8 +447,7 @@ LOOP_ORDERS = ("masked last", "masked first")
 
 def loop_order_cases() -> Iterator[Measurement]:
     """Chapter 7: dkdv_kernel, causal, with the loop of the masked blocks last, as it is, and first."""
-    shapes = (at_4096(D, True) for D in (64, 128))
-    return by_shape(7, "loop_order", _orders_in_turns, shapes, LOOP_ORDERS)
+    return by_shape(7, "loop_order", _orders_in_turns, [at_4096(128, True)], LOOP_ORDERS)
 
 
 def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
@@ -558,14 +555,7 @@ def _backward_in_one_loop(
     return dq.to(q.dtype), dk, dv
 
 
-# What is left of dq's share in one loop's step, as changes of its text.
-PRODUCT = "scale * dot(tl.trans(ds_t), k_tile)"
-ADDED, NOT_ADDED = "mask=(offs_m[:, None] < S_q)", "mask=(offs_m[:, None] < -S_q)"  # known only when it runs
-PARTS = {
-    "one loop, atomics": [],
-    "product, no adds": [(ADDED, NOT_ADDED)],
-    "adds, no product": [(PRODUCT, "tl.full((BLOCK_M, k_tile.shape[1]), 0.001, dtype=tl.float32)")],
-}
+PARTS = (*LOOPS, "one loop, no adds")
 PARTS_TILES = {
     64: TileConfig(64, 64, 4, 3),
     128: TileConfig(64, 128, 8, 2),
@@ -573,14 +563,15 @@ PARTS_TILES = {
 
 
 def one_loop_parts_cases() -> Iterator[Measurement]:
-    """Chapter 7: what dq costs in one loop: the product with the transposed ds, and the atomic additions."""
-    shapes = itertools.chain(*SIXTEEN_HEADS.values())
-    return by_shape(7, "one_loop_parts", _parts_in_turns, shapes, (LOOPS[0], *PARTS))
+    """Chapter 7: the backward in two loops, in one, and in one without its atomic additions."""
+    return by_shape(7, "one_loop_parts", _parts_in_turns, itertools.chain(*SIXTEEN_HEADS.values()), PARTS)
 
 
-def one_loop_with(part: str) -> Any:
-    """The kernel in one loop with one of PARTS."""
-    text = edited(source_of(changed_kernels.add_to_all), *PARTS[part])
+def without_adds() -> Any:
+    """changed_kernels.atomic_kernel with a mask of its additions that is False, which is known only when it runs."""
+    text = edited(
+        source_of(changed_kernels.add_to_all), ("mask=(offs_m[:, None] < S_q)", "mask=(offs_m[:, None] < -S_q)")
+    )
     names = vars(changed_kernels) | {"__name__": "part"}
     return defined(f"{text}\n\n\n{source_of(changed_kernels.atomic_kernel)}", names)["atomic_kernel"]
 
@@ -588,10 +579,9 @@ def one_loop_with(part: str) -> Any:
 def _parts_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     """The times are those of the whole backward, delta, the zeros of dq and its conversion to fp16 included."""
     arguments = _backward_arguments(shape)
-    calls = {LOOPS[0]: partial(backward.flash_backward, *arguments)}
-    for part in PARTS:
-        calls[part] = partial(_backward_in_one_loop, *arguments, PARTS_TILES[shape.D], one_loop_with(part))
-    return timed_in_turns(calls, rounds=6)
+    two = partial(backward.flash_backward, *arguments)
+    one = partial(_backward_in_one_loop, *arguments, PARTS_TILES[shape.D])
+    return timed_in_turns(dict(zip(PARTS, (two, one, partial(one, without_adds())), strict=True)), rounds=6)
 
 
 LAUNCHES = ("delta_kernel", "dkdv_kernel", "dq_kernel")
@@ -599,8 +589,7 @@ LAUNCHES = ("delta_kernel", "dkdv_kernel", "dq_kernel")
 
 def backward_launch_cases() -> Iterator[Measurement]:
     """Chapter 7: its three launches, each alone and all together."""
-    shapes = (of_D[is_causal] for is_causal in (False, True) for of_D in SIXTEEN_HEADS.values())
-    return by_shape(7, "backward_launch", _launches_in_turns, shapes, (*LAUNCHES, "all three"))
+    return by_shape(7, "backward_launch", _launches_in_turns, SIXTEEN_HEADS[64][:1], (*LAUNCHES, "all three"))
 
 
 def _launches_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
@@ -620,23 +609,6 @@ def _launches_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
         "all three": run,
     }
     return graphs_in_turns(calls, rounds=4)
-
-
-def backward_traffic_cases() -> Iterator[Measurement]:
-    """Chapter 7: the bytes that the kernels of the backward read, from L2 and from HBM."""
-    launches = itertools.product(SIXTEEN_HEADS, LAUNCHES)
-    words = {(D, kernel): about(7, "backward_traffic", kernel, **vars(SIXTEEN_HEADS[D][0])) for D, kernel in launches}
-    return in_turns(words, _traffic, "(delta|dkdv|dq)_kernel", "launch_backwards()", words)
-
-
-def launch_backwards() -> None:
-    """What ncu looks at: the backward with each D, once each, compiled before."""
-    for is_counted in (False, True):
-        if is_counted:
-            torch.cuda.profiler.start()
-        for shape, _ in SIXTEEN_HEADS.values():
-            backward.flash_backward(*_backward_arguments(shape))
-            torch.cuda.synchronize()
 
 
 def require_alike(results: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> None:

@@ -73,7 +73,7 @@ def inputs():
     yield whole(1, 1, 16, 16, "one head, S_q = D = 16, one tile", f"one tile gives {RULE}", stray=fits)
     yield whole(1, 1, 32, 16, "S_q = 32, two programs", "a program's rows begin at start_m, in o, do and delta", stray=fits)
     own = f"batch_head is b · H + h: // H gives b, % H gives h, and {PLACE}"
-    yield whole(2, 2, 16, 16, "B = H = 2, S_q = 16", own, stray=f"an offset is wrong, for example with batch and head exchanged: {own}")
+    yield whole(2, 2, 32, 16, "B = H = 2, S_q = 32", own, stray=f"an offset is wrong, for example with batch and head exchanged: {own}")
     yield whole(1, 1, 16, 12, "D = 12, BLOCK_D = 16", "load_tile takes D and BLOCK_D, and puts zeros past D")
     past = "rows past S_q are read or stored: give load_tile S_q, mask the store by offs_m < S_q, and count tl.cdiv(S_q, BLOCK_M) row blocks to a head"
     yield whole(1, 1, 20, 16, "S_q = 20, BLOCK_M = 16", "the last block of rows may be ragged", stray=past, edge="ragged")
@@ -87,6 +87,8 @@ def inputs():
     o[..., 0], o[..., 1], do[..., 0] = 64, 1, 32
     yield rows(o, do, "fp16, every row of do ∘ o is 2048, 1, 0, …", "the sum is kept in float32: fp16 has no 2049", edge="half")
     draw = generator()
+    o, do = (torch.randn(1, 1, 16, 16, generator=draw) for _ in range(2))
+    yield rows(o, do, "float32, one tile of random numbers", "products and sums keep float32's digits", fresh=True)
     cases = [((1, 2, 32, 20), (16, 32), torch.float32, ""), ((1, 1, 1, 1), (16, 16), torch.float32, "ragged"),
              ((1, 2, 33, 20), (32, 32), torch.float32, "ragged"), ((1, 2, 15, 40), (16, 64), torch.float16, "half")]  # fmt: skip
     if hardware.device().type == "cuda":  # the interpreter's bf16 is wrong

@@ -53,6 +53,8 @@ HEAD = "k and v have H_k heads, and query head h reads head h // (H_q // H_k)"
 PLACE = "row i of query head h of batch b is (b · H_q + h) · S_q + i of lse and delta"
 MISTAKES = {
     "dq is without the scale: dq = scale · ds k": ("acc * scale", "acc"),
+    "dq is scaled twice: ds = p ∘ (dp − delta) is without the scale, and dq gets it once, at the end": (
+        "ds.to(k_tile.dtype)", "(ds * scale).to(k_tile.dtype)"),
     "scale is applied in every step, so the earlier tiles get it again and again: apply it once, after the loop": [
         (SUM, f"{SUM} * scale"), ("acc * scale, b", "acc, b")],
     "lse and delta belong to the queries, but here they run along the keys": [
