@@ -1,4 +1,4 @@
-"""Chapter 9: its backward with another order of a block's lines, and with delta subtracted by arithmetic: D = 128."""
+"""Chapter 9: its backward with another order of a block's lines, D = 128."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -47,15 +47,9 @@ LINE_BY_LINE = [
     ("        x = warpgroup_mma_wait(0, [issue_s(block, shared, start_n, sizes, C, flags)])\n"
      "        if flags.UNDER_DQ:\n", "        x = scale_log2\n        if False:\n", 1),
 ]  # fmt: skip
-# dp's accumulator starts at 0, and delta is subtracted by arithmetic.
-DELTA_LATER = [
-    ("MINUS_DELTA=UNDER_DQ", "MINUS_DELTA=False", 1),
-    ("p_t * dp_t if UNDER_DQ else", "p_t * dp_t if False else", 1),
-]
 ORDERS: dict[str, list[tuple]] = {
     "the kernel's": [],
     "s′ under ds": UNDER_DS,
-    "delta by arithmetic": DELTA_LATER,
     "line by line": LINE_BY_LINE,
 }
 
