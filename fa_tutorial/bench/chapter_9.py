@@ -2,6 +2,7 @@
 
 import itertools
 import re
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -503,23 +504,21 @@ def draw_block(order: Sequence[str], name: str) -> Figure:
     return figure
 
 
-def in_gluon(order: Sequence[str]) -> str:
+def gluon_lines(order: Sequence[str]) -> list[str]:
     """The lines of hopper.backward.one_block, D = 128, in this order of exercise 9.9's, with the waits' numbers that it
-    needs. Of arguments the roles' common ones are left out."""
+    needs."""
     order = [line.replace("'", "′").replace("’", "′") for line in order]
     block = specialised(hopper.backward.one_block, MORE=True, UNDER_DQ=True)
+    kernels = excerpt(block, "dp_t = issue_dp", "dv = warpgroup_mma_wait(0").replace("p_t = ahead\n", "")
     found: dict[str, list[str]] = {}
     lines: list[str] = []
-    first, *rest = excerpt(block, "dp_t = issue_dp", "dv = warpgroup_mma_wait(0").splitlines()
-    p_t = next(line for line in rest if line.startswith("p_t = "))
-    for line in [first, *(line for line in rest if line != p_t)]:
+    for line in kernels.splitlines():
         code, _, words = line.partition("  # ")
-        code = re.sub(r", (dq_desc, )?shared, [^)]*\)", ", …)", code)
         lines.append(f"{code}  # {words.partition(':')[0]}" if words else code)
         label = next((name for name in order if words.removeprefix("meet, ").startswith(name)), None)
         if label:
             found[label], lines = lines, []
-    written, issued = [f"{p_t}  # computed ahead, in the block before"], []
+    written, issued = ["p_t = ahead  # computed ahead, in the block before"], []
     for line in order:
         if line.startswith("issue "):
             issued.append(line.removeprefix("issue "))
@@ -528,7 +527,20 @@ def in_gluon(order: Sequence[str]) -> str:
             last = max(issued.index(name) for name in line.removeprefix("wait for ").split(", "))
             after = len(issued) - 1 - last
         written += [re.sub(r"_wait\(\d", f"_wait({after}", code) for code in found.get(line, ())]
-    return "\n".join(written)
+    return written
+
+
+def in_gluon(order: Sequence[str]) -> str:
+    """gluon_lines to look at: of the arguments those that many calls share are left out."""
+    return "\n".join(re.sub(r", (dq_desc, )?shared, [^)]*\)", ", …)", line) for line in gluon_lines(order))
+
+
+def backward_with(order: Sequence[str]) -> str:
+    """hopper.backward's source with gluon_lines for each block of a work tile but the last, D = 128."""
+    before, first, rest = source_of(hopper.backward).partition("    dp_t = issue_dp(block")
+    kernels, end, after = f"{first}{rest}".partition("    return ahead, dk, dv\n")
+    written, indented = textwrap.indent("\n".join(gluon_lines(order)), " " * 8), textwrap.indent(kernels, " " * 4)
+    return f"{before}    if MORE and UNDER_DQ:\n{written}\n    else:\n{indented}{end}{after}"
 
 
 ORDERS = {
