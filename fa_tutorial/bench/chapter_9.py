@@ -83,7 +83,7 @@ KERNELS = (
     Kernel("9.4, one wait", "one stop", "q kᵀ, p v of the block before, wait for both, softmax"),
     Kernel("9.4", "half overlapped", "the same, but p v runs under half of the maximum"),
     Kernel("9.4, second step", "overlapped", "q kᵀ, wait for it, p v of the block before, under the softmax"),
-    Kernel("persistent", "finished", "as half overlapped, in a persistent program"),
+    Kernel("persistent", "finished", "as half overlapped, but a program's ends are hidden"),
 )
 NAMES = {kernel.row: kernel.name for kernel in KERNELS}
 
@@ -543,18 +543,12 @@ def backward_with(order: Sequence[str]) -> str:
     return f"{before}    if MORE and UNDER_DQ:\n{written}\n    else:\n{indented}{end}{after}"
 
 
-ORDERS = {
-    "the kernel's": "the kernel's",
-    "line by line": "line by line",
-    "s′ under ds": "s′ right behind dp",
-}
-
-
 def print_orders(card: dict[str, Any]) -> None:
-    """The backward with other orders of a block: the cycles of a call over those of the kernel's, the clock at
-    which it then ran, and its time."""
-    found, first = results.select(card["kernels"], chapter=9, kernel="order").set_index("provider"), next(iter(ORDERS))
-    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096':52}cycles    MHz      ms")
-    for name, words in ORDERS.items():
+    """The backward with each matmul waited for before the next line: the cycles of a call over those of the kernel's,
+    and its time."""
+    found = results.select(card["kernels"], chapter=9, kernel="order").set_index("provider")
+    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096':50}cycles      ms")
+    first, *_ = names = "the kernel's", "line by line"
+    for name in names:
         cycles, ms = found.loc[name, ["cycles", "ms"]]
-        print(f"{words:52}{cycles / found.loc[first, 'cycles']:6.2f}{cycles / ms / 1e3:7,.0f}{ms:8.3f}")
+        print(f"{name:50}{cycles / found.loc[first, 'cycles']:6.2f}{ms:8.3f}")
