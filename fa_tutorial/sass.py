@@ -198,6 +198,15 @@ def compiled(attend) -> dict[str, Any]:
         return _in_a_process(setup, f"sass._loop_with(loop.{'by_turns' if by_turns else name})", name)
 
 
+def compiled_backward(source: str) -> dict[str, Any]:
+    """What becomes of the loop over blocks in a changed hopper.backward, D = 128, full: {"instructions", "events"} as
+    stored() has them, and "spills". Compiles as `compiled` does."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "changed_backward.py").write_text(source, encoding="utf-8")
+        setup = f"import sys; sys.path.append({folder!r}); import changed_backward"
+        return _in_a_process(setup, "sass._backward_with(changed_backward.flash_backward)", "one_block")
+
+
 def compiled_or(mine, ours) -> tuple[Any, dict[str, Any]]:
     """(the loop to go on with, what becomes of it): `mine` where it compiles; else `ours`, and say why."""
     try:
@@ -292,6 +301,15 @@ def _loop_with(attend) -> dict[str, Any]:
         "spills": compiling.read_ptxas(log)[1],
         "ptx": {"events": ptx_events(kernel.asm["ptx"])},
     }
+
+
+def _backward_with(flash_backward) -> dict[str, Any]:
+    q, k, v, *rest = compiling.inputs(torch.float16, D)
+    with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
+        flash_backward(q, k, v, *rest, None, False, 0.5)
+    _, kernel, log = launched[1]  # between what prepares and what converts
+    loop = inner_loop(sass_of(kernel))
+    return {"instructions": len(loop), "events": events(loop), "spills": compiling.read_ptxas(log)[1]}
 
 
 def sass_of(compiled) -> str:

@@ -16,7 +16,7 @@ from buffers import DTYPES
 from mutants import mutation_tests_alone
 
 from fa_tutorial import reference
-from fa_tutorial.hopper import backward, forward, ladder, ping_pong, tile_scheduler
+from fa_tutorial.hopper import backward, forward, ladder, tile_scheduler
 from fa_tutorial.matmul import grouped_tile
 from fa_tutorial.tuned import autotuning
 
@@ -213,22 +213,6 @@ def test_the_plain_forward_is_right(D, S, attend):
         truth, plain = reference.attention(q, k, v)[0], reference.naive_attention(q, k, v)
         for _ in range(10):
             reference.assert_accurate(ladder.flash_forward(q, k, v, D**-0.5, attend=attend, stages=stages), truth, plain)
-
-
-@on_hopper
-@causal
-@pytest.mark.parametrize("loop", ping_pong.LOOPS)
-@pytest.mark.parametrize("S", [128, 256, 1152])
-@pytest.mark.parametrize("D", [64, 128])
-def test_each_loop_is_right_with_and_without_a_clock(D, S, loop, is_causal):
-    for dtype, stages in itertools.product(DTYPES[:2], (2, 3)):
-        q, k, v = (torch.randn(2, 3, S, D, dtype=dtype, device="cuda") for _ in range(3))
-        truth, plain = reference.attention(q, k, v, is_causal)[0], reference.naive_attention(q, k, v, is_causal)
-        stamps = torch.zeros(6 * S // 128, 2, S // 128, len(ping_pong.STAMPS), dtype=torch.int64, device="cuda")
-        for clock in (None, None, None, stamps) if not is_causal else (None, None, None):
-            o = ping_pong.flash_forward(q, k, v, is_causal, D**-0.5, loop=loop, stages=stages, stamps=clock)
-            reference.assert_accurate(o, truth, plain)
-        assert (stamps[:, :, 1:-1, :6].diff(dim=3) > 0).all() or is_causal
 
 
 @on_hopper

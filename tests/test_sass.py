@@ -10,7 +10,7 @@ from right_answers.chapter_9 import attend_one_behind, attend_that_looks_ahead, 
 
 import machine_code
 from fa_tutorial import compiling, sass
-from fa_tutorial.bench import results
+from fa_tutorial.bench import chapter_9, results
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.exercises.chapter_8 import ex_3
 from fa_tutorial.hardware import require_triton
@@ -267,3 +267,15 @@ def test_a_loop_is_overlapped_where_exponentials_run_under_a_matmul():
 def test_what_stands_before_between_and_after_the_exponentials():
     found = sass.around(["FMNMX", "MUFU.EX2", "FADD", "MUFU.EX2", "FMUL"])
     assert [found[name] for name in ("FMNMX", "MUFU.EX2", "FADD", "FMUL")] == [[1, 0, 0], [0, 2, 0], [0, 1, 0], [0, 0, 1]]
+
+
+def test_the_order_of_9_9_compiles_to_the_finished_backwards_loop():
+    """Its five matmuls, each wait where the order has it, and p′ beside dq."""
+    found = sass.compiled_backward(chapter_9.backward_with(catalogue.find("9.9").solution()))
+    assert {name: found[name] for name in ("instructions", "events")} == {
+        name: sass.stored()["backward"][name] for name in ("instructions", "events")
+    }
+    assert found["spills"] == 0
+    names = [name for name, _ in found["events"] if name in ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2")]
+    issued = ["HGMMA", "WARPGROUP.DEPBAR", "HGMMA", "HGMMA", "HGMMA", "WARPGROUP.DEPBAR"]
+    assert names == [*issued, "MUFU.EX2", "MUFU.EX2", "HGMMA", "WARPGROUP.DEPBAR", "WARPGROUP.DEPBAR"]

@@ -110,9 +110,6 @@ def ladder_kernels(capability: int) -> Iterator[Call]:
         for attend in (ladder.attend, ladder.attend_overlapped):
             call = partial(ladder.flash_forward, q, k, v, 0.5, attend=attend, stages=3)
             yield f"{words} {attend.__name__}", call
-        for loop, is_causal in itertools.product(hopper.ping_pong.LOOPS, (False, True)):
-            call = partial(hopper.ping_pong.flash_forward, q, k, v, is_causal, 0.5, loop=loop)
-            yield f"{words} causal={is_causal} {loop}", call
 
 
 def decode_kernels(capability: int) -> Iterator[Call]:

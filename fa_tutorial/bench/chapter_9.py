@@ -1,6 +1,8 @@
 """Chapter 9: what its pages show of the stored results. tools/measure measures what is stored."""
 
 import itertools
+import re
+import textwrap
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -14,9 +16,8 @@ from matplotlib.patches import Patch
 from fa_tutorial import hardware, hopper, ledger, reference
 from fa_tutorial.bench import results, tables
 from fa_tutorial.bench.cases import GRIDS, MODES
-from fa_tutorial.hopper import ping_pong
 from fa_tutorial.source import defined, edited, excerpt, source_of, specialised
-from fa_tutorial.warpgroups import KEYS, ONE_STOP, ROWS, TWO_STOPS, exp_cycles, matmul_cycles, two_consumers
+from fa_tutorial.warpgroups import KEYS, ROWS, TWO_STOPS, matmul_cycles, two_consumers
 
 hardware.require_triton("Chapter 9's measurements")
 
@@ -29,6 +30,9 @@ def gpu(card: dict[str, Any]) -> str:
     return card["provenance"]["gpu"].split()[1]
 
 
+# When a consumer is in a block: its tiles are there, its turn has come, the stop is over, p is there, p v is in acc,
+# acc is rescaled and p in fp16; with two stops: this block's own p v is in acc. A loop needn't store all.
+STAMPS = ("tiles", "turn", "stop", "softmax", "end", "packed", "done")
 # What is stored of a loop's stamps; the chapter's have three stages.
 LOOPS = {loop: loop for loop in ("9.3", "9.4, one wait")} | {"chapter 8's": "tuned"}
 SCORES = "        s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)\n"
@@ -65,166 +69,115 @@ def block_of(name: str) -> str:
     return "\n".join(line.split("  #")[0] for line in lines if not line.startswith("mbarrier.arrive(empty"))
 
 
-# A line of a loop -> what it does.
-DONE_BY = (
-    ("warpgroup_mma(q", "q kᵀ"), ("warpgroup_mma(p, v.index(before)", "p v of the block before"),
-    ("warpgroup_mma(p", "p v"), ("[s, acc, p])", "wait for both"), ("[s])", "wait for q kᵀ"), ("[acc", "wait for p v"),
-    ("softmax_step", "softmax"),
-)  # fmt: skip
+class Kernel(NamedTuple):
+    """A kernel of the chapter: its row of the results, its name on the page, and what a block does, in order."""
+
+    row: str
+    name: str
+    block: str
 
 
-def print_loops() -> None:
-    """What a block of the chapter's loops does, in the order of their lines."""
-    for name in ("9.3", "9.4", "9.4, one wait", "9.4, second step"):
-        lines = [line for line in loop_of(name).partition("range(")[2].splitlines() if line.startswith(" " * 8)]
-        done = [next((what for part, what in DONE_BY if part in line), None) for line in lines]
-        print(f"{IN_FULL.get(name, name):30}{', '.join(filter(None, done))}")
-    print()
+KERNELS = (
+    Kernel("chapter 8's", "chapter 8's", "p v of the block before, q kᵀ, wait for both, softmax"),
+    Kernel("9.3", "two stops", "q kᵀ, wait for it, softmax, p v, wait for it"),
+    Kernel("9.4, one wait", "one stop", "q kᵀ, p v of the block before, wait for both, softmax"),
+    Kernel("9.4", "half overlapped", "the same, but p v runs under half of the maximum"),
+    Kernel("9.4, second step", "overlapped", "q kᵀ, wait for it, p v of the block before, under the softmax"),
+    Kernel("persistent", "finished", "as half overlapped, but a program's ends are hidden"),
+)
+NAMES = {kernel.row: kernel.name for kernel in KERNELS}
 
 
-# The rows of the chapter's tables, in their order.
-ROWS_SHOWN = (
-    "chapter 8's", "chapter 8's, 64 x 64", "two programs in Gluon", "two programs", "one program",
-    "one program, each tile loaded twice", "9.3", "9.3, consumer 1 late", "9.4, one wait", "9.4", "9.4, second step",
-    "9.6", "9.4, 2 stages", "finished loop", "third consumer", "persistent", "hopper",
-)  # fmt: skip
-IN_FULL = {
-    "chapter 8's": "chapter 8's, one stop",
-    "two programs in Gluon": "two programs, in Gluon",
-    "two programs": "a producer for each",
-    "one program": "one program for both consumers",
-    "one program, each tile loaded twice": "the same, each tile loaded twice",
-    "9.3": "9.3, two stops",
-    "9.3, consumer 1 late": "9.3, consumer 1 late",
-    "9.4, one wait": "9.4 with one wait: one stop",
-    "9.4, second step": "9.4, second step: overlapped",
-    "9.6": "9.6, ping-pong",
-    "9.4, 2 stages": "9.4, 2 stages instead of 3",
-    "finished loop": "finished loop, two consumers",
-    "third consumer": "finished loop, three consumers",
-    "persistent": "three consumers, persistent",
-    "hopper": "three consumers, persistent, by turns",
-}  # fmt: skip
-
-
-def remedies(card: dict[str, Any], D: int) -> pd.DataFrame:
-    """The rows of one run, full, S = 4,096, by name, in ROWS_SHOWN's order: cycles of an SM for 64 x 128 scores, MHz,
-    TFLOP/s, W, and where there are stamps the share of the time in which exactly one consumer is at a softmax."""
-    found = results.select(card["kernels"], kernel="remedy", D=D).set_index("provider")
-    found = found.loc[[name for name in ROWS_SHOWN if name in found.index]]
-    table = found[["mhz", "tflops", "watts"]].copy()
+def remedies(card: dict[str, Any]) -> pd.DataFrame:
+    """The rows of one run, D = 128, full, S = 4,096, by name: cycles of an SM for 64 x 128 scores, MHz, TFLOP/s, and
+    where there are stamps the share of the time in which exactly one consumer is at a softmax."""
+    found = results.select(card["kernels"], kernel="remedy").set_index("provider")
+    table = found[["mhz", "tflops"]].copy()
     table["cycles"] = [_cycles_a_block(card, row) for _, row in found.iterrows()]
     table["one"] = [of[1] if isinstance(of, list) else None for of in found["softmax_at_once"]]
     return table
 
 
-def print_remedies(card: dict[str, Any], D: int, *new: str, beside: Sequence[str] = ()) -> None:
-    """The rows `new`, which are marked, and those of `beside`, in the order of ROWS_SHOWN."""
-    table = remedies(card, D)
-    watts = table["watts"]
-    head = f"{gpu(card)}, D = {D}, full, S = 4,096; {watts.min():.0f} to {watts.max():.0f} W"
-    print(f"{head:42}   cycles    MHz  TFLOP/s  one at a softmax")
-    for name in [name for name in table.index if name in (*beside, *new)]:
-        row, mark = table.loc[name], ">" if name in new else " "
-        one = f"{row['one']:.0%}" if pd.notna(row["one"]) else ""
-        numbers = f"{row['cycles']:9,.0f}{row['mhz']:7,.0f}{row['tflops']:9.0f}"
-        print(f"{mark} {IN_FULL.get(name, name):40}{numbers}{one:>18}".rstrip())
+def print_kernels(card: dict[str, Any]) -> None:
+    """The chapter's six kernels: what a block does, the cycles of an SM for 64 x 128 scores, and TFLOP/s."""
+    table = remedies(card)
+    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096':79}cycles  TFLOP/s")
+    for row, name, block in KERNELS:
+        print(f"{name:17}{block:61}{table.loc[row, 'cycles']:7,.0f}{table.loc[row, 'tflops']:9.0f}")
 
 
-def print_times(card: dict[str, Any], D: int, *names: str) -> None:
-    """How far the times of a row's calls lie apart, without the fastest and the slowest fifth."""
-    found = results.select(card["kernels"], kernel="remedy", D=D).set_index("provider")
-    times = (f"{name} {found.loc[name, 'ms_20']:.3f} to {found.loc[name, 'ms_80']:.3f}" for name in names)
-    print("ms, the middle three fifths of a run's calls:", "; ".join(times))
+def print_cycles(card: dict[str, Any], rows: dict[str, str]) -> None:
+    """The cycles of an SM for 64 x 128 scores, by the words that are said of each row."""
+    table = remedies(card)
+    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096':50}cycles")
+    for name, words in rows.items():
+        print(f"{words:50}{table.loc[name, 'cycles']:6,.0f}")
 
 
 def print_late(card: dict[str, Any]) -> None:
-    """9.3, with a late consumer 1, too, and one stop, beside what the model of two consumers says of them: cycles and
-    the share of the time in which exactly one consumer is at a softmax."""
-    table, model = remedies(card, 128), {"9.3": (TWO_STOPS, 0), "9.3, consumer 1 late": (TWO_STOPS, 1200)}
-    model["9.4, one wait"] = ONE_STOP, 0
-    print(f"{'D = 128: cycles, one at a softmax':44}{gpu(card):>9}{'':8}{'model':>8}")
-    for name, (loop, late) in model.items():
-        cycles, shares = two_consumers(loop, late=late)
-        measured = f"{table.loc[name, 'cycles']:9,.0f}{table.loc[name, 'one']:8.0%}"
-        print(f"{IN_FULL[name]:44}{measured}{cycles:8,.0f}{shares[1]:8.0%}")
+    """Two stops, and the same with a late consumer 1: cycles, and those of the model of two consumers."""
+    table, late = remedies(card), "9.3, consumer 1 late"
+    print(f"{'D = 128, cycles':34}{gpu(card):>6}   model")
+    for words, name, cycles in (("two stops", "9.3", 0), ("two stops, consumer 1 starts late", late, LATER)):
+        model, _ = two_consumers(TWO_STOPS, late=cycles)
+        print(f"{words:34}{table.loc[name, 'cycles']:6,.0f}{model:8,.0f}")
+    print(f"after a late start, by stamps: one at a softmax {table.loc[late, 'one']:.0%}")
 
 
-SUSPECTS = {
-    1: "they don't alternate", 2: "a long softmax", 3: "loads, or a program's ends", "1 or 3": "both of it changed",
-    None: "no suspect",
-}  # fmt: skip
-LOOKS = {1: "C0", 2: "C1", 3: "C2", "1 or 3": "C4", None: "0.6"}
-# What is changed from each kernel to the next, from chapter 8's to the finished one, D = 128, and the suspect whose
-# part it takes away.
-CHANGES = (
-    ("chapter 8's kernel", "chapter 8's", None),
-    ("64 x 64 blocks", "chapter 8's, 64 x 64", None),
-    ("a producer for each program, in Gluon", "two programs", "1 or 3"),
-    ("one program for both consumers", "one program", None),
-    ("128 keys a block: one stop", "9.4, one wait", 2),
-    ("a wait for each matmul: 9.4", "9.4", 2),
-    ("the rest of the finished loop", "finished loop", None),
-    ("a persistent program", "persistent", 3),
-)
+LATER = 1200  # cycles by which a late consumer 1 begins after consumer 0
+SUSPECTS = {2: "away too long", 3: "a program's ends", "several": "several things changed"}
+LOOKS = {2: "C1", 3: "C2", "several": "C4"}
+# From each kernel to the next, from chapter 8's to the finished one, D = 128: the suspect whose part it takes away.
+CHANGES = (("chapter 8's", None), ("9.4, one wait", "several"), ("9.4", 2), ("persistent", 3))
 
 
 class Bar(NamedTuple):
-    """A kernel of the account: its cycles a block, what the change before it gave, and the suspect; one: the share of
-    the time in which one consumer is at a softmax, where there are stamps; ms: of the same calls the fastest fifth's
-    end, the median, and the slowest fifth's begin; mhz: their clock; spread: how far the cycles of the middle three
-    fifths lie from their median."""
+    """A kernel of the account: its cycles a block, what the change before it gave, and the suspect; ms: of the same
+    calls the fastest fifth's end, the median, and the slowest fifth's begin; mhz: their clock."""
 
-    words: str
     name: str
     suspect: int | str | None
     cycles: int
     change: int
-    one: float | None
     ms: tuple[float, float, float]
     mhz: int
-    spread: float
 
 
 def account(card: dict[str, Any]) -> list[Bar]:
     """From chapter 8's kernel to the finished one, D = 128, full, S = 4,096: a kernel for each of CHANGES, in turns."""
-    table, bars = remedies(card, 128), []
-    found = results.select(card["kernels"], kernel="remedy", D=128).set_index("provider")
-    for words, name, suspect in CHANGES:
-        cycles, one = round(table.loc[name, "cycles"]), table.loc[name, "one"]
+    table, bars = remedies(card), []
+    found = results.select(card["kernels"], kernel="remedy").set_index("provider")
+    for name, suspect in CHANGES:
+        cycles = round(table.loc[name, "cycles"])
         change = cycles - bars[-1].cycles if bars else 0
-        one, ms = one if pd.notna(one) else None, tuple(found.loc[name, ["ms_20", "ms", "ms_80"]])
-        low, middle, high = found.loc[name, ["cycles_20", "cycles", "cycles_80"]]
-        spread = max(middle - low, high - middle) / middle * cycles
-        bars.append(Bar(words, name, suspect, cycles, change, one, ms, found.loc[name, "mhz"], spread))
+        ms = tuple(found.loc[name, ["ms_20", "ms", "ms_80"]])
+        bars.append(Bar(NAMES[name], suspect, cycles, change, ms, found.loc[name, "mhz"]))
     return bars
 
 
-def draw_account(card: dict[str, Any], until: str = CHANGES[-1][1]) -> Figure:
-    """The account up to one of its kernels. Left, a bar for its cycles, with what its change saved or cost; the line is
-    what the matmuls take by (9.1). Right, of the same calls the median time, and where the middle three fifths lie."""
-    every = account(card)
-    bars = every[: [bar.name for bar in every].index(until) + 1]
-    figure = Figure(figsize=(10, 1.35 + 0.38 * len(bars)))
+def draw_account(card: dict[str, Any]) -> Figure:
+    """Left, a bar for the cycles of each kernel of the account, with what its change saved; the line is what the
+    matmuls take by (9.1). Right, of the same calls the median time, and where the middle three fifths lie."""
+    bars = account(card)
+    figure = Figure(figsize=(10, 1.6 + 0.38 * len(bars)))
     ax, times = figure.subplots(1, 2, sharey=True, width_ratios=(1.5, 1))
     edge, matmuls = {"height": 0.72, "edgecolor": "black", "linewidth": 0.5}, 2 * matmul_cycles(128)
     for n, bar in enumerate(bars):
-        left = min(bar.cycles, bar.cycles - bar.change)
-        ax.barh(n, left, facecolor="0.9", **edge)
-        hatch = "" if bar.change < 0 else "////"
-        ax.barh(n, abs(bar.change), left=left, facecolor=LOOKS[bar.suspect], hatch=hatch, **edge)
-        said = f"{bar.cycles:,}" + (f"  {bar.change:+,}".replace("-", "−") if n else "")
-        said += f"  suspect {bar.suspect}" if bar.suspect else ""
-        ax.text(max(bar.cycles, bar.cycles - bar.change) + 20, n, said, va="center", size="small")
+        ax.barh(n, bar.cycles, facecolor="0.9", **edge)
+        said, saved = f"{bar.cycles:,}", -bar.change
+        if n:
+            ax.barh(n, saved, left=bar.cycles, facecolor=LOOKS[bar.suspect], **edge)
+            said += f"  −{saved:,}"
+        ax.text(bar.cycles + saved + 20, n, said, va="center", size="small")
         low, middle, high = bar.ms
         times.plot((low, high), (n, n), color="0.6", linewidth=5, solid_capstyle="butt")
-        times.plot(middle, n, "o", color=LOOKS[bar.suspect] if n and bar.suspect else "black")
+        times.plot(middle, n, "o", color="black")
         times.text(1.28, n, f"{middle:.2f} ms  {bar.mhz:,} MHz", va="center", size="small")
     ax.axvline(matmuls, color="black", linestyle="--", linewidth=1.3)
     ax.text(matmuls + 15, -0.6, f"the matmuls alone (9.1): {matmuls:,}", ha="left", va="bottom", size="small")
-    ax.set_yticks(range(len(bars)), [bar.words for bar in bars])
+    ax.set_yticks(range(len(bars)), [bar.name for bar in bars])
     ax.set_ylim(len(bars) - 0.5, -1.15)
-    ax.set_xlim(0, 2_950)
+    ax.set_xlim(0, 2_500)
     ax.set_xticks(range(0, 2_001, 500))
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.set_xlabel(f"cycles for 64 x 128 scores, {gpu(card)}, D = 128, full, S = 4,096", loc="right")
@@ -233,62 +186,23 @@ def draw_account(card: dict[str, Any], until: str = CHANGES[-1][1]) -> Figure:
     times.set_xlabel("ms of the same calls", loc="left")
     for each in (ax, times):
         each.grid(False)
-    found = [suspect for suspect in SUSPECTS if suspect in {bar.suspect for bar in bars[1:]}]
-    if found:
-        handles = [Patch(facecolor=LOOKS[suspect], edgecolor="black") for suspect in found]
-        words = [f"{suspect}: {SUSPECTS[suspect]}" if suspect else SUSPECTS[suspect] for suspect in found]
-        figure.legend(handles, words, loc="outside lower center", ncols=4)
+    handles = [Patch(facecolor=LOOKS[suspect], edgecolor="black") for suspect in SUSPECTS]
+    words = [f"suspect {suspect}: {words}" if suspect in (2, 3) else words for suspect, words in SUSPECTS.items()]
+    figure.legend(handles, words, loc="outside lower center", ncols=3)
     return figure
 
 
-def print_account(card: dict[str, Any]) -> None:
-    """D = 128: from chapter 8's cycles, and its time, to those of the finished kernel, a line for all changes of a
-    suspect; and what its cycles consist of: its matmuls (9.1), and what SMs idle because some have one work tile less
-    than others."""
-    bars = account(card)
-    first, last = bars[0], bars[-1]
-    lines = [(f"{gpu(card)}, D = 128, full, S = 4,096", "cycles", "ms a call")]
-    lines += [(first.words, f"{first.cycles:,}", f"{first.ms[1]:.3f}")]
-    for suspect, words in SUSPECTS.items():
-        saved = sum(bar.change for bar in bars if bar.suspect == suspect)
-        ms = sum(bar.ms[1] - before.ms[1] for before, bar in itertools.pairwise(bars) if bar.suspect == suspect)
-        if not any(bar.suspect == suspect for bar in bars[1:]):
-            continue
-        words = f"  {suspect or '-'}: {words}".replace("-: ", "")
-        lines.append((words, f"{saved:+,}".replace("-", "−"), f"{ms:+.3f}".replace("-", "−")))
-    row = results.select(card["kernels"], kernel="remedy", D=128, provider=last.name).iloc[0]
+def print_finished(card: dict[str, Any]) -> None:
+    """What the finished kernel's cycles consist of, D = 128: its matmuls (9.1), what SMs idle because some have one
+    work tile less than others, and the rest."""
+    last = account(card)[-1]
+    row = results.select(card["kernels"], kernel="remedy", provider="persistent").iloc[0]
     tiles, sms = row["B"] * row["H_q"] * row["S_q"] // (2 * ROWS), card["provenance"]["multiprocessors"]
     matmuls, unequal = 2 * matmul_cycles(128), round(last.cycles * (1 - tiles / sms / -(-tiles // sms)))
-    lines += [("the finished kernel", f"{last.cycles:,}", f"{last.ms[1]:.3f}"), ("  its matmuls", f"{matmuls:,}", "")]
-    lines += [(f"  {tiles:,} work tiles on {sms} SMs: {tiles // sms} or {-(-tiles // sms)} each", unequal, "")]
-    lines += [("  the rest", last.cycles - matmuls - unequal, "")]
-    print("\n".join(f"{words:46}{number:>8}{ms:>12}".rstrip() for words, number, ms in lines))
-    print(f"the middle three fifths of a kernel's calls: cycles ±{max(bar.spread for bar in bars):.0f} at most")
-
-
-def print_keys(card: dict[str, Any]) -> None:
-    """D = 128, by stamps beside a second consumer: the cycles in which a consumer is away from its matmuls, for 64 x
-    128 scores, with 64 keys a block and with 128."""
-    of = results.select(card["kernels"], kernel="alone", D=128).set_index("provider")["clock"]
-    parts = {64: of["2 consumers in 1 program"], 128: clocked(card, "9.4, one wait", 128)["cycles"]}
-    print(f"{f'{gpu(card)}, D = 128, cycles for 64 x 128 scores':44}softmax  the rest   away")
-    for keys, cycles in parts.items():
-        softmax, away = (128 // keys * each for each in (cycles["stop"], sum(cycles.values()) - cycles["turn"]))
-        print(f"{f'{keys:3} keys a block':42}{softmax:9,}{away - softmax:10,}{away:7,}")
-    print(f"{'the other consumer’s matmuls (9.1)':61}{2 * matmul_cycles(128):7,}")
-
-
-def finished_block() -> str:
-    """hopper.forward.next_block as two consumers run it without a mask."""
-    flags = hopper.forward.Flags(False, False, False, False, True, False)
-    text = specialised(hopper.forward.next_block, flags=flags, MASK=False)
-    lines = excerpt(text, "s = issue_qk", "return pairs_new").splitlines()
-    return "\n".join(line for line in lines if "pass_turn" not in line)
-
-
-def print_cycles(card: dict[str, Any], name: str) -> None:
-    """The cycles of a row of the table, D = 128, as a line of another."""
-    print(f"{f'{name}, measured, {gpu(card)}':42}{remedies(card, 128).loc[name, 'cycles']:9,.0f}")
+    print(f"{'the finished kernel, cycles':50}{last.cycles:6,}")
+    print(f"{'  its matmuls (9.1)':50}{matmuls:6,}")
+    print(f"{f'  {tiles:,} work tiles on {sms} SMs: {tiles // sms} or {-(-tiles // sms)} each':50}{unequal:6,}")
+    print(f"{'  the rest':50}{last.cycles - matmuls - unequal:6,}")
 
 
 def _cycles_a_block(card: dict[str, Any], row: pd.Series | dict[str, Any]) -> float:
@@ -297,15 +211,15 @@ def _cycles_a_block(card: dict[str, Any], row: pd.Series | dict[str, Any]) -> fl
     return row["cycles"] / blocks * card["provenance"]["multiprocessors"]
 
 
-def clocked(card: dict[str, Any], loop: str, D: int) -> pd.Series:
-    """A consumer's stamps in one of LOOPS: "cycles" by part of a block, "stamps" of a few blocks."""
-    return results.select(card["kernels"], kernel="clocked", provider=LOOPS[loop], D=D).iloc[0]
+def clocked(card: dict[str, Any], loop: str) -> pd.Series:
+    """A consumer's stamps in one of LOOPS, D = 128: "cycles" by part of a block, "stamps" of a few blocks."""
+    return results.select(card["kernels"], kernel="clocked", provider=LOOPS[loop]).iloc[0]
 
 
-def softmaxes(card: dict[str, Any], loop: str, D: int) -> list[list[tuple[int, int]]]:
+def softmaxes(card: dict[str, Any], loop: str) -> list[list[tuple[int, int]]]:
     """For each consumer of one program, or program of one SM, the (begin, end) of its softmaxes in a few blocks."""
-    begin, end = (ping_pong.STAMPS.index(name) for name in ("stop", "softmax"))
-    return [[(block[begin], block[end]) for block in blocks] for blocks in clocked(card, loop, D)["stamps"]]
+    begin, end = (STAMPS.index(name) for name in ("stop", "softmax"))
+    return [[(block[begin], block[end]) for block in blocks] for blocks in clocked(card, loop)["stamps"]]
 
 
 # What a consumer does, how it is called, and how it is drawn.
@@ -321,7 +235,7 @@ IDLE = {"facecolor": "white", "hatch": "////"}
 def parts_of(block: Sequence[int], after: Sequence[int]) -> list[tuple[str, int, int]]:
     """(part, from, to) of a block, by its stamps and those of the block after it. Chapter 8's programs have the first
     stamps alone, and wait for their tiles somewhere in "matmul" or "rest"."""
-    at = dict(zip(ping_pong.STAMPS, block, strict=False))
+    at = dict(zip(STAMPS, block, strict=False))
     found = [("matmul", at["turn"], at["stop"]), ("softmax", at["stop"], at["softmax"])]
     if "packed" not in at:
         return [*found, ("rest", at["softmax"], after[1])]
@@ -337,34 +251,60 @@ def mean_parts(row: pd.Series) -> list[tuple[str, int]]:
     return [(part, end - start) for part, start, end in parts_of(block[:-1], [block[-1] + at for at in block])]
 
 
-def draw_clocked(card: dict[str, Any], D: int, *loops: str) -> Figure:
+def waits_and_away(card: dict[str, Any], loop: str) -> tuple[int, int]:
+    """Of a mean block at D = 128 the cycles in which a consumer waits for matmuls, and all others."""
+    parts = mean_parts(clocked(card, loop))
+    waits = sum(cycles for part, cycles in parts if part == "matmul")
+    return waits, sum(cycles for _, cycles in parts) - waits
+
+
+def print_waits(card: dict[str, Any], *loops: str) -> None:
+    """waits_and_away of `loops`, beside what both are at best: the consumer's own matmuls, and the other's (9.1)."""
+    print(f"{f'{gpu(card)}, mean cycles of a consumer’s block':46}  waits   away    sum")
+    for loop in loops:
+        waits, away = waits_and_away(card, loop)
+        print(f"{NAMES[loop]:46}{waits:7,}{away:7,}{waits + away:7,}")
+    best = 2 * matmul_cycles(128)
+    print(f"{'at best: its own matmuls, then the other’s':46}{best:7,}{best:7,}{2 * best:7,}")
+
+
+def print_by_chance(card: dict[str, Any]) -> None:
+    """How often exactly one of chapter 8's programs is at a softmax, of several SMs, and how often by chance; and of
+    the overlapped loop's consumers."""
+    row = clocked(card, "chapter 8's")
+    softmax = row["cycles"]["stop"] / sum(row["cycles"].values())
+    one, chance = row["softmax_at_once"][1], 2 * softmax * (1 - softmax)
+    print("the mean of many SMs:")
+    print(f"{'chapter 8’s':12}  one at a softmax {one:.0%}, by chance {chance:.0%}")
+    print(f"{'overlapped':12}  one at a softmax {remedies(card).loc['9.4, second step', 'one']:.0%}")
+
+
+def draw_clocked(card: dict[str, Any], *loops: str) -> Figure:
     """Both consumers of one program over a few blocks, a panel for each of `loops`, by their stamps; of chapter 8's
-    two programs of one SM. Numbers are mean cycles. "by chance": if neither's softmaxes depended on the other's.
+    two programs of one SM. A bar's number is its own length.
 
     The third lane shows when a matmul of either is issued and not finished: without one, the tensor cores are idle.
     """
     figure = Figure(figsize=(10, 2.2 * len(loops) + 1.1))
     panels = figure.subplots(len(loops), 1, sharex=True, squeeze=False)[:, 0]
     for ax, loop in zip(panels, loops, strict=True):
-        row = clocked(card, loop, D)
-        _draw_lanes(ax, row)
-        cycles, alone = sum(row["cycles"].values()), row["cycles"]["stop"]
-        chance = 2 * alone * (cycles - alone) / cycles**2
-        parts = " + ".join(f"{each:,}" for _, each in mean_parts(row))
-        words = f"one at a softmax {row['softmax_at_once'][1]:.0%}, by chance {chance:.0%}"
-        ax.set_title(
-            f"{IN_FULL.get(loop, loop).split(': ')[-1]}: {parts} = {cycles:,} cycles a block; {words}",
-            loc="left",
-            fontsize="medium",
-        )
+        _draw_lanes(ax, clocked(card, loop))
+        ax.set_title(NAMES[loop], loc="left", fontsize="medium")
     panels[-1].set_xlim(0, 13_000)
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     note = "; chapter 8's waits for tiles lie in blue or grey" if "chapter 8's" in loops else ""
-    panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = {D}, full, S = 4,096{note}")
+    panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = 128, full, S = 4,096{note}")
     handles: list[Any] = [Patch(edgecolor="black", **look) for look in (*(look for _, look in PARTS.values()), IDLE)]
     words = [*(words for words, _ in PARTS.values()), "no matmul issued"]
     figure.legend(handles, words, loc="outside lower center", ncols=5)
     return figure
+
+
+def _label(ax: Axes, left: int, right: int, lane: int) -> None:
+    """A bar's own length, where there is room."""
+    if right - left > 580:
+        place = (left + right) / 2, lane, f"{right - left:,}"
+        ax.text(*place, ha="center", va="center", color="white", fontsize="small", clip_on=True)
 
 
 def _draw_lanes(ax: Axes, row: pd.Series) -> None:
@@ -372,13 +312,11 @@ def _draw_lanes(ax: Axes, row: pd.Series) -> None:
     edge = {"height": 0.7, "edgecolor": "black", "linewidth": 0.5}
     lane = len(row["stamps"])
     for c, blocks in enumerate(row["stamps"]):
-        for n, (block, after) in enumerate(itertools.pairwise(blocks)):
-            for (part, left, right), (_, mean) in zip(parts_of(block, after), mean_parts(row), strict=True):
+        for block, after in itertools.pairwise(blocks):
+            for part, left, right in parts_of(block, after):
                 ax.barh(c, right - left, left=left, **edge, **PARTS[part][1])
-                if n == 0 and mean > 400:
-                    ax.text(
-                        (left + right) / 2, c, f"{mean:,}", ha="center", va="center", color="white", fontsize="small"
-                    )
+                if part in ("matmul", "softmax") and left < 12_500:
+                    _label(ax, left, right, c)
     first, last, under_way = matmuls_under_way(row["stamps"])
     ax.barh(lane, last - first, left=first, **edge, **IDLE)
     for start, end in under_way:
@@ -391,83 +329,60 @@ def _draw_lanes(ax: Axes, row: pd.Series) -> None:
     ax.grid(False)
 
 
-# What a consumer does up to each stamp of a finished kernel (tools/measure/finished_clock), and a look of PARTS.
-FINISHED = {
-    "hopper": (
-        ("waits for s", "matmul"), ("softmax, the rest of p v, rescaling", "softmax"),
-        ("releases, waits for tiles", "tiles"),
-    ),
-    "hopper backward": (
-        ("waits for a matmul", "matmul"), ("ds, p′", "softmax"), ("meets", "meets"), ("waits for a matmul", "matmul"),
-        ("ds, p′", "softmax"), ("waits for a matmul", "matmul"), ("adds dq", "rest"), ("waits for a matmul", "matmul"),
-        ("releases, waits for tiles", "tiles"),
-    ),
-}  # fmt: skip
-FINISHED_LOOKS = {key: look for key, (_, look) in PARTS.items()} | {"meets": {"facecolor": "C2"}}
+# What a consumer does up to each stamp of the finished forward (tools/measure/finished_clock), and a look of PARTS.
+FINISHED = (
+    ("waits for s", "matmul"), ("softmax, the rest of p v, rescaling", "softmax"),
+    ("releases, waits for tiles", "tiles"),
+)  # fmt: skip
 
 
-def draw_finished(card: dict[str, Any], kernel: str) -> Figure:
-    """Both consumers of a finished kernel, "hopper" or "hopper backward", over a few blocks, by their stamps. The third
-    lane shows when the tensor cores would be busy if each matmul took as long as (9.1) says.
-
-    Forward: from k on, as soon as the other's are done. Backward: stamps don't say when, so there is no such lane.
-    """
-    row = results.select(card["kernels"], kernel="clocked", provider=kernel).iloc[0]
-    figure = Figure(figsize=(10, 2.6 if kernel == "hopper" else 2.2))
-    ax, edge, parts = figure.subplots(), {"height": 0.7, "edgecolor": "black", "linewidth": 0.5}, FINISHED[kernel]
+def draw_finished(card: dict[str, Any]) -> Figure:
+    """Both consumers of the finished forward over a few blocks, by their stamps, each bar with its own length. The
+    third lane shows when the tensor cores would be busy if each matmul took as long as (9.1) says: from k on, as soon
+    as the other's are done."""
+    row = results.select(card["kernels"], kernel="clocked", provider="hopper").iloc[0]
+    figure = Figure(figsize=(10, 2.6))
+    ax, edge = figure.subplots(), {"height": 0.7, "edgecolor": "black", "linewidth": 0.5}
     means = list(row["cycles"].values())
     for c, blocks in enumerate(row["stamps"]):
-        for n, (block, after) in enumerate(itertools.pairwise(blocks)):
-            for (_, look), mean, (left, right) in zip(
-                parts, means, itertools.pairwise([*block, after[0]]), strict=True
-            ):
-                ax.barh(c, right - left, left=left, **edge, **FINISHED_LOOKS[look])
-                if n == 0 and mean > 400 and look != "rest":
-                    ax.text((left + right) / 2, c, f"{mean:,}", ha="center", va="center", color="white", size="small")
-    lanes = ["consumer 0", "consumer 1"]
-    if kernel == "hopper":
-        first, last, busy = max(of[0][0] for of in row["stamps"]), min(of[-1][0] for of in row["stamps"]), []
-        for issued in sorted(block[0] for blocks in row["stamps"] for block in blocks):
-            start = max([issued, *(end for _, end in busy[-1:])])
-            busy.append((start, start + 2 * matmul_cycles(128)))
-        spans = [(max(start, first), min(end, last)) for start, end in busy if end > first and start < last]
-        ax.barh(2, last - first, left=first, **edge, **IDLE)
-        for start, end in spans:
+        for block, after in itertools.pairwise(blocks):
+            for (_, look), (left, right) in zip(FINISHED, itertools.pairwise([*block, after[0]]), strict=True):
+                ax.barh(c, right - left, left=left, **edge, **PARTS[look][1])
+                if look != "tiles":
+                    _label(ax, left, right, c)
+    first, last, busy = max(of[0][0] for of in row["stamps"]), min(of[-1][0] for of in row["stamps"]), []
+    for issued in sorted(block[0] for blocks in row["stamps"] for block in blocks):
+        start = max([issued, *(end for _, end in busy[-1:])])
+        busy.append((start, start + 2 * matmul_cycles(128)))
+    ax.barh(2, last - first, left=first, **edge, **IDLE)
+    for start, end in busy:
+        if end > first and start < last:
+            start, end = max(start, first), min(end, last)
             ax.barh(2, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
-        idle = 1 - 2 * 2 * matmul_cycles(128) / sum(means)  # of a mean block, with both consumers' matmuls
-        lanes.append(f"tensor cores by (9.1),\nidle: {idle:.0%}")
-    ax.set_yticks(range(len(lanes)), lanes)
+    idle = 1 - 2 * 2 * matmul_cycles(128) / sum(means)  # of a mean block, with both consumers' matmuls
+    ax.set_yticks(range(3), ["consumer 0", "consumer 1", f"tensor cores by (9.1),\nidle: {idle:.0%}"])
     ax.invert_yaxis()
     ax.grid(False)
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.set_xlabel(f"cycles of the SM, {gpu(card)}, D = 128, full, S = 4,096")
-    ax.set_title(
-        f"{' + '.join(f'{mean:,}' for mean in means)} = {sum(means):,} cycles a block", loc="left", size="medium"
-    )
-    words = dict(parts)
-    handles = [Patch(edgecolor="black", **FINISHED_LOOKS[look]) for look in words.values()]
-    figure.legend(handles, list(words), loc="outside lower center", ncols=5)
+    parts = " + ".join(f"{mean:,}" for mean in means)
+    ax.set_title(f"a mean block: {parts} = {sum(means):,} cycles", loc="left", size="medium")
+    handles = [Patch(edgecolor="black", **PARTS[look][1]) for _, look in FINISHED]
+    figure.legend(handles, [words for words, _ in FINISHED], loc="outside lower center", ncols=3)
     return figure
 
 
-def print_ends(card: dict[str, Any], *loops: str) -> None:
-    """Of calls with stamps, D = 128: an SM's cycles for a block in the middle of the loops, and of the whole call."""
-    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096, with stamps':46}   middle  whole call")
-    for loop in loops:
-        row = clocked(card, loop, 128)
-        call = _cycles_a_block(card, {**row, "cycles": row["call"]})
-        print(f"{IN_FULL.get(loop, loop):46}{sum(row['cycles'].values()) / 2:9,.0f}{call:12,.0f}")
+def print_maximum(card: dict[str, Any]) -> None:
+    """D = 128, one stop, beside a second consumer: the cycles of a block's maximum by stamps."""
+    row = results.select(card["kernels"], kernel="clocked", provider="9.4, one wait, its maximum").iloc[0]
+    print(f"one stop, {gpu(card)}: {row['cycles']['stop']} cycles from the scores to their maximum")
 
 
-def print_softmax(card: dict[str, Any]) -> None:
-    """D = 128, the cycles of a softmax of 64 x 128 scores by stamps, alone on an SM and beside a second consumer: its
-    maximum, then its exponentials and their sum; and the exponentials by (9.1)."""
-    found = results.select(card["kernels"], kernel="clocked", provider="9.4, one wait, its maximum")
-    print(f"{f'{gpu(card)}, D = 128, one stop, cycles':36}maximum  exponentials, sum")
-    for words, alone in (("alone on an SM", True), ("beside a second consumer", False)):
-        cycles = found.set_index("alone").loc[alone, "cycles"]
-        print(f"{words:36}{cycles['stop']:7}{cycles['softmax']:19}")
-    print(f"{'the exponentials alone (9.1)':36}{exp_cycles():26}")
+def print_maxima(loops: dict[str, dict[str, Any]]) -> None:
+    """Where the maxima of loops stand, which sass.stored or sass.compiled gives: between the two waits, or after."""
+    print(f"{'maxima, by ptxas':28}between the waits  after them")
+    for name, loop in loops.items():
+        print(f"{name:28}{loop['maxima'][1]:17}{loop['maxima'][2]:12}")
 
 
 def matmuls_under_way(stamps: list) -> tuple[int, int, list[tuple[int, int]]]:
@@ -511,15 +426,15 @@ def print_compared(card: dict[str, Any], mode: str, *others: str) -> None:
 
 
 def print_persistent(card: dict[str, Any]) -> None:
-    """TFLOP/s with a program for each work tile, and persistent, by how the next is found: causal, S = 4,096; and a
-    short full one. Where all work tiles are alike, nothing is counted."""
-    found = results.select(card["kernels"], chapter=9, kernel="step")
+    """TFLOP/s with a program for each work tile, and persistent, by how the next is found, D = 64: causal, S = 4,096,
+    and a short full one."""
+    found = results.select(card["kernels"], chapter=9, kernel="step", D=64)
     heads = "a program each", "fixed numbers", "a counter"
-    print(f"{f'{gpu(card)}, TFLOP/s':34}" + "".join(f"{head:>15}" for head in heads))
-    for (S, is_causal), D in itertools.product(((4096, True), (1024, False)), (64, 128)):
-        of = results.select(found, D=D, S_q=S, is_causal=is_causal).set_index("provider")["tflops"]
+    print(f"{f'{gpu(card)}, D = 64, TFLOP/s':34}" + "".join(f"{head:>15}" for head in heads))
+    for S, is_causal in ((4096, True), (1024, False)):
+        of = results.select(found, S_q=S, is_causal=is_causal).set_index("provider")["tflops"]
         cells = "".join(f"{of[step]:15.0f}" for step in ("overlap", "persistent", "counter"))
-        print(f"{f'{tables.mask(is_causal)}, S = {S:,}, D = {D}':34}{cells}")
+        print(f"{f'{tables.mask(is_causal)}, S = {S:,}':34}{cells}")
 
 
 # A block of the backward at one consumer: 64 keys meet 64 queries, D = 128. Cycles of a matmul and of p by (9.1); those
@@ -573,7 +488,7 @@ def draw_block(order: Sequence[str], name: str) -> Figure:
         for what, (start, end) in spans.items():
             colour = "C1" if lane else looks[what.removesuffix("′")]
             ax.barh(lane, end - start, left=start, height=0.7, edgecolor="black", linewidth=0.5, facecolor=colour)
-            text = what.removeprefix("hand over ").replace("add dq", "store\ndq")
+            text = what.removeprefix("hand over ").replace("add dq", "add\ndq")
             ink = "black" if what == "dq" else "white"
             ax.text((start + end) / 2, lane, text, color=ink, ha="center", va="center", size="small")
     for line, words, side in (("hand over ds", "ds handed over ", "right"), ("meet", " met", "left")):
@@ -589,19 +504,51 @@ def draw_block(order: Sequence[str], name: str) -> Figure:
     return figure
 
 
-ORDERS = {
-    "the kernel's": "the kernel's",
-    "line by line": "line by line",
-    "s′ under ds": "s′ right behind dp",
-    "delta by arithmetic": "the kernel's, but delta is subtracted after dp",
-}
+def gluon_lines(order: Sequence[str]) -> list[str]:
+    """The lines of hopper.backward.one_block, D = 128, in this order of exercise 9.9's, with the waits' numbers that it
+    needs."""
+    order = [line.replace("'", "′").replace("’", "′") for line in order]
+    block = specialised(hopper.backward.one_block, MORE=True, UNDER_DQ=True)
+    kernels = excerpt(block, "dp_t = issue_dp", "dv = warpgroup_mma_wait(0").replace("p_t = ahead\n", "")
+    found: dict[str, list[str]] = {}
+    lines: list[str] = []
+    for line in kernels.splitlines():
+        code, _, words = line.partition("  # ")
+        lines.append(f"{code}  # {words.partition(':')[0]}" if words else code)
+        label = next((name for name in order if words.removeprefix("meet, ").startswith(name)), None)
+        if label:
+            found[label], lines = lines, []
+    written, issued = ["p_t = ahead  # computed ahead, in the block before"], []
+    for line in order:
+        if line.startswith("issue "):
+            issued.append(line.removeprefix("issue "))
+        after = 0
+        if line.startswith("wait for "):
+            last = max(issued.index(name) for name in line.removeprefix("wait for ").split(", "))
+            after = len(issued) - 1 - last
+        written += [re.sub(r"_wait\(\d", f"_wait({after}", code) for code in found.get(line, ())]
+    return written
+
+
+def in_gluon(order: Sequence[str]) -> str:
+    """gluon_lines to look at: of the arguments those that many calls share are left out."""
+    return "\n".join(re.sub(r", (dq_desc, )?shared, [^)]*\)", ", …)", line) for line in gluon_lines(order))
+
+
+def backward_with(order: Sequence[str]) -> str:
+    """hopper.backward's source with gluon_lines for each block of a work tile but the last, D = 128."""
+    before, first, rest = source_of(hopper.backward).partition("    dp_t = issue_dp(block")
+    kernels, end, after = f"{first}{rest}".partition("    return ahead, dk, dv\n")
+    written, indented = textwrap.indent("\n".join(gluon_lines(order)), " " * 8), textwrap.indent(kernels, " " * 4)
+    return f"{before}    if MORE and UNDER_DQ:\n{written}\n    else:\n{indented}{end}{after}"
 
 
 def print_orders(card: dict[str, Any]) -> None:
-    """The backward with other orders of a block: the cycles of a call over those of the kernel's, the clock at
-    which it then ran, and its time."""
-    found, first = results.select(card["kernels"], chapter=9, kernel="order").set_index("provider"), next(iter(ORDERS))
-    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096':52}cycles    MHz      ms")
-    for name, words in ORDERS.items():
+    """The backward with each matmul waited for before the next line: the cycles of a call over those of the kernel's,
+    and its time."""
+    found = results.select(card["kernels"], chapter=9, kernel="order").set_index("provider")
+    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096':50}cycles      ms")
+    first, *_ = names = "the kernel's", "line by line"
+    for name in names:
         cycles, ms = found.loc[name, ["cycles", "ms"]]
-        print(f"{words:52}{cycles / found.loc[first, 'cycles']:6.2f}{cycles / ms / 1e3:7,.0f}{ms:8.3f}")
+        print(f"{name:50}{cycles / found.loc[first, 'cycles']:6.2f}{ms:8.3f}")

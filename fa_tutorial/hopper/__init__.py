@@ -2,11 +2,11 @@
 
 After FlashAttention-3 (Shah et al., 2024). `pipeline` holds the rings of tiles and their barriers, `tile_scheduler` the
 order of work, `softmax` what a consumer computes between its matmuls, `forward` and `backward` the kernels and their
-launchers, `ladder` the small kernels that lead to them, `ping_pong` the chapter's experiment with their loop.
+launchers, `ladder` the small kernels that lead to them.
 """
 
-from fa_tutorial.hopper import ladder, ping_pong
+from fa_tutorial.hopper import ladder
 from fa_tutorial.hopper.backward import flash_backward
 from fa_tutorial.hopper.forward import applies, flash_forward
 
-__all__ = ["applies", "flash_backward", "flash_forward", "ladder", "ping_pong"]
+__all__ = ["applies", "flash_backward", "flash_forward", "ladder"]

@@ -1,4 +1,4 @@
-"""Chapter 9: its backward with another order of a block's lines, and with delta subtracted by arithmetic: D = 128."""
+"""Chapter 9: its backward with another order of a block's lines, D = 128."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -19,12 +19,6 @@ from measure.turns import by_shape
 ISSUE_S = "        ahead = issue_s(after, shared, start_n, sizes, C, flags)  # issue s′, which starts at −lse / scale\n"
 WAIT_DP = "    dp_t = warpgroup_mma_wait(0, [dp_t])  # wait for dp\n"
 AHEAD = "    p_t = ahead if UNDER_DQ else gl.exp2(ahead * scale_log2)\n"
-# s′ is issued behind dp, so the tensor cores compute it while ds is computed.
-UNDER_DS = [
-    ("    if MORE:\n" + ISSUE_S, "", 1),
-    (WAIT_DP, "    dp_t = warpgroup_mma_wait(1 if MORE else 0, [dp_t])\n", 1),
-    (AHEAD, AHEAD + "    if MORE:\n" + ISSUE_S, 1),
-]
 # Each matmul is waited for before the next line.
 LINE_BY_LINE = [
     (
@@ -47,15 +41,8 @@ LINE_BY_LINE = [
     ("        x = warpgroup_mma_wait(0, [issue_s(block, shared, start_n, sizes, C, flags)])\n"
      "        if flags.UNDER_DQ:\n", "        x = scale_log2\n        if False:\n", 1),
 ]  # fmt: skip
-# dp's accumulator starts at 0, and delta is subtracted by arithmetic.
-DELTA_LATER = [
-    ("MINUS_DELTA=UNDER_DQ", "MINUS_DELTA=False", 1),
-    ("p_t * dp_t if UNDER_DQ else", "p_t * dp_t if False else", 1),
-]
 ORDERS: dict[str, list[tuple]] = {
     "the kernel's": [],
-    "s′ under ds": UNDER_DS,
-    "delta by arithmetic": DELTA_LATER,
     "line by line": LINE_BY_LINE,
 }
 

@@ -17,15 +17,15 @@ from fa_tutorial.bench.cases import Shape, about
 from fa_tutorial.bench.chapter_8 import at_4096, inputs
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.source import defined, edited
-from fa_tutorial.tiles import TileConfig, padded_d
+from fa_tutorial.tiles import padded_d
 from fa_tutorial.tuned import steps
 from fa_tutorial.tuned.descriptors import descriptor_template
-from measure.alone import groups_of, mean_parts, mean_shares
 from measure.clocks import cycles_in_turns
+from measure.stamps import groups_of, mean_parts, mean_shares
 
 triton = hardware.require_triton("Chapter 9's measurements")
 
-STAMPS = 5  # of ping_pong's the first; 0 and 4 aren't stored
+STAMPS = 5  # of chapter_9.STAMPS the first; 0 and 4 aren't stored
 # One thread reads the clock and stores it, without a detour over a layout in which tl.store would store.
 CLOCK = '''
 @triton.jit
@@ -68,12 +68,11 @@ def kernel():
 
 
 def flash_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, stamps: torch.Tensor, sm: torch.Tensor,
-    tile: TileConfig | None = None,
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, stamps: torch.Tensor, sm: torch.Tensor
+) -> torch.Tensor:
     """o. stamps: (programs, blocks + 1, 5) int64; sm: (programs,) int32, gets each one's SM."""
     B, H, S, D = q.shape
-    tile = tile or steps.LARGER[D]
+    tile = steps.LARGER[D]
     o = torch.empty_like(q)
     lse = torch.empty((B, H, S), dtype=torch.float32, device=q.device)
     rows = tile.block_m, tile.block_n, tile.block_n, tile.block_m
@@ -91,20 +90,20 @@ def clocked_cases() -> Iterator[Measurement]:
     yield about(9, "clocked", "tuned", **vars(shape)), partial(_clocked_row, shape)
 
 
-def room(shape: Shape, tile: TileConfig | None = None) -> dict[str, torch.Tensor]:
+def room(shape: Shape) -> dict[str, torch.Tensor]:
     """Empty stamps and sm for flash_forward."""
-    tile = tile or steps.LARGER[shape.D]
+    tile = steps.LARGER[shape.D]
     programs = shape.B * shape.H_q * shape.S_q // tile.block_m
     stamps = torch.zeros(programs, shape.S_k // tile.block_n + 1, STAMPS, dtype=torch.int64, device="cuda")
     return {"stamps": stamps, "sm": torch.zeros(programs, dtype=torch.int32, device="cuda")}
 
 
-def _clocked_row(shape: Shape, tile: TileConfig | None = None) -> dict[str, Any]:
+def _clocked_row(shape: Shape) -> dict[str, Any]:
     """As chapter_9's of two consumers: "call", "cycles", "stamps" of four blocks of the programs of one SM,
     "softmax_at_once". A block has BLOCK_M x BLOCK_N scores, as many as 64 x 128 in steps.LARGER's tile."""
     q, k, v = inputs(shape)
-    into = room(shape, tile)
-    call = cycles_in_turns({"": partial(flash_forward, q, k, v, **into, tile=tile)}, rounds=1)[""]
+    into = room(shape)
+    call = cycles_in_turns({"": partial(flash_forward, q, k, v, **into)}, rounds=1)[""]
     clock, sm = into["stamps"].cpu(), into["sm"].cpu()
     clock[:, :, 0], clock[:, :, 4] = clock[:, :, 1], clock[:, :, 3]
     clock = clock[:, 4:-5]
@@ -120,8 +119,3 @@ def _clocked_row(shape: Shape, tile: TileConfig | None = None) -> dict[str, Any]
         "stamps": (shown - shown.min()).tolist(),
         "softmax_at_once": mean_shares(clock[group] for group in groups if len(group) == len(groups[0])),
     }
-
-
-def shares(shape: Shape, tile: TileConfig | None = None) -> list[float]:
-    """Of several SMs the mean share of the time in which 0, 1, … programs are at a softmax."""
-    return _clocked_row(shape, tile)["softmax_at_once"]

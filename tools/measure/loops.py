@@ -10,21 +10,35 @@ from functools import cache
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.bench.chapter_9 import LOOP_CHANGES, SCORES, SUM, loop_of
+from fa_tutorial.bench.chapter_9 import LOOP_CHANGES, SCORES, STAMPS, SUM, loop_of
 from fa_tutorial.source import defined, edited, source_of
 
 hardware.require_triton("Chapter 9's measurements")
-from fa_tutorial.hopper import ladder, ping_pong  # noqa: E402
+from triton.experimental import gluon  # noqa: E402
+from triton.experimental.gluon import language as gl  # noqa: E402
+
+from fa_tutorial.hopper import ladder  # noqa: E402
 
 LOOPS = ("9.3", *LOOP_CHANGES)
+N_STAMPS = gl.constexpr(len(STAMPS))
 TILES = "        mbarrier.wait(full.index(stage), parity)\n"
 BOTH = "        s, acc, p = warpgroup_mma_wait(0, [s, acc, p])\n"
 SECOND = "        s = warpgroup_mma_wait(0, [s])\n"
 
 
+@gluon.jit
+def store_clock(stamps_ptr, i, n: gl.constexpr, after):
+    """Store the SM's clock as block i's n-th of STAMPS, once `after`, [64], has been computed."""
+    clock = gl.inline_asm_elementwise(
+        "mov.u64 $0, %clock64; // $1", "=l,f", [after], dtype=gl.int64, is_pure=False, pack=1
+    )
+    row = gl.arange(0, 64, after.type.layout)
+    gl.store(stamps_ptr + i * N_STAMPS + n + row, clock, mask=row == 0)
+
+
 def stamp(n: int, after: str, block: str = "i") -> str:
-    """The line that stores a block's n-th of ping_pong.STAMPS."""
-    return f"        stamp(stamps_ptr, {block}, {n}, {after}, True)\n"
+    """The line that stores a block's n-th of STAMPS."""
+    return f"        store_clock(stamps_ptr, {block}, {n}, {after})\n"
 
 
 def behind(line: str, n: int, after: str) -> tuple[str, str, int]:
@@ -65,15 +79,6 @@ WAITS = """
 """
 
 
-# Consumer 1 only releases the stages, so that consumer 0 has the SM to itself.
-IDLE = """    if C == 1:
-        for i in range(blocks):
-            mbarrier.wait(full.index(i % full.shape[0]), i // full.shape[0] % 2)
-            mbarrier.arrive(empty.index(i % full.shape[0]), count=1)
-    else:
-        l, acc = ATTEND("""
-
-
 def attend_of(name: str, stamped: bool, maximum: bool) -> str:
     """loop_of(name), called attend, with `turns`, stamps_ptr and C behind its arguments; `stamped`: with stamps;
     `maximum`: those of MAXIMUM."""
@@ -87,9 +92,8 @@ def attend_of(name: str, stamped: bool, maximum: bool) -> str:
 
 
 @cache
-def module_of(name: str, stamped: bool, late: int, alone: bool, maximum: bool) -> dict:
-    """The names of `ladder` with one of LOOPS as attend, with turns, stamps, a consumer 1 that begins late, or does
-    nothing."""
+def module_of(name: str, stamped: bool, late: int, maximum: bool) -> dict:
+    """The names of `ladder` with one of LOOPS as attend, with turns, stamps, and a consumer 1 that begins late."""
     text = source_of(ladder)
     start, end = (text.index(f"@gluon.jit\ndef {part}(") for part in ("attend", "consumer"))
     text = f"{text[:start]}{attend_of(name, stamped, maximum)}\n\n\n{text[end:]}"
@@ -107,22 +111,22 @@ def module_of(name: str, stamped: bool, late: int, alone: bool, maximum: bool) -
     if stamped:
         row = "    stamps_ptr += (gl.program_id(0) * 2 + C) * blocks * N_STAMPS\n"
         edits.append(("    mbarrier.wait(q_full, 0)\n", f"{row}    mbarrier.wait(q_full, 0)\n", 1))
-    if late or alone:
-        edits.append(("    l, acc = ATTEND(", IDLE if alone else f"{WAITS.format(late)}    l, acc = ATTEND(", 1))
-    names = {"__name__": ladder.__name__, "stamp": ping_pong.stamp, "N_STAMPS": ping_pong.N_STAMPS}
+    if late:
+        edits.append(("    l, acc = ATTEND(", f"{WAITS.format(late)}    l, acc = ATTEND(", 1))
+    names = {"__name__": ladder.__name__, "store_clock": store_clock, "N_STAMPS": N_STAMPS}
     return defined(edited(text, *edits), names)
 
 
 def flash_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: bool, scale: float, *, loop: str, stages: int = 3,
-    stamps: torch.Tensor | None = None, late: int = 0, alone: bool = False, maximum: bool = False,
+    stamps: torch.Tensor | None = None, late: int = 0, maximum: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """o, full, by ladder's kernel with one of LOOPS. stamps: as ping_pong.flash_forward takes them; `maximum`: those of
-    MAXIMUM. Consumer 1 begins `late` cycles late; `alone`: it does nothing, and its rows of o are wrong."""
+    """o, full, by ladder's kernel with one of LOOPS. stamps: (B · H · S // ROWS, 2, S // ROWS, N_STAMPS) int64 for the
+    clock, of which row 0 gets "packed" alone; `maximum`: those of MAXIMUM. Consumer 1 begins `late` cycles late."""
     if loop in ("9.3", "9.4") and not late and stamps is None:
         attend = ladder.attend if loop == "9.3" else ladder.attend_overlapped
         return ladder.flash_forward(q, k, v, scale, attend=attend, stages=stages)
-    names = module_of(loop, stamps is not None, late, alone, maximum)
+    names = module_of(loop, stamps is not None, late, maximum)
     B, H, S, D = q.shape
     o = torch.empty_like(q)
     tiles = [ladder.descriptor(x.view(-1, D)) for x in (q, k, v)]

@@ -96,9 +96,14 @@ class Persistent:
     def __str__(self) -> str:
         return f"work tiles of {self.blocks} blocks, {self.stages} stages, loads of {self.load}, uses of {self.uses[0]} and {self.uses[1]}"
 
+    @property
+    def tiles(self) -> dict[int, int]:
+        """The blocks of each work tile that this program draws, by number: other programs draw the numbers between."""
+        return {i * (i + 1) // 2: n for i, n in enumerate(self.blocks)}
+
     def run(self, persistent_roles: Callable) -> tuple[list[barriers.Event] | str, dict[str, list[Action | None]], list[Barrier], Slot]:
         """The timeline, or the deadlock; what each role yielded; empty; the slot."""
-        tiles = {i * (i + 1) // 2: n for i, n in enumerate(self.blocks)}  # other programs draw the numbers between
+        tiles = self.tiles
         counter, drawn, told, (full, empty) = iter(tiles), [], Barrier(1, "told"), barriers.ring(self.stages, 2)
         slot = Slot(taken := Barrier(2, "taken"))
         yielded: dict[str, list[Action | None]] = {"producer": [], "consumer 0": [], "consumer 1": []}
@@ -121,18 +126,20 @@ class Persistent:
         """What comes of a reader's persistent_roles: RIGHT, or the first thing that goes wrong, with its cause."""
         (timeline, yielded, empty, slot), (right, in_order, *_) = self.run(answer), self.run(persistent_roles)
         text = timeline if isinstance(timeline, str) else compared(timeline, right, lambda role, n, action: f"“{action}”")
-        found = explained(text or announced_late(yielded["producer"]) or unreleased(empty, sum(self.blocks)), yielded, in_order)
+        found = explained(
+            text or announced_late(yielded["producer"], list(self.tiles)) or unreleased(empty, sum(self.blocks)), yielded, in_order
+        )
         if found and slot.early and "the producer" not in found.cause:
             return verdict(found, "slot is written before both consumers have taken the number before")
         return found
 
 
-def announced_late(actions: list[Action | None]) -> str:
-    """RIGHT, or the first load of a work tile that comes before its number is announced."""
+def announced_late(actions: list[Action | None], tiles: list[int]) -> str:
+    """tiles: the work tiles' numbers, in order. RIGHT, or the first load of a work tile that comes before its number is announced."""
     told = 0
     for action in filter(None, actions):
         told += action.kind == "arrive" and action.barrier.name == "told"
-        if action.kind == "load" and action.tile // 3 >= told:
+        if action.kind == "load" and tiles.index(action.tile) >= told:
             return f"the producer yields “{action}” before it has arrived at told for this work tile"
     return RIGHT
 

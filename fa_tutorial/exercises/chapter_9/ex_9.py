@@ -110,7 +110,7 @@ def adapt(answer):
 def note(answer):
     order = typed(answer())
     ahead = order.index("issue s′") < order.index("hand over ds")
-    return "the kernel issues s′ later, and the page measures both" if ahead else ""
+    return "right, too: the finished kernel issues s′ later" if ahead else ""
 
 
 def inputs():
