@@ -437,7 +437,7 @@ def draw_loop(ax: Axes) -> None:
     arrow(ax, (x_out, y_acc), (x_o, y_acc))
 
 
-@image("05_kinds_of_work.png", 4.6)
+@image("05_kinds_of_work.png", 4.85)
 def draw_kinds_of_work(ax: Axes) -> None:
     """496 cycles of an SM at D = 128, with eight instructions a score: in attend's order, in series and in turns, and all at once."""
     left, window = 1.75, 496  # two tiles in series
@@ -469,3 +469,4 @@ def draw_kinds_of_work(ax: Axes) -> None:
                         box(ax, *place, seen * cycle, 0.26, text if seen == cycles else "", colour, share=share)
                 begin += max(cycles for _, cycles, _ in step)
     note(ax, 0.1, 4.42, f"{window} cycles of an SM at D = 128; white: idle; at once, each kind of work is at another tile")
+    note(ax, 0.1, 4.68, "of a score's seven other instructions, four come before the exponential (32 cycles) and three after it (24)")
