@@ -81,9 +81,10 @@ def room_on_an_sm(row: Mapping[str, Any], num_warps: int) -> tuple[int, int]:
 
 
 def show_tiles(card: dict, D: int) -> None:
-    """Print what the compiler made of the kernel with each timed tile, and its time; * marks the package's."""
+    """Print what the compiler made of the kernel with each timed tile, and its time; * marks the package's. And cuDNN's
+    time."""
     rows = results.select(card["kernels"], kernel="forward_tile", D=D, is_causal=False)
-    print(f"stored: H200, Triton {card['provenance']['triton']}")
+    print(f"stored: H200, Triton {card['provenance']['triton']}, 4 sequences of 4,096 tokens, {2_048 // D} heads")
     print(f"D = {D:<3}                    registers  spilled  programs on an SM       time")
     for row in rows.to_dict("records"):
         sizes = [int(word) for word in re.findall(r"\d+", row["provider"])]
@@ -91,6 +92,8 @@ def show_tiles(card: dict, D: int) -> None:
         programs = min(room_on_an_sm(row, sizes[2]))
         made = f"{row['registers']:9.0f} {row['spilled_registers'] or '-':>8} {programs:18}"
         print(f"{row['provider']:26} {made} {star:>3}{row['ms']:.2f} ms")
+    cudnn = results.select(card["kernels"], kernel="step", provider="sdpa_cudnn", D=D, is_causal=False).iloc[0]
+    print(f"{'cuDNN, in another run':67}{cudnn['ms']:.2f} ms")
     print("a thread's registers, and the numbers that it spills; *: the tile of the package")
 
 
