@@ -105,7 +105,7 @@ def count_loop(kernel: Any, D: int) -> tuple[float, float]:
     scores = tile.block_m * tile.block_n / (32 * tile.num_warps)  # of one thread
     by_work = {what: sum(loop.get(name, 0) for name in names) / scores for what, names in WORK.items()}
     softmax, every = sum(by_work.values()), sum(loop.values()) / scores
-    print(f"D = {D}, instructions for a score, by Triton {triton.__version__}")
+    print(f"D = {D}, {tile.block_m}x{tile.block_n}: instructions for a score, by Triton {triton.__version__}")
     for what, number in by_work.items():
         print(f"  {what} ({', '.join(WORK[what])})".ljust(42), f"{number:6.1f}")
     print("softmax".ljust(42), f"{softmax:6.1f}")
