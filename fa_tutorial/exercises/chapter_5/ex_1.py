@@ -121,7 +121,7 @@ def wraps(kernel):
     x, out, asked = torch.zeros(1), torch.zeros(18, 16, 16), []
 
     def load(ptrs, mask, *rest):
-        asked.extend(((ptrs.data.astype(np.int64) - x.data_ptr()) // 4)[np.broadcast_to(mask.data, ptrs.data.shape)].ravel())
+        asked.extend(((ptrs.data.astype(np.int64) - x.data_ptr()) // 4)[np.broadcast_to(mask.data, ptrs.data.shape).astype(bool)].ravel())
         return TensorHandle(np.zeros(ptrs.data.shape, np.float32), tl.float32)
 
     with mock.patch.object(builder, "create_masked_load", load), np.errstate(all="ignore"):
