@@ -340,9 +340,9 @@ print(json.dumps(next(row.shared for row in compiling.compile_calls(90, [("", ca
     return in_a_process(code)
 
 
-def forward_loops(kernel: Any, cases: Iterable[tuple[int, TileConfig]]) -> list[dict[str, int]]:
-    """How many instructions of each name the loop without a mask has, of a flash_forward_kernel in fp16 on an H200, for
-    each (D, tile): {"FMUL": 166, …}.
+def forward_loop(kernel: Any, D: int, tile: TileConfig) -> dict[str, int]:
+    """How many instructions of each name the loop without a mask has, of a flash_forward_kernel in fp16 on an H200:
+    {"FMUL": 166, …}.
 
     kernel: as forward_rows takes it.
     """
@@ -352,14 +352,11 @@ from fa_tutorial import forward, sass
 from fa_tutorial.tiles import TileConfig
 
 forward.flash_forward_kernel = kernel
-found = []
-for D, tile in {[(D, astuple(tile)) for D, tile in cases]!r}:
-    q, k, v, *_ = compiling.inputs(torch.float16, D)
-    with compiling.compiling_for(90) as launched:
-        forward.flash_forward(q, k, v, False, 0.5, config=TileConfig(*tile))
-    loop = sass.inner_loop(sass.sass_of(launched[-1][1]))
-    found.append(collections.Counter(name.split(".")[0] for name in loop))
-print(json.dumps(found))
+q, k, v, *_ = compiling.inputs(torch.float16, {D})
+with compiling.compiling_for(90) as launched:
+    forward.flash_forward(q, k, v, False, 0.5, config=TileConfig(*{astuple(tile)!r}))
+loop = sass.inner_loop(sass.sass_of(launched[-1][1]))
+print(json.dumps(collections.Counter(name.split(".")[0] for name in loop)))
 """
     return of_a_kernel(kernel, forward.flash_forward_kernel, code)
 

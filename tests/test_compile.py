@@ -109,10 +109,10 @@ def test_instructions_of_a_readers_loop():
     """A matmul's, an exponential's for each of a thread's 32 scores; powers of 2 save multiplications, and nothing else."""
     tile, text, step = tiles.TileConfig(64, 64, 4, 3), source_of(forward.flash_forward_kernel), source_of(forward.softmax_step)
     names = vars(tiles) | vars(forward) | {"__name__": "reader"}
-    [course] = compiling.forward_loops(forward.flash_forward_kernel, [(64, tile)])
+    course = compiling.forward_loop(forward.flash_forward_kernel, 64, tile)
     assert course["HGMMA"] == 8 and 32 <= course["MUFU"] < 40
     both = f"{edited(step, ('tl.exp(', 'tl.exp2(', 2))}\n\n\n{source_of(forward.attend)}\n\n\n{text}"
-    [powers_of_2] = compiling.forward_loops(defined(both, names)["flash_forward_kernel"], [(64, tile)])
+    powers_of_2 = compiling.forward_loop(defined(both, names)["flash_forward_kernel"], 64, tile)
     assert powers_of_2["FMUL"] <= course["FMUL"] - 32 and powers_of_2["MUFU"] == course["MUFU"]
 
 

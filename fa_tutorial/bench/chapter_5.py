@@ -14,8 +14,7 @@ from fa_tutorial.figures import GREY
 from fa_tutorial.tiles import TileConfig
 
 LAYER = {"mode": "fwd", "dtype": "fp16", "B": 1}
-# The package's tile with so many stages that an SM has room for one program, not two.
-ALONE = {64: "128x64, 8 warps, 7 stages", 128: "64x64, 4 warps, 4 stages"}
+TILES = forward.CONFIGS[232_448]  # the package's for an H200, by its bytes of shared memory
 WORK = {
     "multiply": ("FMUL", "FFMA"),
     "compare": ("FMNMX", "FSETP"),
@@ -38,7 +37,8 @@ def show_one_loop(card: dict) -> None:
     print("time of one loop / of two, S =", *(f"{S:6,}" for S in lengths))
     for D, is_causal in cases:
         one, two = (times(loops, D, is_causal) for loops in ("one", "two"))
-        print(f"D = {D:3}, {'causal' if is_causal else 'full':21}", *(f"{one[S] / two[S]:6.2f}" for S in lengths))
+        case = f"D = {D:3}, {2_048 // D} heads, {'causal' if is_causal else 'full'}"
+        print(f"{case:29}", *(f"{one[S] / two[S]:6.2f}" for S in lengths))
 
 
 def show_times(card: dict, names: dict[str, str]) -> None:
@@ -48,7 +48,7 @@ def show_times(card: dict, names: dict[str, str]) -> None:
     for provider in ("naive", "sdpa_flash", "basic"):
         found = results.select(rows, provider=provider, H_q=16, D=64, is_causal=False, **LAYER).set_index("S_q")
         times = [f"{found['ms'][S]:7.3f}" for S in lengths]
-        print(f"{names[provider]:17}", *times, f"{found['peak_bytes'][4_096] / 2**20:14,.1f}")
+        print(f"{names[provider]:17}", *times, f"{found['peak_bytes'][4_096] / 2**20:14,.2f}")
     long = results.select(rows, H_q=32, D=64, S_q=16_384, is_causal=False, **LAYER).set_index("provider")["ms"]
     print("\nms, 32 heads, S = 16,384:", ", ".join(f"{name} {long[provider]:.2f}" for provider, name in names.items()))
 
@@ -81,40 +81,37 @@ def room_on_an_sm(row: Mapping[str, Any], num_warps: int) -> tuple[int, int]:
 
 
 def show_tiles(card: dict, D: int) -> None:
-    """Print what the compiler made of the kernel with each timed tile, and its time; * marks forward.CONFIGS."""
+    """Print what the compiler made of the kernel with each timed tile, and its time; * marks the package's. And cuDNN's
+    time."""
     rows = results.select(card["kernels"], kernel="forward_tile", D=D, is_causal=False)
-    print(f"stored: H200, Triton {card['provenance']['triton']}")
+    print(f"stored: H200, Triton {card['provenance']['triton']}, 4 sequences of 4,096 tokens, {2_048 // D} heads")
     print(f"D = {D:<3}                    registers  spilled  programs on an SM       time")
     for row in rows.to_dict("records"):
         sizes = [int(word) for word in re.findall(r"\d+", row["provider"])]
-        star = "*" if TileConfig(*sizes) == forward.CONFIGS[232_448][D] else " "  # bytes of shared memory
+        star = "*" if TileConfig(*sizes) == TILES[D] else " "
         programs = min(room_on_an_sm(row, sizes[2]))
         made = f"{row['registers']:9.0f} {row['spilled_registers'] or '-':>8} {programs:18}"
         print(f"{row['provider']:26} {made} {star:>3}{row['ms']:.2f} ms")
+    cudnn = results.select(card["kernels"], kernel="step", provider="sdpa_cudnn", D=D, is_causal=False).iloc[0]
+    print(f"{'cuDNN, in another run':67}{cudnn['ms']:.2f} ms")
     print("a thread's registers, and the numbers that it spills; *: the tile of the package")
 
 
-def count_loop(kernel: Any) -> dict[int, tuple[float, float]]:
-    """By D, how many instructions of a reader's kernel, compiled here for an H200, one score takes: all, and those of
-    the softmax. Prints them by what they do."""
-    tiles = {D: forward.CONFIGS[232_448][D] for D in (64, 128)}
-    loops = dict(zip(tiles, compiling.forward_loops(kernel, tiles.items()), strict=True))
-    scores = {D: tile.block_m * tile.block_n / (32 * tile.num_warps) for D, tile in tiles.items()}  # of one thread
-
-    def show(name: str, numbers: Mapping[int, float]) -> None:
-        print(f"{name:44}", *(f"{numbers[D]:7.1f}" for D in tiles))
-
-    def of(names: tuple[str, ...]) -> dict[int, float]:
-        return {D: sum(loops[D].get(name, 0) for name in names) / scores[D] for D in tiles}
-
-    softmax, every = of(sum(WORK.values(), ())), {D: sum(loops[D].values()) / scores[D] for D in tiles}
-    print(f"{f'a score, by Triton {triton.__version__}':44}", *(f"D = {D:3}" for D in tiles))
-    for what, names in WORK.items():
-        show(f"  {what} ({', '.join(names)})", of(names))
-    show("softmax", softmax)
-    show("loads, addresses, waiting and products", {D: every[D] - softmax[D] for D in tiles})
-    show("all", every)
-    return {D: (every[D], softmax[D]) for D in tiles}
+def count_loop(kernel: Any, D: int) -> tuple[float, float]:
+    """How many instructions of a reader's kernel, compiled here for an H200, one score takes: all, and those of the
+    softmax. Prints them by what they do."""
+    tile = TILES[D]
+    loop = compiling.forward_loop(kernel, D, tile)
+    scores = tile.block_m * tile.block_n / (32 * tile.num_warps)  # of one thread
+    by_work = {what: sum(loop.get(name, 0) for name in names) / scores for what, names in WORK.items()}
+    softmax, every = sum(by_work.values()), sum(loop.values()) / scores
+    print(f"D = {D}, {tile.block_m}x{tile.block_n}: instructions for a score, by Triton {triton.__version__}")
+    for what, number in by_work.items():
+        print(f"  {what} ({', '.join(WORK[what])})".ljust(42), f"{number:6.1f}")
+    print("softmax".ljust(42), f"{softmax:6.1f}")
+    print("loads, addresses, waiting and products".ljust(42), f"{every - softmax:6.1f}")
+    print("all".ljust(42), f"{every:6.1f}")
+    return every, softmax
 
 
 def busy_share(row: Mapping[str, Any]) -> float:
@@ -122,44 +119,42 @@ def busy_share(row: Mapping[str, Any]) -> float:
     return 100 * row["tflops"] * row["ms"] * 1e9 / (row["cycles"] * 132 * 4096)
 
 
-def draw_limits(card: dict, limits: Mapping[tuple[int, str], tuple], executed: Mapping[int, tuple]) -> None:
-    """Draw in which share of an SM's cycles its tensor cores are busy at most, and are.
+def draw_limits(card: dict, yours: tuple, cudnn: tuple) -> None:
+    """Draw in which share of an SM's cycles tensor cores are busy at most at D = 128, and are. yours, cudnn: exercise
+    5.9's limits, in %."""
+    tile = TILES[128]
+    words = f"{tile.block_m}x{tile.block_n}, {tile.num_warps} warps"
 
-    limits: exercise 5.9's, in %, by D and kernel. executed: count_loop's.
-    """
-    kernels = card["kernels"]
-    figure, ax = plt.subplots(figsize=(9, 4.8))
-    names, rows = {}, [(D, provider) for D in executed for provider in ("sdpa_cudnn", "basic")]
-    for y, (D, provider) in zip((3.5, 2.5, 1, 0), rows, strict=True):
-        row = results.select(kernels, kernel="step", provider=provider, D=D, is_causal=False).iloc[0]
-        every, softmax = executed[D]
-        name = "cuDNN" if provider == "sdpa_cudnn" else "this chapter"
-        at_once, in_turns, in_series = limits[D, name]
-        counted = "4 assumed" if provider == "sdpa_cudnn" else f"{every:.1f}, softmax {softmax:.1f}"
-        names[y] = f"D = {D}, {name}\n{row['cycles'] / row['ms'] / 1e6:.2f} GHz\ninstructions: {counted}"
+    def row(**case: str) -> Mapping[str, Any]:
+        return results.select(card["kernels"], D=128, is_causal=False, **case).iloc[0]
+
+    cudnn_row = row(kernel="step", provider="sdpa_cudnn")
+    two, one = (row(kernel="forward_tile", provider=f"{words}, {stages} stages") for stages in (3, 4))
+    kernels = {
+        "cuDNN\n4 instructions assumed": (cudnn, [(cudnn_row, "o", "C0", "full", "center", "")]),
+        f"this chapter\n{words}": (
+            yours,
+            [
+                (two, "o", "C0", "full", "left", " (3 stages, room for two programs)"),
+                (one, "D", "C1", "none", "right", " (4 stages, room for one)"),
+            ],
+        ),
+    }
+    _, ax = plt.subplots(figsize=(9, 2.9))
+    for y, ((at_once, in_turns, in_series), marks) in zip((1, 0), kernels.values(), strict=True):
         ax.plot([0, 100], [y, y], color=GREY, linestyle="-", linewidth=1, zorder=1)
-        ticks = ((in_series, "in series", "right"), (in_turns, "in turns", "left"), (at_once, "at once", "left"))
+        ticks = ((in_series, "in series", "right"), (in_turns, "in turns", "left"), (at_once, "at once", "right"))
         for at, what, ha in ticks:
             ax.plot([at, at], [y - 0.17, y + 0.17], color="black", linestyle="-", linewidth=2, zorder=2)
-            ax.text(at, y + 0.22, what, ha="right" if at > 90 else ha, va="bottom", fontsize="small")
-        marks = [(row, "o", "C0", "full", "measured")]
-        if provider == "basic":
-            alone = results.select(kernels, kernel="forward_tile", provider=ALONE[D], D=D).iloc[0]
-            marks.append((alone, "D", "C1", "none", "measured, with room for one program on an SM"))
-        for one, marker, colour, fill, what in marks:
-            busy = busy_share(one)
-            ax.plot(busy, y, marker, color=colour, fillstyle=fill, markersize=9, label=what, zorder=3)
-            ax.text(busy, y - 0.22, f"{busy:.0f}", ha="center", va="top", color=colour, fontsize="small")
-            if one is not row:
-                arrow = {"arrowstyle": "->", "color": colour, "shrinkA": 7, "shrinkB": 7}
-                ax.annotate("", (busy, y), (busy_share(row), y), arrowprops=arrow, zorder=4)
-    about = "H200, full attention, S = 4,096"
-    ax.set(xlim=(0, 101), ylim=(-0.6, 4.1), xlabel=f"tensor cores busy, % of an SM's cycles ({about})")
-    ax.set_yticks(list(names), names.values())
+            ax.text(at, y + 0.22, what, ha=ha, va="bottom", fontsize="small")
+        for measured, marker, colour, fill, ha, about in marks:
+            busy, shift = busy_share(measured), {"left": -1, "center": 0, "right": 1}[ha]
+            ax.plot(busy, y, marker, color=colour, fillstyle=fill, markersize=9, zorder=3)
+            ax.text(busy + shift, y - 0.22, f"{busy:.0f}{about}", ha=ha, va="top", color=colour, fontsize="small")
+    ax.set(xlim=(0, 101), ylim=(-0.6, 1.6), xlabel="tensor cores busy, % of an SM's cycles")
+    ax.set_title("D = 128, full attention on an H200, S = 4,096: measured, and the three limits")
+    ax.set_yticks((1, 0), kernels)
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.grid(axis="y", visible=False)
-    lines, labels = ax.get_legend_handles_labels()
-    legend = dict(zip(labels, lines, strict=True))  # each once
-    figure.legend(legend.values(), legend.keys(), loc="outside upper center", ncols=2)
     plt.show()

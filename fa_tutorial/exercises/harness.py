@@ -56,7 +56,7 @@ class Case:
     args: what the answer gets (a kernel gets what the exercise's `launch` makes of them). on: the input in words, made from args unless
     given. otherwise: the diagnosis where no mistake explains the result, or one for each part. edge: the key of the condition that this
     input tests; "" for the main case. fresh: drawn anew each time, so its numbers are not shown. stray: the diagnosis where a kernel leaves
-    its tensors; otherwise unless given.
+    its tensors, infinite: that where a result is NaN or ∞ and shouldn't be; otherwise unless given.
     """
 
     args: tuple
@@ -65,6 +65,7 @@ class Case:
     edge: str = ""
     fresh: bool = False
     stray: str = ""
+    infinite: str = ""
     wanted: dict = field(default_factory=dict, repr=False)  # the truth, once _truth_of has computed it
 
 
@@ -175,6 +176,8 @@ def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case
             raise Wrong(f"{complaint}: {on}")
         return
     otherwise = rules if isinstance(rules, str) else rules[wrong]
+    if one.infinite and not got[wrong][want[wrong].isfinite()].isfinite().all():
+        otherwise = one.infinite
     if not in_words:
         raise Wrong(otherwise)
     diagnosis, shown = _named(exercise, answer, got, one, cases) or getattr(got[wrong], "cause", "") or otherwise, not one.fresh

@@ -437,7 +437,7 @@ def draw_loop(ax: Axes) -> None:
     arrow(ax, (x_out, y_acc), (x_o, y_acc))
 
 
-@image("05_kinds_of_work.png", 4.6)
+@image("05_kinds_of_work.png", 4.85)
 def draw_kinds_of_work(ax: Axes) -> None:
     """496 cycles of an SM at D = 128, with eight instructions a score: in attend's order, in series and in turns, and all at once."""
     left, window = 1.75, 496  # two tiles in series
@@ -469,3 +469,25 @@ def draw_kinds_of_work(ax: Axes) -> None:
                         box(ax, *place, seen * cycle, 0.26, text if seen == cycles else "", colour, share=share)
                 begin += max(cycles for _, cycles, _ in step)
     note(ax, 0.1, 4.42, f"{window} cycles of an SM at D = 128; white: idle; at once, each kind of work is at another tile")
+    note(ax, 0.1, 4.68, "of a score's seven other instructions, four come before the exponential (32 cycles) and three after it (24)")
+
+
+@image("05_two_programs.png", 2.4)
+def draw_two_programs(ax: Axes) -> None:
+    """An SM over time, whose programs work and wait by turns: with room for one program, and for two."""
+    left, work, wait, end = 1.75, 1.1, 0.8, 7.1  # inches of time
+    lanes = (("room for one", 0.2, ("blue",)), ("room for two", 0.85, ("blue", "orange")))
+    for name, y, colours in lanes:
+        note(ax, 0.1, y + 0.2, name, BODY, weight="bold")
+        box(ax, left, y, end, 0.4, hatch="///")
+        at, turn = 0.0, 0
+        while at < end:
+            seen = min(work, end - at)
+            program = turn % len(colours)
+            box(ax, left + at, y, seen, 0.4, f"{'ab'[program]} works" if seen == work else "", colours[program], share=0.45)
+            at += work + (wait if len(colours) == 1 else 0)
+            turn += 1
+    arrow(ax, (left, 1.45), (left + end, 1.45), width=1.0)
+    write(ax, left + end, 1.62, "time", ha="right")
+    box(ax, 0.1, 1.95, 0.3, 0.25, hatch="///")
+    note(ax, 0.5, 2.07, "nobody works: program a waits, for loads or for results (a sketch)")

@@ -21,6 +21,16 @@ def tile_from_a_clamped_pointer(x, out_ptr, H, S, D, BLOCK_M: tl.constexpr, BLOC
 
 
 @triton.jit
+def tile_row_by_row(x, out_ptr, H, S, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    pid = tl.program_id(0).to(tl.int64)
+    head, start = pid // tl.cdiv(S, BLOCK_M), pid % tl.cdiv(S, BLOCK_M) * BLOCK_M
+    x_ptr, d = x.ptr + head // H * x.strides[0] + head % H * x.strides[1], tl.arange(0, BLOCK_D)
+    for i in range(BLOCK_M):
+        row = tl.load(x_ptr + (start + i) * x.strides[2] + d * x.strides[3], mask=(start + i < S) & (d < D), other=0.0)
+        tl.store(out_ptr + (pid * BLOCK_M + i) * BLOCK_D + d, row)
+
+
+@triton.jit
 def tile_loaded_transposed(x, out_ptr, H, S, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
     pid = tl.program_id(0)
     row_block, batch_head = pid % tl.cdiv(S, BLOCK_M), pid // tl.cdiv(S, BLOCK_M)
@@ -117,8 +127,10 @@ def gqa_keeping_the_lse_alone(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale,
 # Without the + 0.0 Triton compiles such a sum of products as a TF32 dot, whose o is rounded.
 NO_DOT = "correct (a product without dot doesn't use the tensor cores"
 RIGHT_ANSWERS = (
-    ("5.1", tile_from_a_clamped_pointer), ("5.1", tile_loaded_transposed, "correct (offsets into x are 32-bit"), ("5.2", scores_by_keys),
+    ("5.1", tile_from_a_clamped_pointer), ("5.1", tile_row_by_row), ("5.1", tile_loaded_transposed, "correct (offsets into x are 32-bit"), ("5.2", scores_by_keys),
     ("5.3", flash_last_tile_first), ("5.4", flash_last_tile_first), ("5.7", gqa_keeping_the_lse_alone, "correct (offsets into lse are 32-bit"),
+    edit("5.1", "heads in 32 bits", ("tl.program_id(0).to(tl.int64)", "tl.program_id(0)"), ("b * x.strides[0]", "b.to(tl.int64) * x.strides[0]"),
+         told="correct (offsets into x are 32-bit"),
     edit("5.6", "whole tiles to the end, exp2",
          ("tl.exp(", "tl.exp2(", 2), ("s = scale * ", "s = (scale * 1.4426950408889634) * "),
          ("BLOCK_N * BLOCK_N, S_k  #", "BLOCK_N * BLOCK_N, tl.cdiv(S_k, BLOCK_N) * BLOCK_N  #"),

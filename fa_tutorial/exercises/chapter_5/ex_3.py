@@ -52,6 +52,7 @@ MISTAKES = {
     "alpha multiplies the columns of acc: alpha[:, None] gives one number to each row": ("acc * alpha[:, None]", "acc * alpha"),
     "p v is rescaled too: bring acc to the new maximum first, acc · alpha, and then add p v": (
         ACC, "dot(p.to(v_tile.dtype), v_tile, acc) * alpha[:, None]"),
+    "Σ p is rescaled too: bring l to the new maximum first, alpha · l, and then add Σ p": (L, "alpha * (l + tl.sum(p, axis=1))"),
     "acc is divided by l in every iteration, so earlier tiles lose weight with each that follows: divide once, after the loop": [
         (LAST, LAST + "        acc = acc / l[:, None]\n"), ("acc / l[:, None], b", "acc, b")],
     "acc is divided by l in every iteration, and once more after the loop: divide once, after it": (

@@ -60,6 +60,8 @@ MISTAKES = {
     "one key too many: the last key is S_k − 1, so the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] <= S_k"),
     "one key too few: the last key is S_k − 1, so the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] < S_k - 1"),
     "the mask is the wrong way round: it hides the keys that are there, and keeps those past S_k": (KEYS_MASK, "offs_n[None, :] >= S_k"),
+    "where S_k is a multiple of BLOCK_N, S_k % BLOCK_N is 0, and all keys are hidden: compare offs_n itself with S_k": (
+        KEYS_MASK, "offs_n[None, :] % BLOCK_N < S_k % BLOCK_N"),
     "keys end at S_k, not at S_q: the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] < S_q"),
     "keys end at S_k, not at D: the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] < D"),
     "the scale comes from BLOCK_D: it is an argument, made from the true D": ("scale * dot", "BLOCK_D ** -0.5 * dot"),

@@ -36,6 +36,10 @@ MISTAKES = {
     "the other instructions are missing in in_series": (IN_SERIES, "(products + exponential)"),
     "in series, the exponential counts twice: it is one of the instructions": ("(instructions - 1)", "instructions"),
     "a score takes `instructions` instructions, not always seven": [("instructions / 128", "7 / 128"), ("instructions - 1", "6")],
+    "`instructions` is the number of a score already: nothing joins it": [
+        ("instructions / 128", "(instructions + 6 + D / 64) / 128"), ("(instructions - 1)", "(instructions + 5 + D / 64)")],
+    "one instruction is missing in at_once and in_turns: the exponential is one, too, beside its work in its own unit": (
+        "instructions / 128", "(instructions - 1) / 128"),
     "these are shares of the peak: multiply by it": [
         (f"{name} = peak *", f"{name} =") for name in ("at_once", "in_turns", "in_series")],
     "the share is upside down: the tensor cores multiply in `products` of all cycles": [

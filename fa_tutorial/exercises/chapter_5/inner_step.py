@@ -76,7 +76,11 @@ def one_tile_inputs(one_tile="", **options):
     options["stray"] = "an offset is wrong, not a mask: every tile is full here"
     zeros = torch.zeros(1, 1, 16, 16)
     mean = "all keys weigh the same, so o is the mean of v, 4097, unrounded"
-    yield attention_case(zeros, zeros, zeros + 4097, "one tile, q = k = 0, v all 4097", mean, **options)
+    finite = (
+        "all scores are 0, so m is 0, p is 1 for each key that a row sees, l is the number of these keys, and acc is 4097 · l: "
+        "which of these is 0, ∞ or NaN in your kernel?"
+    )
+    yield attention_case(zeros, zeros, zeros + 4097, "one tile, q = k = 0, v all 4097", mean, infinite=finite, **options)
     softmax = "one tile gives softmax(scale · q kᵀ) v: maximum and sum run over a row's keys, axis 1, and acc is divided by l"
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one_tile or softmax, **options)
     k = zeros.clone()
