@@ -991,11 +991,12 @@ def test_ring_clock_tells_what_was_measured(page):
         put(page, ranks=4)
 
 
+@pytest.mark.parametrize("peaked", [False, True])
 @pytest.mark.parametrize("mean", [0, 1, 3])
-def test_chain_adds_up_as_the_package_does(page, mean):
+def test_chain_adds_up_as_the_package_does(page, mean, peaked):
     open_figure(page, "chain")
     for length, chain in ((7, 5), (10, 7), (14, 7), (14, 14), (9, 14)):
-        shown = put(page, length=length, chain=chain, mean=mean)
+        shown = put(page, length=length, chain=chain, mean=mean, peaked=peaked)
         p, v = (torch.tensor(shown[name], dtype=torch.float64) for name in ("p", "v"))
         assert len(p) == len(v) == shown["length"] == 2**length
         for x in (p, v):
@@ -1013,6 +1014,16 @@ def test_chain_answers_its_question(page):
     """With v's mean at 1, 16,384 products lose less than 1 % in chains of 1,024, and more in longer ones."""
     assert open_figure(page, "chain")["mean"] == 1
     assert put(page, chain=10)["lost"] < 1 < put(page, chain=11)["lost"]
+
+
+def test_chain_loses_more_after_one_heavy_key(page):
+    """As the page says: 29 % of 16,384 products where it lost 16, and 0.15 % in chains of 128."""
+    open_figure(page, "chain")
+    assert put(page)["lost"] == pytest.approx(15.8, abs=0.05)
+    assert put(page, peaked=True)["lost"] == pytest.approx(29.15, abs=0.05)
+    assert put(page, chain=7)["lost"] == pytest.approx(0.15, abs=0.01)
+    page.locator("#reset").click()
+    assert put(page)["lost"] == pytest.approx(15.8, abs=0.05)
 
 
 @pytest.mark.parametrize("scaled", [True, False])

@@ -164,10 +164,9 @@ def test_the_stand_in_by_blocks_is_as_accurate_as_an_h200_and_one_chain_is_not()
 
 
 @pytest.mark.parametrize("steps", (chapter_14.FULLY, chapter_14.HALF))
-def test_every_stored_model_is_worse_in_fp8_and_each_head_by_one_chain(steps):
+def test_every_stored_model_is_worse_in_fp8(steps):
     models = chapter_14.stored_models(steps)
     assert (models["plain"] > models["float32"]).all()
-    assert all(head["chain"] > head["rounding"] for head in models["heads"].sum())
 
 
 # ---------------------------------------------------------------- attention

@@ -18,21 +18,16 @@ from torch import nn
 
 from fa_tutorial import fp8, hardware, reference
 from fa_tutorial.bench import results, training
-from fa_tutorial.bench.tables import mask
 from fa_tutorial.figures import COLOURS
 from fa_tutorial.fp8.model import to_e4m3
 
 SPEEDS = {
+    "hopper": "fp16, chapter 9",
     "fp8": "FP8, kernel alone",
     "fp8 and quantiser": "FP8 with the quantiser",
     "fp8, rotation and quantiser": "… and rotation",
-    "hopper": "fp16, chapter 9",
-    "sdpa_cudnn": "fp16, cuDNN",
-    "matmul, chain": "FP8 matmul, one chain of sums",
-    "matmul, blocks": "FP8 matmul, sums by blocks",
+    "matmul, blocks": "an FP8 matmul",
 }
-CHOICES = {name: SPEEDS[name] for name in ("fp8", "fp8 and quantiser", "fp8, rotation and quantiser")}
-WAYS = ("fp16", "fp8", "fp8, rotated")
 LENGTHS = (1024, 4096, 16_384)
 PROBES = {  # factors of products that one instruction adds up
     "2¹³ + 31 · 1.5": [(128, 64)] + 31 * [(1.5, 1)],
@@ -40,10 +35,7 @@ PROBES = {  # factors of products that one instruction adds up
     "2¹⁴ + 30 · 1 − 2¹⁴": [(128, 128)] + 30 * [(1, 1)] + [(-128, 128)],
 }
 ONES = (1024, 16_384, 20_000)  # to be added up
-SPEED_LENGTHS = (1024, 2048, 4096, 16_384)
-CALLS = ("hopper", "fp8 and quantiser", "fp8, rotation and quantiser")  # of SPEEDS: what a user calls
-SHORT_LENGTHS = SPEED_LENGTHS[:3]
-GRAPH = ", from a CUDA graph"
+S_SPEED = 16_384
 
 
 class Kind(NamedTuple):
@@ -75,19 +67,25 @@ def data(kind: str, H: int, S: int, D: int) -> list[torch.Tensor]:
     return [x.half() for x in found]
 
 
-def factors(kind: str, rows: int, K: int, in_e4m3: bool = True) -> list[torch.Tensor]:
-    """Two matrices (rows, K) of numbers of e4m3, in float64: uniform in [0, 1], N(0, 1), or p · 2⁸ of
-    N(0, 1) scores, and v of mean 0 or 1. in_e4m3=False: before they are rounded."""
+def factors(kind: str, rows: int, K: int) -> list[torch.Tensor]:
+    """Two matrices (rows, K) of numbers of e4m3, in float64: uniform in [0, 1], or for "p v, mean 1"
+    p · 2⁸ of N(0, 1) scores, and v of that mean."""
     generator = torch.Generator().manual_seed(14)
     if kind == "uniform":
         found = [torch.rand(rows, K, generator=generator) for _ in range(2)]
     else:
         found = [torch.randn(rows, K, generator=generator) for _ in range(2)]
-    if kind.startswith("p v"):
         found[0] = 2**8 * torch.exp(found[0] - found[0].amax(dim=1, keepdim=True))
         found[1] += float(kind[-1])
         found[1] *= 448 / found[1].abs().max()
-    return [(to_e4m3(x) if in_e4m3 else x).double() for x in found]
+    return [to_e4m3(x).double() for x in found]
+
+
+def peaked(K: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A row of p · 2⁸ in which one heavy key comes first, and all others are light; and a column of ones."""
+    p = to_e4m3(torch.full((1, K), 0.03)).double()
+    p[0, 0] = 2**8
+    return p, torch.ones(1, K, dtype=torch.float64)
 
 
 def rms(x: torch.Tensor) -> float:
@@ -182,14 +180,11 @@ def in_fp8(rotate: bool = False, subtract: bool = False) -> training.Attention:
 
 
 def heads_of(model: training.TinyTransformer, texts: torch.Tensor) -> list[list[torch.Tensor]]:
-    """q, k and v of each head of the model, (1, 1, keys, D) fp16: all texts joined to one row of keys, and its last 64
-    tokens ask."""
+    """q, k and v of each head of the model, (1, 1, keys, D) fp16: all texts joined to one row of keys."""
     heads, attention = [], training.ATTENTIONS["sdpa_math"]
 
     def noted(q, k, v):
-        for h in range(COPIER.heads):
-            q_h, k_h, v_h = (x[:, h].flatten(0, 1)[None, None].half() for x in (q, k, v))
-            heads.append([q_h[:, :, -64:], k_h, v_h])
+        heads.extend([x[:, h].flatten(0, 1)[None, None].half() for x in (q, k, v)] for h in range(COPIER.heads))
         return attention(q, k, v)
 
     wrong_tokens(model, noted, texts)
@@ -206,45 +201,28 @@ def print_keys(heads: list[list[torch.Tensor]]) -> None:
     for name, of in keys.items():
         peaks = ", ".join(f"{float(k.abs().max()) / rms(k):.1f}" for k in of)
         offsets = ", ".join(f"{rms(k.double().mean(dim=2)) / rms(k):.2f}" for k in of)
-        print(f"{name:20} k's largest number, over its rms: {peaks}; its offset: {offsets}")
+        print(f"{name:20} over k's rms: its largest number is {peaks}; its offset is {offsets}")
     print()
 
 
-def of_head(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, float]:
-    """v's mean, of v's rms, and o's error in % by rounding alone, and with acc in one chain."""
-    truth = reference.attention(q, k, v)[0].cpu()
-    found = fp8.emulated(q, k, v, fp8.sums_in_float32, fp8.sums_in_one_chain)
-    rounding, chain = (100 * rms(o.double() - truth) / rms(truth) for o in found)
-    return {"v_mean": rms(v.double().mean(dim=2)) / rms(v), "rounding": rounding, "chain": chain}
-
-
-def print_heads(heads: list[dict[str, float]]) -> None:
-    """Of of_head's rows: each if there are few, else the least, the middle and the largest of them."""
-    found = pd.DataFrame(heads)
-    if len(found) > 4:
-        found = found.quantile([0, 0.5, 1]).set_axis(["least", "middle", "most"])
-    print(f"{'':10}{'rms of v’s mean, over v’s':>26}{'o off, by rounding':>22}{'with acc in one chain':>24}")
-    for name, head in found.iterrows():
-        print(f"{name!s:10}{head.v_mean:26.2f}{head.rounding:20.1f} %{head.chain:22.1f} %")
-
-
 def stored_models(steps: int = FULLY) -> pd.DataFrame:
-    """Of each stored model: seed, wrong tokens in float32 and in FP8 with each of REMEDIES, and `heads`, of_head's."""
+    """Of each stored model: seed, and wrong tokens in float32 and in FP8 with each of REMEDIES."""
     models = pd.DataFrame(json.loads(TRAINED.read_text(encoding="utf-8"))["rows"])
     return models[models.steps == steps]
 
 
 def print_trained(wrong: dict[str, int]) -> None:
-    """Wrong tokens of your model, by way, and the mean of the stored ones, fully and half trained; and of how many of
-    these each remedy makes fewer."""
+    """Wrong tokens of your model, by way, and the mean of the stored ones, fully and half trained; and in how many of
+    these each remedy is better than plain FP8, equal, and worse."""
     print(f"{f'wrong of {COPIED * COPIER.half:,} tokens':36}" + "".join(f"{name:>11}" for name in wrong))
     print(f"{'your model':36}" + "".join(f"{number:11}" for number in wrong.values()))
     for steps in (FULLY, HALF):
         models = stored_models(steps)
         words = f"{len(models)} stored models, {steps} steps, mean"
         print(f"{words:36}" + "".join(f"{models[name].mean():11.1f}" for name in wrong))
-        fewer = (f"{(models[name] < models.plain).sum():8} of {len(models)}"[-11:] for name in list(REMEDIES)[1:])
-        print(f"{'    fewer than plain':36}" + " " * 22 + "".join(f"{words:>11}" for words in fewer))
+        signs = [np.sign(models[name] - models.plain) for name in list(REMEDIES)[1:]]
+        counts = (", ".join(str((sign == wanted).sum()) for wanted in (-1, 0, 1)) for sign in signs)
+        print(f"{'    better, equal, worse than plain':36}" + " " * 22 + "".join(f"{words:>11}" for words in counts))
 
 
 # ---------------------------------------------------------------- what the notebook shows; card: results.load's
@@ -255,8 +233,9 @@ def row(card: dict[str, Any], **wanted: Any) -> dict[str, Any]:
     return results.select(card["kernels"], chapter=14, **wanted).iloc[0].to_dict()
 
 
-def tflops(card: dict[str, Any], provider: str, D: int, S: int, is_causal: bool) -> float:
-    return row(card, kernel="speed", provider=provider, D=D, S_q=S, is_causal=is_causal)["tflops"]
+def speed(card: dict[str, Any], provider: str, is_causal: bool = False) -> dict[str, Any]:
+    """The row of one of SPEEDS."""
+    return row(card, kernel="speed", provider=provider, D=128, S_q=S_SPEED, is_causal=is_causal)
 
 
 def print_off_header(keys: int = LENGTHS[-1], D: int = 64, means: tuple[int, ...] = (0, 1, 3)) -> None:
@@ -273,35 +252,12 @@ def print_off(words: str, errors: list[float]) -> None:
     print(f"{words:34}" + "".join(f"{error:8.2f}" for error in errors))
 
 
-def print_choices(card: dict[str, Any], D: int = 128, S: int = LENGTHS[-1]) -> None:
-    """How many times as fast as chapter 9's fp16, full and causal, and how far off the rows of o are on two kinds of
-    data: the median row, and what 90 % of the rows are below."""
-    ways = {"hopper": ("fp16, chapter 9", "fp16"), **{name: (words, "fp8") for name, words in CHOICES.items()}}
-    ways["fp8, rotation and quantiser"] = (CHOICES["fp8, rotation and quantiser"], "fp8, rotated")
-    keys = KINDS["N(0, 1)"].S
-    print(f"{f'D = {D}':26}{f'times as fast, S = {S:,}':>28}{f'rows of o off in %, S = {keys:,}':>36}")
-    print(" " * 54 + f"{'N(0, 1)':>18}{'outliers':>18}")
-    print(f"{'full':>42}{'causal':>12}" + 2 * f"{'median':>10}{'90 %':>8}")
-    for name, (words, way) in ways.items():
-        rates = [[tflops(card, who, D, S, c) for who in (name, "hopper")] for c in (False, True)]
-        found = [row(card, kernel="error", provider=way, data=kind, D=D) for kind in list(KINDS)[:2]]
-        off = [f"{100 * one[which]:.{1 if one[which] > 0.01 else 2}f}" for one in found for which in ("median", "most")]
-        gains = "".join(f"{rate / fp16:12.2f}" for rate, fp16 in rates)
-        print(f"{words:30}{gains}{off[0]:>10}{off[1]:>8}{off[2]:>10}{off[3]:>8}")
-
-
 Lines = dict[str, tuple[torch.Tensor, torch.Tensor]]  # by label, moved scores, and which of them count
 
 
-def plot_score_errors(s: torch.Tensor, lines: Lines) -> Figure:
-    """How far positive scores move, by root mean square, against their size."""
-    figure = Figure(figsize=(6, 3.2))
-    _draw_score_errors(figure.subplots(), s, lines)
-    return figure
-
-
 def plot_rotation(key: torch.Tensor, rotated: torch.Tensor, s: torch.Tensor, lines: Lines) -> Figure:
-    """One key's channels before and after a rotation, and plot_score_errors' lines."""
+    """One key's channels before and after a rotation; and how far positive scores move, by root mean square, against
+    their size, a line for each of `lines`."""
     figure = Figure(figsize=(9, 3.4))
     axes = figure.subplot_mosaic([["before", "scores"], ["after", "scores"]])
     axes["before"].sharey(axes["after"])
@@ -324,29 +280,6 @@ def _draw_score_errors(ax: Axes, s: torch.Tensor, lines: Lines) -> None:
         ax.plot(*zip(*found, strict=True), color=COLOURS[colour], linestyle=line, marker=marker, label=label)
     ax.set(xlabel="score (negative ones have little weight)", ylabel="moved by rounding, rms", ylim=(0, 0.25))
     ax.legend()
-
-
-def plot_rows(cases: dict[str, tuple[torch.Tensor, torch.Tensor]]) -> Figure:
-    """Which share of o's rows is off by at most so many %, and on each line the rms over all rows. cases: by label, o
-    and its truth."""
-    figure = Figure(figsize=(6, 3.4))
-    ax = figure.subplots()
-    for (label, (o, truth)), colour, line in zip(
-        cases.items(), ("blue", "vermilion", "black"), ("-", "--", ":"), strict=False
-    ):
-        off = 100 * ((o - truth).square().mean(dim=1) / truth.square().mean(dim=1)).sqrt().sort().values
-        share = np.arange(1, len(off) + 1) / len(off)
-        ax.plot(off, share, color=COLOURS[colour], linestyle=line, label=label)
-        whole = 100 * rms(o - truth) / rms(truth)
-        ax.plot(whole, np.interp(whole, off, share), "o", color=COLOURS[colour], markersize=9)
-    ax.set_xscale("log")
-    ax.set_xlim(1, 60)
-    ax.set_xticks([1, 3, 10, 30], ["1", "3", "10", "30"])
-    ax.minorticks_off()
-    ax.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])
-    ax.set(xlabel="a row is off by at most, in % of itself (dots: the rms over all rows)", ylabel="of the rows")
-    ax.legend(loc="lower right")
-    return figure
 
 
 def plot_chains(panels: dict[str, dict[tuple[int, int], float]]) -> Figure:
@@ -373,62 +306,12 @@ def plot_chains(panels: dict[str, dict[tuple[int, int], float]]) -> Figure:
     return figure
 
 
-def print_clock(card: dict[str, Any]) -> None:
-    """Of both formats' kernels, full, S = 16,384: an SM's cycles for 64 x 128 scores, how much of them its tensor cores
-    are busy, its power and clock, and the rate."""
-    ways = {"hopper": "fp16", "fp8": "FP8", "fp8, 2 consumers": "FP8, 2 consumers"}
-    kernels = [(64, "hopper", 3), (64, "fp8", 3), (128, "hopper", 2), (128, "fp8", 3), (128, "fp8, 2 consumers", 2)]
-    print(" " * 29 + "consumers  cycles a block  tensor cores busy     W    MHz  TFLOP/s")
-    for D, name, consumers in kernels:
-        found = row(card, kernel="clock", provider=name, D=D)
-        flops, work = 4 * 64 * 128 * D, 8 * D if name == "hopper" else 4 * D
-        cycles = found["mhz"] * card["provenance"]["multiprocessors"] * flops / found["tflops"] / 1e6
-        print(f"D = {D:3}, {ways[name]:20}{consumers:9}{cycles:16,.0f}{work / cycles:19.0%}", end="")
-        print(f"{found['watts']:6.0f}{found['mhz']:7,.0f}{found['tflops']:9.0f}")
-
-
-# What the page shows of whole calls: words, the row's kernel and its provider.
-CALLED = (
-    ("fp16, chapter 9", "whole call", "hopper"),
-    (SPEEDS["fp8 and quantiser"], "whole call", "fp8 and quantiser"),
-    (SPEEDS["fp8, rotation and quantiser"], "whole call", "fp8, rotation and quantiser"),
-)
-
-
-def call_ms(card: dict[str, Any], kernel: str, provider: str, is_causal: bool) -> list[float]:
-    """The ms of a call at D = 128 and each of SHORT_LENGTHS, in batches of 16,384 tokens."""
-    wanted = {"kernel": kernel, "provider": provider, "D": 128, "is_causal": is_causal}
-    return [row(card, S_q=S, **wanted)["ms"] for S in SHORT_LENGTHS]
-
-
-def crossing(fp16: list[float], eight: list[float]) -> tuple[float, float]:
-    """The S from which `eight`, the ms at SHORT_LENGTHS, are fewer than fp16's, on plot_calls' straight lines; and the
-    ms there."""
-    lengths, fp16, eight = np.log(SHORT_LENGTHS), np.log(fp16), np.log(eight)
-    S = np.interp(0, fp16 - eight, lengths)  # what is gained grows with S
-    return float(np.exp(S)), float(np.exp(np.interp(S, lengths, fp16)))
-
-
-def plot_calls(card: dict[str, Any]) -> Figure:
-    """For each mask the ms of CALLS against S, and where those in FP8 become faster than fp16."""
-    figure = Figure(figsize=(8, 3.6))
-    looks = (("vermilion", "-", "o"), ("blue", "--", "s"), ("black", ":", "^"))
-    axes = figure.subplots(1, 2, sharey=True)
-    for ax, is_causal in zip(axes, (False, True), strict=True):
-        lines = [(words, call_ms(card, *of, is_causal)) for words, *of in CALLED]
-        for (words, ms), (colour, line, marker) in zip(lines, looks, strict=True):
-            ax.plot(SHORT_LENGTHS, ms, color=COLOURS[colour], linestyle=line, marker=marker, label=words)
-        for (_, ms), (colour, *_), place in zip(lines[1:], looks[1:], ((6, -17), (-7, 7)), strict=True):
-            where = crossing(lines[0][1], ms)
-            ax.plot(*where, "D", color=COLOURS[colour], markersize=10, fillstyle="none")
-            beside = {"xytext": place, "textcoords": "offset points", "ha": "right" if place[0] < 0 else "left"}
-            ax.annotate(f"{round(where[0], -2):,.0f}", where, color=COLOURS[colour], **beside)
-        ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
-        ax.set_xticks(SHORT_LENGTHS, [f"{S:,}" for S in SHORT_LENGTHS])
-        ax.minorticks_off()
-        ax.set_yticks([0.2, 0.3, 0.5, 1], ["0.2", "0.3", "0.5", "1"])
-        ax.set(title=f"D = 128, {mask(is_causal)}", xlabel="S, in batches of 16,384 tokens")
-    axes[0].set_ylabel("ms of a call")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
-    return figure
+def print_speeds(card: dict[str, Any]) -> None:
+    """Of SPEEDS, D = 128 and S_SPEED: full, the time and the rate; and how many times as fast as chapter 9's fp16
+    attention is, full and causal."""
+    print(f"{f'D = 128, S = {S_SPEED:,}':24}{'ms':>9}{'TFLOP/s':>10}{'times as fast':>16}{'… and causal':>15}")
+    for provider, words in SPEEDS.items():
+        found, fp16 = ([speed(card, who, is_causal) for is_causal in (False, True)] for who in (provider, "hopper"))
+        print(f"{words:24}{found[0]['ms']:9.3f}{found[0]['tflops']:10,.0f}", end="")
+        gains = (one["tflops"] / other["tflops"] for one, other in zip(found, fp16, strict=True))
+        print("" if "matmul" in provider else "{:16.2f}{:15.2f}".format(*gains))

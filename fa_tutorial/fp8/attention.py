@@ -30,9 +30,9 @@ def flash_attention_fp8(
     q, k and v become e4m3 with a float32 scale for each 128 rows of a head; p becomes e4m3, too. rotate: multiply q and
     k by one random orthogonal matrix before, which leaves q kᵀ as it is and spreads outliers (incoherent processing).
 
-    The root mean square of the error, of o's: about 5 % on N(0, 1) inputs, and on inputs with outliers 4 to 6 % with
-    rotate, 9 to 10 % without. That is of all rows together: with outliers the median row is 6 to 7 % off with rotate,
-    7 to 10 % without. A mean of v survives. If k's channels have offsets, subtract k's mean over the keys before, which
+    The root mean square of the error, of o's, on an H200 at D = 128: 5 % on N(0, 1) inputs, and on inputs with outliers
+    4 % with rotate, 9 % without. That is of all rows together: with outliers the median row is 6 % off with rotate,
+    7 % without. A mean of v survives. If k's channels have offsets, subtract k's mean over the keys before, which
     softmax doesn't see. What is less than 2⁻¹⁹ of the largest number in its 128 rows becomes 0, so one huge key or
     value hides its block. Two runs give the same bits. There is no gradient: train with flash_attention.
 

@@ -17,20 +17,22 @@ def held_by(key: int) -> int:
     return key % 8 // 2
 
 
-@image("14_key_order.png", 4.45)
+@image("14_key_order.png", 5.15)
 def draw_key_order(ax: Axes) -> None:
-    """One row of p: which thread holds which key, which positions a thread reads, and question marks for the order in which the two agree."""
+    """One row of p: which thread holds which key, which positions a thread reads in fp16 and in e4m3, and question marks for the order in
+    which the last two agree."""
     cell, left = 0.43, 1.95
     heading(ax, 0.1, 0.25, "one row of p, 16 keys, and the four threads that hold it")
     draw_row(ax, 0.55, "q kᵀ leaves\nkey", range(KEYS), held_by)
-    draw_row(ax, 1.85, "natural order:\np v reads key", range(KEYS), lambda position: position // 4)
+    draw_row(ax, 1.25, "fp16:\np v reads key", range(KEYS), held_by)
+    draw_row(ax, 2.5, "e4m3:\np v reads key", range(KEYS), lambda position: position // 4)
     for key in range(KEYS):
         x = left + (key + 0.5) * cell
         if held_by(key) != key // 4:
-            arrow(ax, (x, 1.07), (x, 1.83), "vermilion", dashed=True)
-    note(ax, 0.1, 2.62, "dashed: 12 of the 16 keys change colour, so their p would have to move to another thread", BODY)
-    draw_row(ax, 3.05, "your order:\np v reads key", "?" * KEYS, lambda position: position // 4)
-    draw_threads(ax, 4.1)
+            arrow(ax, (x, 1.77), (x, 2.48), "vermilion", dashed=True)
+    note(ax, 0.1, 3.27, "dashed: 12 of the 16 keys change colour, so their p would have to move to another thread", BODY)
+    draw_row(ax, 3.7, "e4m3, your order:\np v reads key", "?" * KEYS, lambda position: position // 4)
+    draw_threads(ax, 4.75)
 
 
 @image("14_quantiser.png", 5.0)

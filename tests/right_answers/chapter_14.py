@@ -59,7 +59,7 @@ RIGHT_ANSWERS = (
     edit("14.8", "the head in 32 bits", (".to(tl.int64)", ""), told="correct (head · S · D may pass 2³¹"),
     edit("14.8", "by two maxima", ("tl.max(tl.abs(tile))", "tl.max(tl.max(tl.abs(tile), axis=0), axis=0)")),
     edit("14.9", "a mean below 0", ("v + 1", "v - 1")),
-    edit("14.9", "by the mean error", ("(forward(q, k, v) - truth).square().mean().sqrt()", "(forward(q, k, v) - truth).mean().abs()")),
-    edit("14.9", "a tight bound", ("off < 0.01", "off < 0.0015"), told="correct (your bound is tight"),
-    edit("14.9", "a tensor of one truth value", ("bool(off < 0.01)", "off < 0.01")),
+    edit("14.9", "by the mean error", ("(forward(q, k, v) - truth).square().mean(dim=1) / truth.square().mean(dim=1)", "((forward(q, k, v) - truth).mean(dim=1) / truth.mean(dim=1)).square()")),
+    edit("14.9", "a tight bound", ("< 0.01", "< 0.0018"), told="correct (your bound is tight"),
+    edit("14.9", "a tensor of one truth value", ("bool(off.max().sqrt() < 0.01)", "off.max().sqrt() < 0.01")),
 )  # fmt: skip
