@@ -276,34 +276,6 @@ def draw_schedule(ax: Axes, left: float, order: list[tuple[int, int]]) -> None:
 
 BEAT, BEAT_TALL = 0.42, 0.34  # inches
 CYCLES = 128  # a beat's: a matmul of 64 x 64 x 128 takes two, and so do 64 x 64 exponentials
-PROGRAM_LOOKS = {"a": {"colour": "blue", "share": 0.55}, "b": {"colour": "orange", "share": 0.35, "line": 2.0}}
-
-
-@image("08_two_programs.png", 4.6)
-def draw_two_programs(ax: Axes) -> None:
-    """Two programs on an SM over time, whose matmuls take as long as all else: in step, each at half the speed, and out of step."""
-    left, wide, end = 1.75, 4 * BEAT, 4  # inches; spans of time
-    for number, (title, in_step) in enumerate((("in step: the times add up", True), ("out of step: only the longer time counts", False))):
-        top = 0.25 + 2.0 * number
-        heading(ax, 0.1, top, title)
-        for lane, name in enumerate(("tensor cores", "schedulers")):
-            y = top + 0.3 + lane * 0.62
-            note(ax, 0.1, y + 0.25, name)
-            box(ax, left, y, end * wide, 0.5, **WAITS)
-            if in_step:  # both share it, then both wait
-                for tile in range(2):
-                    for row, program in enumerate("ab"):
-                        x = left + (2 * tile + lane) * wide
-                        box(ax, x, y + row * 0.25, wide, 0.25, f"{program} {tile}", **PROGRAM_LOOKS[program])
-            else:  # each has it alone, for half as long
-                for turn in range(lane, 8):
-                    program, tile = "ab"[(turn - lane) % 2], (turn - lane) // 2
-                    box(ax, left + turn * wide / 2, y, wide / 2, 0.5, f"{program} {tile}", **PROGRAM_LOOKS[program])
-        y = top + 0.3 + 2 * 0.62
-        arrow(ax, (left, y), (left + end * wide, y), width=1.0)
-        write(ax, left + end * wide, y + 0.17, "time", ha="right")
-    a, b = PROGRAM_LOOKS.values()
-    legend(ax, 4.35, ((0.1, a, "tiles of program a"), (2.75, b, "of program b"), (4.95, WAITS, "nothing to do")))
 
 
 @image("08_overlap.png", 5.3)
