@@ -52,7 +52,6 @@ def test_a_step_whose_file_changes_is_made_again(monkeypatch, tmp_path):
     for factor in ("2.0", "10.0"):
         mine.write_text(steps.STEPS[steps.LAST].read_text().replace("1.0 / l_or_one", f"{factor} / l_or_one"))
         kernels.append(steps.kernel("mine"))
-        assert f"{factor} / l_or_one" in steps.diff("mine")
     assert kernels[0] is not kernels[1] and steps.kernel("mine") is kernels[1], "what is launched again is looked up"
 
 

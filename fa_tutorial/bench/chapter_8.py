@@ -206,10 +206,8 @@ def steps_in_turns(shape: Shape, in_turns: Callable = timed_in_turns) -> dict[st
     return {name: row | ({"tile": in_words(tile_of[name])} if name in tile_of else {}) for name, row in rows.items()}
 
 
-# Of causal programs: as they come; head after head, the longest row block of each first; heads side by side (8.5).
-ORDERS = ("chapter 5", "one by one", "side by side")
-SHORT_GRIDS = ((8, 4096), (2, 16_384), (8, 16_384))  # heads, S
-MAXNREG = 128  # the registers of a thread with which four programs of four warps fit on an SM
+ORDERS = ("chapter 5", "side by side")  # of causal programs: as they come; heads side by side (8.5)
+SHORT_GRIDS = ((8, 4096), (2, 16_384))  # heads, S
 
 
 POINTS = list(itertools.product((64, 128), (False, True)))  # D, is_causal

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from fa_tutorial.attention import flash_attention
 from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Case, Shape, about, literature
-from fa_tutorial.bench.chapter_8 import POINT, at_4096, flops_of, in_words, inputs, room_of
+from fa_tutorial.bench.chapter_8 import POINT, at_4096, flops_of, in_words, inputs
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import first_call_s, graph_of, randn, timed, timed_in_turns
 from fa_tutorial.exercises.chapter_8 import ex_5
@@ -31,7 +31,7 @@ from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import autotuning, ideas, steps
 from measure.clocks import cycles_in_turns, mhz_between, read_clocks
 from measure.profiler import counted, python
-from measure.turns import by_shape, in_turns
+from measure.turns import by_shape
 
 
 def tile_cases(is_causal: bool = False) -> Iterator[Measurement]:
@@ -90,52 +90,15 @@ def counted_in_turns(calls: dict[str, Callable[[], Any]], flops: int, rounds: in
 
 def order_cases() -> Iterator[Measurement]:
     """Step 2's forward in each of pages.ORDERS, with steps.TILE, where one sequence has few programs: causal, B = 1."""
-    shapes = (Shape(1, H, H, S, S, D, True) for D in (64, 128) for H, S in pages.SHORT_GRIDS)
+    shapes = (Shape(1, H, H, S, S, 128, True) for H, S in pages.SHORT_GRIDS)
     return by_shape(8, "order", _orders_in_turns, shapes, pages.ORDERS)
-
-
-@dataclass(frozen=True)
-class Capped(TileConfig):
-    """A tile whose threads get at most so many registers: ptxas spills the rest."""
-
-    maxnreg: int = pages.MAXNREG
-
-    def launch(self) -> dict[str, int]:
-        return super().launch() | {"maxnreg": self.maxnreg}
-
-
-def capped_cases() -> Iterator[Measurement]:
-    """Chapter 5's forward with steps.TILE and D = 64, S = 4,096, in turns: as it is, and with at most MAXNREG registers
-    a thread, so that four programs fit.
-    """
-    for shape in (at_4096(64, is_causal) for is_causal in (False, True)):
-        same = about(8, "registers", "chapter 5", **vars(shape))
-        yield from in_turns({capped: same | {"capped": capped} for capped in (False, True)}, _capped_in_turns, shape)
-
-
-def _capped_in_turns(shape: Shape) -> dict[bool, dict[str, Any]]:
-    """Rows by whether registers are limited, with a thread's registers, those that it spills, and a program's bytes of
-    shared memory.
-    """
-    q, k, v = inputs(shape)
-    calls, made = {}, {}
-    for capped, tile in ((False, steps.TILE), (True, Capped(*astuple(steps.TILE)))):
-        call = partial(steps.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, step="", tile=tile)
-        *_, compiled = steps.launched(*call.args, **call.keywords)
-        calls[capped] = call
-        made[capped] = room_of(compiled)
-    rows = counted_in_turns(calls, flops=flops_of(shape))
-    return {key: rows[key] | facts for key, facts in made.items()}
 
 
 def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     """Rows of each order, in turns, from CUDA graphs: a launch from Python may take longer than a short call."""
     q, k, v = inputs(shape)
-    text = steps.file_of("order").read_text()
-    steps.STEPS["one by one"] = Path(tempfile.mkdtemp(), "one_by_one.py")
-    steps.STEPS["one by one"].write_text(edited(text, ("row_blocks, heads_at_once)\n", "row_blocks, 1)\n", 1)))
     common = partial(steps.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, tile=steps.TILE)
-    step_of = dict(zip(pages.ORDERS, ("descriptors", "one by one", "order"), strict=True))
+    step_of = dict(zip(pages.ORDERS, ("descriptors", "order"), strict=True))
     replays = {order: graph_of(partial(common, step=step)).replay for order, step in step_of.items()}
     rows = timed_in_turns(replays, flops=flops_of(shape), rounds=5)
     return {order: row | {"tile": in_words(steps.TILE)} for order, row in rows.items()}
@@ -201,13 +164,10 @@ def _wastes_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 
 def experiment_cases() -> Iterator[Measurement]:
-    """Warp specialisation, and softmax beside matmul by hand: full, S = 4,096, each with several tiles."""
-    for D, tiles in (
-        (64, ((64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2), (64, 128, 4, 2))),
-        (128, ((64, 64, 4, 2), (128, 64, 4, 2))),
-    ):
+    """Warp specialisation, and softmax beside matmul by hand: full, S = 4,096, each with steps.LARGER."""
+    for D, tile in steps.LARGER.items():
         shape = at_4096(D, False)
-        for tile, idea in itertools.product(itertools.starmap(TileConfig, tiles), ideas.IDEAS):
+        for idea in ideas.IDEAS:
             words = about(8, "idea", idea, **vars(shape)) | {"tile": in_words(tile)}
             yield words, partial(_idea_row, idea, tile, shape)
     shape = at_4096(64, False)
@@ -418,7 +378,7 @@ def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
     tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True), unseen_cases())
-    of_steps = itertools.chain(step_cases(), order_cases(), capped_cases(), waste_cases())
+    of_steps = itertools.chain(step_cases(), order_cases(), waste_cases())
     return itertools.chain(
         of_steps, tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases(), memory_cases()
     )
