@@ -120,7 +120,7 @@ def test_a_loop_with_wastes_still_computes_attention(monkeypatch, D):
     assert all(found["o"].shape == (1, 2, 70, D) and row.items() <= found.items() for found in rows.values())
 
 
-def test_the_loop_as_given_is_the_one_that_exercise_8_6_gives():
+def test_the_loop_as_given_is_the_one_that_exercise_8_5_gives():
     page = json.loads((TOOLS.parent / "notebooks" / "08_tuning.ipynb").read_text(encoding="utf-8"))
     [starter] = ("".join(cell["source"]) for cell in page["cells"] if "".join(cell["source"]).startswith("@triton.jit\ndef attend("))
     [given], [measured] = (ast.parse(text).body for text in (starter, chapter_8.wasteful("as given")))
