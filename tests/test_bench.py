@@ -484,35 +484,23 @@ def test_the_stored_tiles_are_compiled_and_the_last_steps_has_its_rate():
     assert compiled == {(row["D"], row["provider"]) for row in rows if not row["is_causal"]}
 
 
-def test_two_runs_of_the_finished_kernel_agree_in_cycles():
-    """Where the chapter compares runs, it compares cycles, from 2 % on."""
-    assert chapter_8.run_noise("cycles") < 0.02 < 0.05 < chapter_8.run_noise("tflops")
-
-
 def test_the_chapters_tiles_are_those_of_one_run_for_each_D(monkeypatch):
-    """All that were timed: those before the reader chooses, and those that test the rule; a report has the same rates."""
+    """All that were timed; a report has the same rates."""
     monkeypatch.setattr(chapter_8.hardware, "device", lambda: torch.device("cpu"))
     found = chapter_8.tiles_of_h200()
     assert found["D"].value_counts().to_dict() == {64: len(chapter_8.TILES[64]), 128: len(chapter_8.TILES[128] + chapter_8.UNSEEN)}
-    assert found[found["shown"]]["D"].value_counts().to_dict() == {64: 6, 128: 6} and not found.isna().any(axis=None)
+    assert not found.isna().any(axis=None)
     for row in found.itertuples():
         report = chapter_8.tile_report(TileConfig(*row.tile), row.D, is_causal=False)
         assert round(report["tflops"]) == row[found.columns.get_loc("TFLOP/s") + 1]
     assert "takes a GPU" in chapter_8.tile_report(TileConfig(16, 16, 4, 1), 64, is_causal=False)["reason"]
 
 
-def test_a_rule_is_told_its_tiles_place_and_of_equal_ones_has_that_with_more_programs():
-    columns = ["D", "name", "by (8.4)", "programs", "cycles", "TFLOP/s", "causal"]
-    tiles = pd.DataFrame([(64, "a", 500, 1, 900, 3, 9), (64, "b", 500, 2, 800, 2, 8), (64, "c", 600, 2, 700, 1, 7)], columns=columns)
-    rows = chapter_8.choose({"not c": lambda tile: tile["name"] != "c", "none": lambda tile: False}, tiles).values.tolist()
-    assert rows == [["not c", 64, 3, "b", "2", "2", "2"], ["none", 64, 3, "none: it keeps no tile", "", "", ""]]
-
-
 def test_every_step_of_the_chapters_account_is_stored_and_its_noise_is_more_than_two_runs_of_the_same_instructions_differ():
     for found in chapter_8.stored_steps().values():
         assert found.keys() == {*chapter_8.STEP_OF, *chapter_8.LARGER_STEP_OF, *chapter_8.WHOLE}
         assert all(row["cycles"] > 0 and row["tflops"] > 0 for row in found.values())
-    assert chapter_8.step_noise("tflops") < chapter_8.NOISE and chapter_8.step_noise("cycles") < 0.01
+    assert chapter_8.step_noise("tflops") < 0.03 and chapter_8.step_noise("cycles") < 0.01
 
 
 @needs_gpu

@@ -26,7 +26,7 @@ def test_every_stored_image_is_drawn_by_code():
     assert {path.name for path in (ROOT / "images").iterdir() if path.is_file()} == set(draw.IMAGES)
 
 
-@pytest.mark.parametrize(("num_stages", "units"), [(2, 17), (3, 14), (4, 14)])
+@pytest.mark.parametrize(("num_stages", "units"), [(2, 13), (3, 11), (4, 11)])
 def test_pipeline_never_holds_more_tiles_than_stages(num_stages, units):
     steps = chapter_8.pipeline(num_stages)
     assert steps[-1].end == units

@@ -33,11 +33,11 @@ POINTERS = Case(40, 50, D=59, is_causal=True, B=1)
 # ---------------------------------------------------------------- by descriptors and by pointers
 
 
-@pytest.mark.parametrize(("descriptors", "in_order"), [(True, True), (False, False)])
+@pytest.mark.parametrize("descriptors", [True, False])
 @pytest.mark.parametrize("case", [RAGGED, GQA, CAUSAL, BLIND_ROWS, FEWER_QUERIES, DLSE, POINTERS], ids=str)
-def test_every_step_of_the_chapter_is_right(case, descriptors, in_order):
-    check_forward(forward.flash_forward, case, tile=TILE, descriptors=descriptors, in_order=in_order)
-    check_backward(backward.flash_backward, case, config=CONFIG, descriptors=descriptors, in_order=in_order)
+def test_kernels_are_right_by_descriptors_and_by_pointers(case, descriptors):
+    check_forward(forward.flash_forward, case, tile=TILE, descriptors=descriptors)
+    check_backward(backward.flash_backward, case, config=CONFIG, descriptors=descriptors)
 
 
 @pytest.mark.parametrize("step", ["", *steps.STEPS])
@@ -52,7 +52,6 @@ def test_a_step_whose_file_changes_is_made_again(monkeypatch, tmp_path):
     for factor in ("2.0", "10.0"):
         mine.write_text(steps.STEPS[steps.LAST].read_text().replace("1.0 / l_or_one", f"{factor} / l_or_one"))
         kernels.append(steps.kernel("mine"))
-        assert f"{factor} / l_or_one" in steps.diff("mine")
     assert kernels[0] is not kernels[1] and steps.kernel("mine") is kernels[1], "what is launched again is looked up"
 
 

@@ -200,11 +200,11 @@ def prepare(
 def flash_backward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor,
     dlse: torch.Tensor | None, is_causal: bool, scale: float, *, config: BackwardConfig | None = None,
-    descriptors: bool = True, in_order: bool = True,
+    descriptors: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
     """backward.flash_backward by this module's kernels, for what forward.applies to. Same arguments and results.
 
-    config: None takes the fastest tiles, which the first call of a kind measures. descriptors, in_order: as in
+    config: None takes the fastest tiles, which the first call of a kind measures. descriptors: as in
     forward.flash_forward.
     """
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
@@ -228,7 +228,7 @@ def flash_backward(
         delta,
         H_q,
         H_k,
-        heads_at_once(S_k) if in_order else 1,
+        heads_at_once(S_k),
         S_q,
         S_k,
         D,

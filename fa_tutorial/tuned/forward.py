@@ -120,12 +120,12 @@ def applies(q: torch.Tensor, scale: float) -> bool:
 
 def flash_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, scale: float, *, tile: TileConfig | None = None,
-    descriptors: bool = True, in_order: bool = True,
+    descriptors: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """forward.flash_forward by forward_kernel, for what `applies` to. Same arguments and results.
 
     tile: None takes the fastest, which the first call for a kind of input measures. descriptors: False leaves out that
-    step of the chapter. in_order: False starts one head after another.
+    step of the chapter.
     """
     (B, H_q, S_q, D), (H_k, S_k) = q.shape, k.shape[1:3]
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -139,7 +139,7 @@ def flash_forward(
         lse,
         H_q,
         H_k,
-        heads_at_once(S_k) if in_order else 1,
+        heads_at_once(S_k),
         S_q,
         S_k,
         D,

@@ -13,9 +13,9 @@ from fa_tutorial.tuned.autotuning import shared_bytes
 
 # ---------------------------------------------------------------- software pipelining
 
-TILES, LOAD = 4, 2  # blocks of keys; units of time that a load takes until it has arrived
+TILES, LOAD = 3, 2  # blocks of keys; units of time that a load takes until it has arrived
 PARTS = ("q k", "exp", "p v")  # of the work on a block, one unit of time each
-UNIT, LANE, LANES_LEFT = 0.41, 0.3, 1.45  # inches: of time, height of a lane, where time 0 is
+UNIT, LANE, LANES_LEFT = 0.355, 0.3, 1.4  # inches: of time, height of a lane, where time 0 is
 LOADS = {"colour": "orange", "share": 0.55}
 HELD = {"colour": "orange", "share": 0.15, "dashed": True}
 WORK = {"q k": {"colour": "blue", "share": 0.5}, "exp": {"colour": "vermilion", "share": 0.4}, "p v": {"colour": "sky", "share": 0.6}}
@@ -48,7 +48,7 @@ def pipeline(num_stages: int) -> list[Step]:
 
 @image("08_pipeline_timeline.png", 7.1)
 def draw_pipeline_timeline(ax: Axes) -> None:
-    """Loads and work on four blocks of keys for num_stages 1, 2 and 3, and the shared memory of each (8.2)."""
+    """Loads and work on three blocks of keys for num_stages 1, 2 and 3, and the shared memory of each (8.2)."""
     draw_one_stage(ax, 0.25)
     draw_pipeline(ax, 2.0, 2, "block 0 asks for block 1 when it starts p v:\nthat alone hides the load")
     draw_pipeline(ax, 4.1, 3, "block 0 asks for block 2 when it starts p v:\nblock 1 hides the load, too")
@@ -58,15 +58,14 @@ def draw_pipeline_timeline(ax: Axes) -> None:
 
 
 def draw_one_stage(ax: Axes, top: float) -> None:
-    """The first blocks of k and of v, which share one place: v is loaded after q kᵀ, and before the exponentials, as compiled."""
+    """The blocks of k and of v, which share one place: v is loaded after q kᵀ, and before the exponentials, as compiled."""
     block = 2 * LOAD + len(PARTS)
     heading(ax, 0.1, top, f"num_stages = 1: loads and work take turns, {TILES * block} units")
     y = top + 0.25
     work = y + LANE + 0.06
     for row, name in ((y, "load"), (work, "compute")):
         note(ax, 0.1, row + LANE / 2, name)
-    shown = 2
-    for tile in range(shown):
+    for tile in range(TILES):
         at = tile * block
         for name, parts in (("k", PARTS[:1]), ("v", PARTS[1:])):
             bar(ax, at, at + LOAD, y, f"{name} {tile}", **LOADS)
@@ -74,7 +73,6 @@ def draw_one_stage(ax: Axes, top: float) -> None:
             at += LOAD
             bar(ax, at, at + len(parts), y, **HELD)
             at = draw_parts(ax, at, work, parts, tile)
-    note(ax, LANES_LEFT + shown * block * UNIT + 0.1, work + LANE / 2, f"and {(TILES - shown) * block} units more")
     draw_shared_memory(ax, work + LANE + 0.14, 1)
 
 
@@ -276,34 +274,6 @@ def draw_schedule(ax: Axes, left: float, order: list[tuple[int, int]]) -> None:
 
 BEAT, BEAT_TALL = 0.42, 0.34  # inches
 CYCLES = 128  # a beat's: a matmul of 64 x 64 x 128 takes two, and so do 64 x 64 exponentials
-PROGRAM_LOOKS = {"a": {"colour": "blue", "share": 0.55}, "b": {"colour": "orange", "share": 0.35, "line": 2.0}}
-
-
-@image("08_two_programs.png", 4.6)
-def draw_two_programs(ax: Axes) -> None:
-    """Two programs on an SM over time, whose matmuls take as long as all else: in step, each at half the speed, and out of step."""
-    left, wide, end = 1.75, 4 * BEAT, 4  # inches; spans of time
-    for number, (title, in_step) in enumerate((("in step: the times add up", True), ("out of step: only the longer time counts", False))):
-        top = 0.25 + 2.0 * number
-        heading(ax, 0.1, top, title)
-        for lane, name in enumerate(("tensor cores", "schedulers")):
-            y = top + 0.3 + lane * 0.62
-            note(ax, 0.1, y + 0.25, name)
-            box(ax, left, y, end * wide, 0.5, **WAITS)
-            if in_step:  # both share it, then both wait
-                for tile in range(2):
-                    for row, program in enumerate("ab"):
-                        x = left + (2 * tile + lane) * wide
-                        box(ax, x, y + row * 0.25, wide, 0.25, f"{program} {tile}", **PROGRAM_LOOKS[program])
-            else:  # each has it alone, for half as long
-                for turn in range(lane, 8):
-                    program, tile = "ab"[(turn - lane) % 2], (turn - lane) // 2
-                    box(ax, left + turn * wide / 2, y, wide / 2, 0.5, f"{program} {tile}", **PROGRAM_LOOKS[program])
-        y = top + 0.3 + 2 * 0.62
-        arrow(ax, (left, y), (left + end * wide, y), width=1.0)
-        write(ax, left + end * wide, y + 0.17, "time", ha="right")
-    a, b = PROGRAM_LOOKS.values()
-    legend(ax, 4.35, ((0.1, a, "tiles of program a"), (2.75, b, "of program b"), (4.95, WAITS, "nothing to do")))
 
 
 @image("08_overlap.png", 5.3)

@@ -61,12 +61,9 @@ def order_with_groups_from_the_end(heads, row_blocks, at_once):
     return sorted(programs, key=lambda one: (-((heads - 1 - one[0]) // at_once), -one[1]))
 
 
-def cycles_by_the_whole_tile(D, block_m, block_n, num_warps, instructions, exponentials):
+def cycles_by_the_whole_tile(D, block_m, block_n, num_warps, instructions):
     scores = block_m * block_n
-    rest = num_warps * (instructions // 4 + instructions % 4 / 4)
-    if (busy := 2 * exponentials * num_warps) > rest:
-        rest = busy
-    return (scores * D / 1024 + rest) * (4096 / scores), max(instructions, 8 * exponentials) - 8 * exponentials
+    return (scores * D / 1024 + num_warps * (instructions // 4 + instructions % 4 / 4)) * (4096 / scores)
 
 
 P, ALPHA = "tl.exp2(s * scale_log2 - shift[:, None])", "tl.exp2(m - shift)"

@@ -40,7 +40,7 @@ MEASURED: dict[int, dict[str, Sequence[Cases]]] = {
             chapters_0_to_7.gradient_error_cases,
         ]
     },
-    8: {"rows": [chapter_8.ablation_cases], "kernels": [chapter_8.kernels_cases]},
+    8: {"kernels": [chapter_8.kernels_cases]},
     9: {"rows": [chapter_9.speed_cases], "kernels": [chapter_9.kernels_cases]},
     10: {"kernels": [chapter_10.kernels_cases]},
     11: {"kernels": [chapter_11.kernels_cases]},

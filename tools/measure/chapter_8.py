@@ -1,4 +1,4 @@
-"""Chapter 8: the ablation, tiles, steps, ideas that don't help, first calls, short sequences, clocks and counters."""
+"""Chapter 8: tiles, steps, ideas that don't help, first calls, short sequences, clocks and counters."""
 
 import itertools
 import json
@@ -10,11 +10,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
@@ -23,33 +22,16 @@ from fa_tutorial.attention import flash_attention
 from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Case, Shape, about, literature
-from fa_tutorial.bench.chapter_8 import POINT, at_4096, flops_of, in_words, inputs, room_of
-from fa_tutorial.bench.measure import measure
+from fa_tutorial.bench.chapter_8 import POINT, at_4096, flops_of, in_words, inputs
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import first_call_s, graph_of, randn, timed, timed_in_turns
 from fa_tutorial.exercises.chapter_8 import ex_5
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import autotuning, ideas, steps
-from measure import tuned_steps
 from measure.clocks import cycles_in_turns, mhz_between, read_clocks
 from measure.profiler import counted, python
-from measure.turns import by_shape, in_turns
-
-ABLATION = ("basic", *tuned_steps.ATTENTIONS)
-# B = 4, H = 8, D = 64, causal, S = 16,384, forward and backward: the setting of the published ablation that the chapter
-# quotes.
-PUBLISHED = Shape(4, 8, 8, 16_384, 16_384, 64, True)
-
-
-def ablation_cases() -> Iterator[Measurement]:
-    """Each step of the tuning, forward and backward, at S = 4,096; and in the published ablation's setting."""
-    cases = [
-        Case(step, mode, "fp16", shape) for shape in literature((4096,)) for mode in ("fwd", "bwd") for step in ABLATION
-    ]
-    cases += [Case(step, "fwd_bwd", "fp16", PUBLISHED) for step in ("sdpa_flash", "sdpa_cudnn", *ABLATION)]
-    for case in cases:
-        yield case.about(), partial(measure, case, tuned_steps.ATTENTIONS.get(case.provider))
+from measure.turns import by_shape
 
 
 def tile_cases(is_causal: bool = False) -> Iterator[Measurement]:
@@ -108,74 +90,15 @@ def counted_in_turns(calls: dict[str, Callable[[], Any]], flops: int, rounds: in
 
 def order_cases() -> Iterator[Measurement]:
     """Step 2's forward in each of pages.ORDERS, with steps.TILE, where one sequence has few programs: causal, B = 1."""
-    shapes = (Shape(1, H, H, S, S, D, True) for D in (64, 128) for H, S in pages.SHORT_GRIDS)
+    shapes = (Shape(1, H, H, S, S, 128, True) for H, S in pages.SHORT_GRIDS)
     return by_shape(8, "order", _orders_in_turns, shapes, pages.ORDERS)
-
-
-def heads_cases() -> Iterator[Measurement]:
-    """The forward in (8.5)'s order, with so many heads at once, its A, with steps.TILE: one sequence of eight heads."""
-    shapes = (Shape(1, 8, 8, S, S, D, True) for D in (64, 128) for S in (4096, 16_384))
-    return by_shape(8, "heads at once", _heads_in_turns, shapes, pages.HEADS_AT_ONCE)
-
-
-def _heads_in_turns(shape: Shape) -> dict[int, dict[str, Any]]:
-    """Rows of each number of heads, in turns, from CUDA graphs, as _orders_in_turns."""
-    q, k, v = inputs(shape)
-    call = partial(steps.flash_forward, q, k, v, True, shape.D**-0.5, tile=steps.TILE, step="order")
-    replays = {}
-    for heads in pages.HEADS_AT_ONCE:
-        with mock.patch.object(tuned.forward, "heads_at_once", lambda S_k, heads=heads: heads):
-            replays[heads] = graph_of(call).replay
-    return timed_in_turns(replays, flops=flops_of(shape), rounds=5)
-
-
-@dataclass(frozen=True)
-class Capped(TileConfig):
-    """A tile whose threads get at most so many registers: ptxas spills the rest."""
-
-    maxnreg: int = pages.MAXNREG
-
-    def launch(self) -> dict[str, int]:
-        return super().launch() | {"maxnreg": self.maxnreg}
-
-
-def capped_cases() -> Iterator[Measurement]:
-    """Chapter 5's forward and step 1's with steps.TILE and D = 64, as they are and with at most MAXNREG registers a
-    thread, of which four programs fit, in turns, S = 4,096.
-    """
-    for shape in (at_4096(64, is_causal) for is_causal in (False, True)):
-        words = {
-            (step, capped): about(8, "registers", step or "chapter 5", **vars(shape)) | {"capped": capped}
-            for step, capped in CAPPED
-        }
-        yield from in_turns(words, _capped_in_turns, shape)
-
-
-CAPPED = tuple(itertools.product(("", "base 2"), (False, True)))  # a step, and whether its registers are limited
-
-
-def _capped_in_turns(shape: Shape) -> dict[tuple[str, bool], dict[str, Any]]:
-    """Rows with a thread's registers, those that it spills, and a program's bytes of shared memory."""
-    q, k, v = inputs(shape)
-    calls, made = {}, {}
-    for step, capped in CAPPED:
-        tile = Capped(*astuple(steps.TILE)) if capped else steps.TILE
-        call = partial(steps.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, step=step, tile=tile)
-        *_, compiled = steps.launched(*call.args, **call.keywords)
-        calls[step, capped] = call
-        made[step, capped] = room_of(compiled)
-    rows = counted_in_turns(calls, flops=flops_of(shape))
-    return {key: rows[key] | facts for key, facts in made.items()}
 
 
 def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     """Rows of each order, in turns, from CUDA graphs: a launch from Python may take longer than a short call."""
     q, k, v = inputs(shape)
-    text = steps.file_of("order").read_text()
-    steps.STEPS["one by one"] = Path(tempfile.mkdtemp(), "one_by_one.py")
-    steps.STEPS["one by one"].write_text(edited(text, ("row_blocks, heads_at_once)\n", "row_blocks, 1)\n", 1)))
     common = partial(steps.flash_forward, q, k, v, shape.is_causal, shape.D**-0.5, tile=steps.TILE)
-    step_of = dict(zip(pages.ORDERS, ("descriptors", "one by one", "order"), strict=True))
+    step_of = dict(zip(pages.ORDERS, ("descriptors", "order"), strict=True))
     replays = {order: graph_of(partial(common, step=step)).replay for order, step in step_of.items()}
     rows = timed_in_turns(replays, flops=flops_of(shape), rounds=5)
     return {order: row | {"tile": in_words(steps.TILE)} for order, row in rows.items()}
@@ -241,13 +164,10 @@ def _wastes_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 
 
 def experiment_cases() -> Iterator[Measurement]:
-    """Warp specialisation, and softmax beside matmul by hand: full, S = 4,096, each with several tiles."""
-    for D, tiles in (
-        (64, ((64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 4, 2), (64, 128, 4, 2))),
-        (128, ((64, 64, 4, 2), (128, 64, 4, 2))),
-    ):
+    """Warp specialisation, and softmax beside matmul by hand: full, S = 4,096, each with steps.LARGER."""
+    for D, tile in steps.LARGER.items():
         shape = at_4096(D, False)
-        for tile, idea in itertools.product(itertools.starmap(TileConfig, tiles), ideas.IDEAS):
+        for idea in ideas.IDEAS:
             words = about(8, "idea", idea, **vars(shape)) | {"tile": in_words(tile)}
             yield words, partial(_idea_row, idea, tile, shape)
     shape = at_4096(64, False)
@@ -307,9 +227,9 @@ def first_calls() -> None:
 
 
 def short_cases() -> Iterator[Measurement]:
-    """Forwards one after another, each launched by the host, and the same call replayed from a CUDA graph."""
-    for shape, provider in itertools.product(pages.SHORT, ("basic", "tuned")):
-        yield about(8, "short", provider, **vars(shape)) | {"mode": "fwd"}, partial(_short_row, provider, shape)
+    """Chapter 5's forwards one after another, each launched by the host, and replayed from a CUDA graph."""
+    for shape in pages.SHORT:
+        yield about(8, "short", "basic", **vars(shape)) | {"mode": "fwd"}, partial(_short_row, "basic", shape)
 
 
 def _short_row(provider: str, shape: Shape) -> dict[str, Any]:
@@ -434,13 +354,9 @@ def counter_row(
 
 
 def memory_cases() -> Iterator[Measurement]:
-    """Bytes that chapter 5's forward and the tuned one, with its tile, read and write in HBM, and how busy HBM is.
-
-    At POINT. Needs ncu.
-    """
-    for provider, kernel, tile in (("basic", "flash_forward_kernel", ()), ("tuned", "forward_kernel", PROFILED_TILE)):
-        row = partial(counter_row, provider, "fwd", kernel, metrics=MEMORY, tile=tile)
-        yield about(8, "memory", provider, **vars(POINT)), row
+    """Bytes that chapter 5's forward reads and writes in HBM, and how busy HBM is, at POINT. Needs ncu."""
+    row = partial(counter_row, "basic", "fwd", "flash_forward_kernel", metrics=MEMORY)
+    yield about(8, "memory", "basic", **vars(POINT)), row
 
 
 def launch(provider: str, backward: bool, shape: tuple, tile: tuple) -> None:
@@ -459,10 +375,10 @@ def launch(provider: str, backward: bool, shape: tuple, tile: tuple) -> None:
 
 
 def kernels_cases() -> Iterator[Measurement]:
-    """Everything of this module but the ablation, whose rows are attention's."""
+    """Everything of this module."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
     tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True), unseen_cases())
-    of_steps = itertools.chain(step_cases(), order_cases(), heads_cases(), capped_cases(), waste_cases())
+    of_steps = itertools.chain(step_cases(), order_cases(), waste_cases())
     return itertools.chain(
         of_steps, tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases(), memory_cases()
     )

@@ -6,7 +6,18 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_5.inner_step import FALLS, FIRST, HALF, LOW, half_inputs, logits, one_tile_inputs, two_tiles_input
-from fa_tutorial.exercises.forward_cases import TILE, WIDENED, attention_case, by_infinity, draw_qkv, o_truth, tolerance, widens, with_fresh
+from fa_tutorial.exercises.forward_cases import (
+    TILE,
+    WIDENED,
+    attention_case,
+    by_infinity,
+    draw_qkv,
+    o_truth,
+    rounds,
+    tolerance,
+    widens,
+    with_fresh,
+)
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out, launched_by, results
 from fa_tutorial.exercises.running import Wrong, chain, where_in
@@ -147,9 +158,10 @@ def shape_fault(error):
 
 
 def refused(kernel):
-    """Why a right result isn't enough: `dot` gets fp16 tiles as they are. Only the interpreter shows it."""
-    launched = launch(*attention_case(*(x.half() for x in draw_qkv(1, 1, 16, 16, 16)), "").args)
-    return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype" if widens(with_descriptors(kernel), launched) else ""
+    """Why a right result isn't enough: `dot` gets fp16 tiles as they are, and what holds one number a row is float32. Only the
+    interpreter shows it."""
+    kernel, launched = with_descriptors(kernel), launch(*attention_case(*(x.half() for x in draw_qkv(1, 1, 16, 16, 16)), "").args)
+    return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype" if widens(kernel, launched) else rounds(kernel, launched)
 
 
 def note(kernel):

@@ -178,7 +178,7 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Make attend's loop without a mask as short as step 3's, with right results, and predict first down to which length that pays.",
+    task="Make attend's loop without a mask as short as step 3's, with right results.",
     hints=(
         "What does the loop do for each score that could be done once a row, once in the loop with a mask, or by another instruction? "
         "A thread has 64 scores of step 3's tile, so an instruction too many for each score shows as 64 in the counts.",

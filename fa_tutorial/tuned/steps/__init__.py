@@ -1,13 +1,11 @@
 """Chapter 8's forward, one step at a time: a file for each step, with the whole kernel, from chapter 5's to
 tuned.forward's.
 
-A step is shown as the diff of its file to the one before, and run as the kernel that stands there, so what you see is
-what is measured.
+A step is run as the kernel that stands in its file, so what you read is what is measured.
 """
 
 from __future__ import annotations
 
-import difflib
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -47,31 +45,6 @@ WITH_TILE = ("", "base 2", "descriptors", "order")  # steps that the chapter sho
 def file_of(step: str) -> Path:
     """The file with the kernel after `step`; "" for chapter 5's."""
     return Path(STEPS[step]) if step else CHAPTER_5
-
-
-def before(step: str) -> str:
-    names = ["", *STEPS]
-    return names[names.index(step) - 1]
-
-
-def diff(step: str) -> str:
-    """What `step` changes from attend on. softmax_step is left out: in base 2 it is exercise 8.2, and "guard" drops
-    it."""
-    texts = (file_of(name).read_text(encoding="utf-8") for name in (before(step), step))
-    return changes(*(text[text.index("@triton.jit\ndef attend") :] for text in texts))
-
-
-def changes(old: str, new: str) -> str:
-    """A unified diff with a line of context, and an empty line between its parts."""
-    lines = list(difflib.unified_diff(old.splitlines(), new.splitlines(), n=1, lineterm=""))[2:]
-    return "\n".join("" if line.startswith("@@") else line for line in lines).strip("\n")
-
-
-def show(step: str) -> None:
-    """Show diff(step) in a notebook, coloured."""
-    from IPython.display import Markdown, display
-
-    display(Markdown(f"```diff\n{diff(step)}\n```"))
 
 
 def kernel(step: str = "", **functions: Callable):
