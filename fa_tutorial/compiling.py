@@ -113,7 +113,7 @@ def compiling_for(capability: int) -> Iterator[list[tuple[str, Any, str]]]:
         for key, module in sys.modules.items()
         if key.startswith("fa_tutorial")
         for name in patched
-        if hasattr(module, name)
+        if name in vars(module)  # hasattr would import what a module imports when it's asked for
     ]
     kept = [getattr(module, name) for module, name in places]
     driver.set_active(StandInDriver(capability))
@@ -491,14 +491,15 @@ from functools import partial
 import torch
 from fa_tutorial import compiling
 from fa_tutorial.source import defined
-from fa_tutorial.variants import forward, make_block_mask, mods
+from fa_tutorial.variants import forward, mods
+from fa_tutorial.variants.tile_lists import BlockMask
 
 q, k, v, *_ = compiling.inputs(torch.float16, {D})
 numbers, calls = torch.empty(compiling.LENGTH, dtype=torch.int32, device="meta"), []
 for text, name, aux, fields in {of_mods!r}:
     mod, aux = defined(text, vars(mods))[name], tuple(numbers if x == "torch.int32" else eval(x) for x in aux)
     aux = namedtuple("Aux", fields)(*aux) if fields else aux
-    mask = make_block_mask(mod, *[compiling.LENGTH] * 2, aux=aux, B=1, H=1, device=q.device)
+    mask = BlockMask(mod, aux, 1, 1, *[compiling.LENGTH] * 2, q.device)
     calls.append((name, partial(forward.variant_forward, q, k, v, mods.Mods(mask=mod), aux, mask)))
 print(json.dumps([row.shared for row in compiling.compile_calls(90, calls) if row.kernel.endswith("forward_kernel")]))
 """
@@ -516,11 +517,12 @@ def scored_loops(scores: dict[str, Any], D: int) -> dict[str, list[int]]:
 import torch
 from fa_tutorial import compiling, sass
 from fa_tutorial.source import defined
-from fa_tutorial.variants import forward, make_block_mask, mods
+from fa_tutorial.variants import forward, mods
+from fa_tutorial.variants.tile_lists import BlockMask
 
 (q, k, v, *_), S = compiling.inputs(torch.float16, {D}), compiling.LENGTH
 aux, found = mods.Aux(offset=0, left=S, right=0, softcap=50.0), []
-mask = make_block_mask(mods.sliding_window, S, S, aux=aux, B=1, H=1, device=q.device)
+mask = BlockMask(mods.sliding_window, aux, 1, 1, S, S, q.device)
 for text, name in {of_mods!r}:
     score = defined(text, vars(mods))[name] if name else None
     with compiling.compiling_for(90) as launched:
