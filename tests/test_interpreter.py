@@ -1,6 +1,5 @@
 """Triton's interpreter, hastened: it still replaces what a kernel calls, once a launch, and puts back what it replaced."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -27,18 +26,3 @@ def test_a_second_call_changes_nothing():
     launch = tritons.GridExecutor.__call__
     interpreter.hasten()
     assert tritons.GridExecutor.__call__ is launch
-
-
-def test_a_type_that_is_known_is_tritons():
-    """And what Triton refuses, it refuses beside one that is known, too."""
-    one, two = (tl.block_type(tl.float32, shape) for shape in ([4, 8], tl.core.tuple([tl.constexpr(4), 8])))
-    assert one == two and str(one) == str(two) and (*two.shape, two.numel) == (4, 8, 32)
-    others = [tl.block_type(element, shape) for element, shape in ((tl.int32, [4, 8]), (tl.float32, [8, 4]))]
-    assert one not in others and len({str(one), *map(str, others)}) == 3
-    assert tl.block_type(tl.pointer_type(tl.int32, 3), [4]).element_ty != tl.block_type(tl.pointer_type(tl.int32), [4]).element_ty
-    tensor = tl.tensor(None, tl.block_type(tl.pointer_type(tl.float32), [4, 8]))
-    assert [size.value for size in tensor.shape] == [4, 8] and tensor.numel.value == 32
-    assert tensor.dtype == tl.pointer_type(tl.float32) and not len(tl.tensor(None, tl.int32).shape)
-    for shape, error in (([4, np.int64(8)], AttributeError), ([4, 8.0], TypeError), ([4, 6], ValueError), ([], TypeError)):
-        with pytest.raises(error):
-            tl.block_type(tl.float32, shape)
