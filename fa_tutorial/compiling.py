@@ -15,8 +15,11 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import astuple
+from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -110,7 +113,7 @@ def compiling_for(capability: int) -> Iterator[list[tuple[str, Any, str]]]:
         for key, module in sys.modules.items()
         if key.startswith("fa_tutorial")
         for name in patched
-        if hasattr(module, name)
+        if name in vars(module)  # hasattr would import what a module imports when it's asked for
     ]
     kept = [getattr(module, name) for module, name in places]
     driver.set_active(StandInDriver(capability))
@@ -157,20 +160,68 @@ def read_ptxas(log: str) -> tuple[int, int, tuple[str, ...]]:
     return int(registers[1]), sum(map(int, spills)), tuple(code for code in SERIALISED if code in log)
 
 
+# A process that imports once, and then forks for each code that it's told.
+SERVER = """
+import contextlib, json, os, sys, traceback
+
+with contextlib.suppress(Exception):  # without Triton the code itself says so
+    from fa_tutorial import sass
+    from triton.runtime.cache import triton_key
+
+    triton_key()  # the digest of its files, 0.3 s, which it keeps
+for line in sys.stdin:
+    environment, sys.path[:], folder, code = json.loads(line)
+    if not os.fork():
+        status = 1
+        try:
+            os.chdir(folder)
+            for number, name in enumerate((os.devnull, "said", "warned")):
+                os.dup2(os.open(name, os.O_RDWR | os.O_CREAT), number)
+            os.environ.clear()
+            os.environ.update(environment)
+            exec(code, {"json": json, "__name__": "__main__"})
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)
+    print(os.wait()[1], flush=True)
+"""
+_servers = threading.local()
+
+
 def in_a_process(code: str) -> Any:
     """What `code` prints in its last line, JSON, where Triton compiles everything anew, whatever it does in this
     process.
 
-    `code` has json, and imports what this process could. RuntimeError with its words where it fails.
+    `code` has json, and imports what this process could. RuntimeError with its words where it fails. Its process is a
+    fork of one that has imported torch and Triton, and that waits for this thread's next code.
     """
     settings = {hardware.INTERPRETER_SWITCH: "0", "TRITON_ALWAYS_COMPILE": "1", "TRITON_DUMP_PTXAS_LOG": "1"}
-    environment = os.environ | settings | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    run = subprocess.run(
-        [sys.executable, "-c", f"import json; {code}"], env=environment, capture_output=True, text=True
-    )
-    if run.returncode:
-        raise RuntimeError(f"{run.stdout[-2000:]}\n{run.stderr[-4000:]}")
-    return json.loads(run.stdout.splitlines()[-1])
+    environment = os.environ | settings
+    process, server = getattr(_servers, "mine", (None, None))
+    if process != os.getpid() or server.poll() is not None:
+        path = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        server = subprocess.Popen(
+            [sys.executable, "-c", SERVER], env=environment | path, text=True, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        _servers.mine = os.getpid(), server
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            print(json.dumps([environment, sys.path, folder, code]), file=server.stdin, flush=True)
+            status = server.stdout.readline()
+        except BaseException:  # an interrupt: what it answers later would be taken for the next code's
+            server.kill()
+            raise
+        if not status:
+            raise RuntimeError("the process that compiles was ended")
+        said, warned = (Path(folder, name).read_text(encoding="utf-8") for name in ("said", "warned"))
+    if status != "0\n":
+        raise RuntimeError(f"{said[-2000:]}\n{warned[-4000:]}")
+    return json.loads(said.splitlines()[-1])
 
 
 def softmax_registers(kernel: Any, launches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -435,14 +486,15 @@ from functools import partial
 import torch
 from fa_tutorial import compiling
 from fa_tutorial.source import defined
-from fa_tutorial.variants import forward, make_block_mask, mods
+from fa_tutorial.variants import forward, mods
+from fa_tutorial.variants.tile_lists import BlockMask
 
 q, k, v, *_ = compiling.inputs(torch.float16, {D})
 numbers, calls = torch.empty(compiling.LENGTH, dtype=torch.int32, device="meta"), []
 for text, name, aux, fields in {of_mods!r}:
     mod, aux = defined(text, vars(mods))[name], tuple(numbers if x == "torch.int32" else eval(x) for x in aux)
     aux = namedtuple("Aux", fields)(*aux) if fields else aux
-    mask = make_block_mask(mod, *[compiling.LENGTH] * 2, aux=aux, B=1, H=1, device=q.device)
+    mask = BlockMask(mod, aux, 1, 1, *[compiling.LENGTH] * 2, q.device)
     calls.append((name, partial(forward.variant_forward, q, k, v, mods.Mods(mask=mod), aux, mask)))
 print(json.dumps([row.shared for row in compiling.compile_calls(90, calls) if row.kernel.endswith("forward_kernel")]))
 """
@@ -460,11 +512,12 @@ def scored_loops(scores: dict[str, Any], D: int) -> dict[str, list[int]]:
 import torch
 from fa_tutorial import compiling, sass
 from fa_tutorial.source import defined
-from fa_tutorial.variants import forward, make_block_mask, mods
+from fa_tutorial.variants import forward, mods
+from fa_tutorial.variants.tile_lists import BlockMask
 
 (q, k, v, *_), S = compiling.inputs(torch.float16, {D}), compiling.LENGTH
 aux, found = mods.Aux(offset=0, left=S, right=0, softcap=50.0), []
-mask = make_block_mask(mods.sliding_window, S, S, aux=aux, B=1, H=1, device=q.device)
+mask = BlockMask(mods.sliding_window, aux, 1, 1, S, S, q.device)
 for text, name in {of_mods!r}:
     score = defined(text, vars(mods))[name] if name else None
     with compiling.compiling_for(90) as launched:

@@ -143,6 +143,18 @@ def test_shared_memory_of_a_kernel_with_its_own_names(lowest, capsys):
     assert ("missing is not defined" in said and said.count("\n") == 1) if lowest == "-missing" else not said
 
 
+def test_each_code_has_a_process_of_its_own():
+    """Nothing that one does reaches the next, and what went wrong is told."""
+    found = "import torch; print(json.dumps([torch.__name__, os.environ.get('LEFT')]))"
+    assert compiling.in_a_process(f"import os; os.environ['LEFT'] = '1'; import torch; torch.__name__ = 'other'; {found}") == ["other", "1"]
+    for ended, words in (("1 / 0", "ZeroDivisionError"), ("import os; os.kill(os.getpid(), 9)", None), ("exit(1)", "SystemExit")):
+        with pytest.raises(RuntimeError, match=words):
+            compiling.in_a_process(ended)
+    compiling._servers.mine[1].kill()
+    compiling._servers.mine[1].wait()
+    assert compiling.in_a_process(f"import os; {found}") == ["torch", None]
+
+
 def test_where_nothing_compiles_the_error_is_raised(monkeypatch):
     def failed(code):
         raise RuntimeError("no compiler")

@@ -53,7 +53,9 @@ def flash_attention_fp8(
     return (o, lse) if return_lse else o
 
 
-def quantised(q, k, v, scale: float, rotate: bool) -> tuple[Quantised, Quantised, Quantised]:
+def quantised(
+    q, k, v, scale: float, rotate: bool, quantise: Callable = quantise
+) -> tuple[Quantised, Quantised, Quantised]:
     """q · scale · log2(e), k and v, as forward.flash_forward takes them. rotate: q and k."""
     q = quantise(q, factor=scale * math.log2(math.e), rotate=rotate)
     return q, quantise(k, rotate=rotate), quantise(v, as_columns=True)
@@ -65,8 +67,7 @@ def emulated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *joins: Callable
 
     joins: how a block joins l and acc. model.sums_by_blocks are the tensor core's sums as the kernel makes them.
     """
-    operands = quantised(q, k, v, q.shape[3] ** -0.5, rotate=False)
-    operands = [Quantised(values.cpu(), scales.cpu()) for values, scales in operands]
+    operands = quantised(q.cpu(), k.cpu(), v.cpu(), q.shape[3] ** -0.5, False, model.quantise)
     return [model.flash_forward(*operands, q.shape[3], q.dtype, False, join)[0] for join in joins]
 
 
@@ -80,8 +81,8 @@ def run(q, k, v, is_causal, scale, rotate):
     if not (q.numel() and k.numel()):
         return nothing_seen(q)
     with on_device_of(q):
-        attend = model.flash_forward if emulated else forward.flash_forward
-        return attend(*quantised(q, k, v, scale, rotate), q.shape[3], q.dtype, is_causal)
+        attend, by = (model.flash_forward, model.quantise) if emulated else (forward.flash_forward, quantise)
+        return attend(*quantised(q, k, v, scale, rotate, by), q.shape[3], q.dtype, is_causal)
 
 
 LIBRARY.define(
