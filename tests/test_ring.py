@@ -316,6 +316,15 @@ def test_late_programs_cost_what_the_page_counts():
     assert chapter_13.on_clock("forward", 5.0, 1.0) == 20.0
 
 
+def test_late_messages_cost_what_the_page_counts():
+    """A backward step's k and v leave after its tile, or after dk and dv where these take longer."""
+    assert chapter_13.on_clock("backward", 5.0, 1.0, is_late=True) == 5 + 6 + 6 + 5 + 2
+    assert chapter_13.on_clock("backward", 5.0, 1.0, own="last", is_late=True) == 1 + 5 + 6 + 5 + 5
+    for own in ("first", "last"):
+        plain = chapter_13.on_clock("backward", 5.0, 3.0, own=own)
+        assert chapter_13.on_clock("backward", 5.0, 3.0, own=own, is_late=True) == plain
+
+
 def test_a_ring_of_four_wins_the_forward_from_where_the_page_says():
     """From x = 0.5 on with G = 1, everywhere with G = 4."""
     for G, x, wins in ((1, 0.49, False), (1, 0.51, True), (4, 0.01, True), (4, 0.5, True)):

@@ -149,24 +149,30 @@ def on_clock(way: str, T_c: float, T_s: float, ranks: int = 4, *, own: str = "fi
     """How long a rank takes, in the units of T_c and T_s. images/explore/ring_clock.html draws it.
 
     way: "forward", or "backward", where dk and dv take 2 T_s. own: when the backward computes its own tile, "first" or
-    "last". is_late: in a forward's tiles but the own, a late program starts after the message, with its whole share.
+    "last". is_late: in a forward's tiles but the own, a late program starts after the message, with its whole share; in
+    a backward the second of a step's two messages starts after the tile.
     """
     total = 0.0
-    for tile, sending in steps_of(way, own, T_c, T_s, ranks):
-        total += tile + sending if is_late and total > 0 else max(tile, sending)
+    for tile, messages in steps_of(way, own, T_c, T_s, ranks):
+        if is_late and way == "forward" and total > 0:
+            total += tile + sum(messages)
+        elif is_late and len(messages) == 2:
+            total += max(tile, messages[0]) + messages[1]
+        else:
+            total += max(tile, sum(messages))
     return total
 
 
-def steps_of(way: str, own: str, T_c: float, T_s: float, ranks: int) -> list[tuple[float, float]]:
-    """A rank's steps: (its tile, 0 for none, and the messages that leave beside it)."""
-    last = ranks - 1
+def steps_of(way: str, own: str, T_c: float, T_s: float, ranks: int) -> list[tuple[float, list[float]]]:
+    """A rank's steps: (its tile, 0 for none, and the messages that leave beside it, dk and dv before k and v)."""
+    last, kv, dkv = ranks - 1, [T_s], [2 * T_s]
     if way == "forward":
-        return [(T_c, T_s * (step < last)) for step in range(ranks)]
+        return [(T_c, kv * (step < last)) for step in range(ranks)]
     if own == "first":
-        tiles = [(T_c, 2 * T_s * (step > 0) + T_s * (step < last)) for step in range(ranks)]
-        return [*tiles, (0.0, 2 * T_s)]
-    visitors = [(T_c, 2 * T_s * (step > 0) + T_s * (step < last - 1)) for step in range(last)]
-    return [(0.0, T_s), *visitors, (T_c, 2 * T_s)]
+        tiles = [(T_c, dkv * (step > 0) + kv * (step < last)) for step in range(ranks)]
+        return [*tiles, (0.0, dkv)]
+    visitors = [(T_c, dkv * (step > 0) + kv * (step < last - 1)) for step in range(last)]
+    return [(0.0, kv), *visitors, (T_c, dkv)]
 
 
 def forward_sends(rows: pd.DataFrame) -> pd.DataFrame:
@@ -182,11 +188,12 @@ def forward_sends(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def backward_sends(rows: pd.DataFrame) -> pd.DataFrame:
-    """What sends add to the ms of each case's backward, on the clock and measured, with the own tile first and last."""
+    """What sends add to the ms of each case's backward, by models and measured, with the own tile first and last."""
     found = long_ones(rows, "backward")
     sends = {}
     for own in ("first", "last"):
         sends[f"clock, own tile {own}"] = added(found, "backward", own=own)
+        sends[f"clock with late messages, own {own}"] = added(found, "backward", own=own, is_late=True)
         for messages in ("two messages", "one message"):
             name = f"own tile {own}, {messages}"
             sends[f"H200s, {name}"] = found[name] - found["computing alone"]
@@ -202,32 +209,42 @@ def print_sends(table: pd.DataFrame) -> None:
     """What sends add to the ms of each case of SENDS. table: forward_sends' or backward_sends'."""
     print(f"{'ms that sends add':36}", *(f"{S:9,} tokens" for _, S, _ in SENDS))
     print(f"{'':36}", *(f"{link:>16}" for link, _, _ in SENDS))
-    for name in table:
+    for i, name in enumerate(table):
+        if i and name.startswith("clock, "):  # another order of the backward
+            print()
         print(f"{name:36}", *(f"{table.loc[case, name]:16.1f}" for case in SENDS))
 
 
-WAYS = {"ring": ("blue", "-", "o", 6), "all-gather": ("orange", "--", "s", 7), "Ulysses": ("vermilion", "-.", "^", 12)}
+WAYS = {  # colour, a line for each G, mark, and how far it stands beside x, so that none hides another
+    "ring": ("blue", {1: "-"}, "o", 2**-0.14), "all-gather": ("orange", {1: "--"}, "s", 1.0),
+    "Ulysses": ("vermilion", {1: "-.", 4: ":"}, "^", 2**0.14),
+}  # fmt: skip
 
 
 def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
-    """How many times as fast as one GPU four are, forward, against x = T_c / T_s: exercise 13.8's `ways`, and measured.
+    """How many times as fast as one GPU four are, forward, against x = T_c / T_s: exercise 13.8's `ways`, and measured
+    over each link, in full marks with G = 1 and in hollow ones with G = 4.
 
     rows: load()'s, of which long_ones.
     """
     times = long_ones(rows, "forward").reset_index()
-    figure = Figure(figsize=(9, 4.9))
+    figure = Figure(figsize=(9, 5.2))
     shares = [2 ** (i / 8) for i in range(-24, 33)]
-    for ax, H_k in zip(figure.subplots(1, 2, sharey=True), (16, 4), strict=True):
-        here, G = times[times["H_k"].eq(H_k)], 16 // H_k
-        for i, (way, (colour, line, marker, size)) in enumerate(WAYS.items()):
+    for ax, link in zip(figure.subplots(1, 2, sharey=True), ("host memory", "NVLink"), strict=True):
+        here = times[times["link"].eq(link)]
+        for i, (way, (colour, lines, marker, aside)) in enumerate(WAYS.items()):
             look = {"color": figures.COLOURS[colour]}
-            ax.plot(shares, [16 * share / ways(share, 1.0, 4, G)[i] for share in shares], linestyle=line, **look)
-            edge = {"markersize": size, "markeredgecolor": "white", "markeredgewidth": 0.7}
-            ax.plot(here["x"], here["one GPU"] / here[way], marker, zorder=4 - i, **edge, **look)
-            ax.plot([], [], marker, linestyle=line, label=way, **look)
+            for G, line in lines.items():
+                ax.plot(shares, [16 * share / ways(share, 1.0, 4, G)[i] for share in shares], linestyle=line, **look)
+                name = way if len(lines) == 1 else f"{way}, G = {G}"
+                ax.plot([], [], marker, linestyle=line, markerfacecolor="white" if G == 4 else None, label=name, **look)
+            for H_k, inside in ((16, figures.COLOURS[colour]), (4, "white")):
+                some = here[here["H_k"].eq(H_k)]
+                face = {"markerfacecolor": inside, "markersize": 7, "markeredgewidth": 1.5, "zorder": 4}
+                ax.plot(some["x"] * aside, some["one GPU"] / some[way], marker, **face, **look)
         for x in here["x"]:
             ax.axvline(x, color="grey", linestyle=":", linewidth=1, zorder=0)
-        name = ax.text(0.97, 0.05, f"R = 4, G = {G}", transform=ax.transAxes, ha="right", fontsize=13)
+        name = ax.text(0.97, 0.05, link, transform=ax.transAxes, ha="right", fontsize=13)
         name.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
         ax.set_xscale("log", base=2)
         ax.set_xticks([1 / 8, 1 / 2, 2, 8], ["1/8", "1/2", "2", "8"])
@@ -236,14 +253,15 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
         ax.set_ylim(0, 4.3)
         ax.set_xlabel("$x = T_c / T_s$")
         top = ax.secondary_xaxis("top")
-        names = [f"{S:,} {link.split()[0]}" for S, link in zip(here["S"], here["link"], strict=True)]
-        top.set_xticks([*here["x"]], names, rotation=65, ha="left", rotation_mode="anchor", fontsize=9)
+        names = [f"{S:,}, G = {16 // H_k}" for S, H_k in zip(here["S"], here["H_k"], strict=True)]
+        top.set_xticks([*here["x"]], names, rotation=50, ha="left", rotation_mode="anchor", fontsize=9)
         top.minorticks_off()
     left = figure.axes[0]
     left.set_ylabel("forward, times as fast as one GPU")
     left.plot([], [], color="grey", label="line: your clock")
-    left.plot([], [], "o", color="grey", label="mark: four H200s")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside right center")
+    left.plot([], [], "o", color="grey", label="mark: four H200s, beside their x")
+    left.plot([], [], "o", color="grey", markerfacecolor="white", markeredgewidth=1.5, label="hollow mark: G = 4")
+    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
     return figure
 
 
@@ -258,6 +276,17 @@ def print_choice(rows: pd.DataFrame) -> None:
         ms = both.loc[case, [*names]]
         take = " or ".join(name for name in names if ms[name] <= CLOSE * ms.min())
         print(f"{name_of(case):35}{forward.loc[case, 'x']:6.2f}", *(f"{ms[name]:9.1f}" for name in names), f"  {take}")
+
+
+def print_peers(rows: pd.DataFrame) -> None:
+    """Ms and GB of PyTorch's context_parallel with each kernel of SDPA, and of the ring beside it, on two GPUs."""
+    peers = rows[rows["provider"].eq("context_parallel")].set_index("backend")
+    print(f"{LONG:,} tokens on two GPUs, ms and GB       forward  backward   memory of each")
+    shown = {"ring": ("CUDNN_ATTENTION", "ring_")}
+    shown |= {f"context_parallel, {backend}": (backend, "") for backend in peers.index.sort_values()}
+    for name, (backend, its) in shown.items():
+        forward, backward, peak = (peers.loc[backend, its + key] for key in ("forward_ms", "backward_ms", "peak_bytes"))
+        print(f"{name:40}{forward:8.1f}{backward:10.1f}{peak / 1e9:17.1f}")
 
 
 # ---------------------------------------------------------------- an iteration of training

@@ -157,6 +157,27 @@ def backward_that_counts_its_own_pair_twice(q, k, v, o, do, lse, ranks):
     return dq, dk, dv
 
 
+def ring_that_drops_the_last_part(q, k, v, ranks):
+    o, lse = attend(q, k, v)
+    for step in range(1, ranks):
+        part = attend(q, k, v)
+        k, v = yield k, v
+        if step > 1:
+            o, lse = join(o, lse, *part)
+    return o, lse
+
+
+def backward_that_adds_after_passing_on(q, k, v, o, do, lse, ranks):
+    dq, dk, dv = (x.to(lse.dtype) for x in attention_backward(q, k, v, o, do, lse))
+    for _ in range(1, ranks):
+        dq_part, dk_part, dv_part = attention_backward(q, k, v, o, do, lse)
+        k, v, dk, dv = yield k, v, dk, dv
+        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part
+    if ranks > 1:
+        dk, dv = yield dk, dv
+    return dq, dk, dv
+
+
 PAIR = "attention_backward(q, k, v, o, do, lse)"
 PART = f"dq_part, dk_part, dv_part = {PAIR}"
 OWN_O, OWN_LSE = "played.attend(q, k, v)[0]", "played.attend(q, k, v)[1]"
@@ -227,6 +248,9 @@ WRONG_ANSWERS = (
     edit("13.4", "two numbers", (", True", ""), (", False", "", 2), told="want a tuple (first, end, is_causal)"),
     edit("13.4", "floats", ("rows // 2", "rows / 2", 2), told="first is 0 and end is 2.0: they must be whole numbers"),
     edit("13.4", "a row less", ("return rows // 2, rows, False", "return rows // 2 + 1, rows, False"), told="first = 3, want 2"),
+    ("13.2", ring_that_drops_the_last_part, "the last part never joins"),
+    ("13.6", backward_that_adds_after_passing_on, "the gradients of a pair join the sums of the next keys"),
+    edit("13.5", "a quarter", ("return H_k", "return 0.25 * H_k"), told="that is a quarter of it, so two factors of 2 are lost"),
     edit("13.5", "for o as well", ("H_k * itemsize", "(H_k + H_q) * itemsize"), told="pairs of 4 FLOPs take as long"),
     edit("13.5", "rounded up", ("return H_k * itemsize * flops / (H_q * bandwidth)", "return -(-(H_k * itemsize * flops) // (H_q * bandwidth))"), told="don't round"),
     edit("13.4", "the last key", ("return 0, rows // 2, False", "return 0, rows // 2 - 1, False"), told="keys 0 … end − 1"),

@@ -25,6 +25,8 @@ JOIN, FIRST = "o, lse = join(o, lse, *attend(q, k, v))", "    o, lse = attend(q,
 MISTAKES = {
     "one step too many: after `ranks` steps a rank meets its own keys again": (STEP, "for _ in range(ranks):"),
     "one step is missing: each rank has to see the keys of all ranks": (STEP, "for _ in range(2, ranks):"),
+    "the last part never joins: the keys that come in the last step are used, too": [
+        (STEP, "for step in range(1, ranks):"), (f"{YIELD}        {JOIN}", f"        part = attend(q, k, v)\n{YIELD}        if step > 1:\n            o, lse = join(o, lse, *part)")],
     "what comes is thrown away, and its own keys are used again: take what yield gives": (YIELD, "        yield k, v\n"),
     "its own keys are sent in each step, so it only ever sees its neighbour's: pass on what came": [
         (FIRST, f"{FIRST}    mine = k, v\n"), (YIELD, "        k, v = yield mine\n")],

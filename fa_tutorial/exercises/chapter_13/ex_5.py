@@ -16,7 +16,9 @@ def least_shard(H_q, H_k, D, itemsize, flops, bandwidth):
 
 RESULT = "H_k * itemsize * flops / (H_q * bandwidth)"
 MISTAKES = {
-    "that is half of it: either k is sent without v, or all pairs are computed, and the mask leaves half, or the link's rate counts twice, and it is one way's": (RESULT, f"{RESULT} / 2"),
+    "that is half of it: k and v are both sent, half of the pairs are computed, and the link's rate is one way's": (RESULT, f"{RESULT} / 2"),
+    "that is a quarter of it, so two factors of 2 are lost: k and v are both sent, half of the pairs are computed, and the link's rate is one way's": (
+        RESULT, f"{RESULT} / 4"),
     "that is twice as much: a pair takes part in two matmuls, a multiply-add is 2 FLOPs, and k and v leave once": (RESULT, f"2 * {RESULT}"),
     "flops and bandwidth are exchanged: a faster GPU needs a longer shard, a faster link a shorter one": (
         RESULT, "H_k * itemsize * bandwidth / (H_q * flops)"),

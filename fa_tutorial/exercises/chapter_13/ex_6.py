@@ -43,6 +43,8 @@ MISTAKES = {
     "its own pair is counted twice, and the last pair never: pass on first, then take the gradients of what came": (
         f"        {YIELD}\n        dq_part, dk_part, dv_part = {TILE}\n        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part\n",
         f"        dq_part, dk_part, dv_part = {TILE}\n        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part\n        {YIELD}\n"),
+    "the gradients of a pair join the sums of the next keys, because they are taken before these come: pass on first, then take the gradients of what came": (
+        f"        {YIELD}\n        dq_part, dk_part, dv_part = {TILE}\n", f"        dq_part, dk_part, dv_part = {TILE}\n        {YIELD}\n"),
     "its own pair is counted twice, first and last: k and v stay with the rank before their own, and dk and dv come home alone": [
         ("for _ in range(1, ranks):", "for _ in range(ranks):"), (HOME, "")],
     "dk and dv leave only after the next pair has joined, so that gradients of different keys are added up: they leave with their keys": [
