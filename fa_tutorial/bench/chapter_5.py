@@ -135,12 +135,12 @@ def draw_limits(card: dict, yours: tuple, cudnn: tuple) -> None:
         f"this chapter\n{words}": (
             yours,
             [
-                (two, "o", "C0", "full", "left", " (3 stages, room for two programs)"),
-                (one, "D", "C1", "none", "right", " (4 stages, room for one)"),
+                (two, "o", "C0", "full", "left", "3 stages, room for two programs"),
+                (one, "D", "C1", "none", "right", "4 stages, room for one"),
             ],
         ),
     }
-    _, ax = plt.subplots(figsize=(9, 2.9))
+    _, ax = plt.subplots(figsize=(9, 3.2))
     for y, ((at_once, in_turns, in_series), marks) in zip((1, 0), kernels.values(), strict=True):
         ax.plot([0, 100], [y, y], color=GREY, linestyle="-", linewidth=1, zorder=1)
         ticks = ((in_series, "in series", "right"), (in_turns, "in turns", "left"), (at_once, "at once", "right"))
@@ -150,8 +150,9 @@ def draw_limits(card: dict, yours: tuple, cudnn: tuple) -> None:
         for measured, marker, colour, fill, ha, about in marks:
             busy, shift = busy_share(measured), {"left": -1, "center": 0, "right": 1}[ha]
             ax.plot(busy, y, marker, color=colour, fillstyle=fill, markersize=9, zorder=3)
-            ax.text(busy + shift, y - 0.22, f"{busy:.0f}{about}", ha=ha, va="top", color=colour, fontsize="small")
-    ax.set(xlim=(0, 101), ylim=(-0.6, 1.6), xlabel="tensor cores busy, % of an SM's cycles")
+            said = f"{busy:.0f}, at {measured['cycles'] / measured['ms'] / 1e6:.2f} GHz\n{about}"
+            ax.text(busy + shift, y - 0.22, said, ha=ha, va="top", color=colour, fontsize="small")
+    ax.set(xlim=(0, 101), ylim=(-0.8, 1.6), xlabel="tensor cores busy, % of an SM's cycles")
     ax.set_title("D = 128, full attention on an H200, S = 4,096: measured, and the three limits")
     ax.set_yticks((1, 0), kernels)
     ax.tick_params(axis="y", length=0)

@@ -375,6 +375,14 @@ def draw_loop(ax: Axes) -> None:
         ax.plot([x], [y], "o", markersize=size, markerfacecolor="white", markeredgecolor="black", zorder=4)
         write(ax, x, y, text, HEAD if size < 20 else BODY, weight="bold", zorder=5)
 
+    def down(x: float, start: float, *crossed_and_end: float) -> None:
+        """An arrow with a gap at each lane that it crosses."""
+        *crossed, end = crossed_and_end
+        for lane in crossed:
+            ax.plot([x, x], [start, lane - 0.09], color="black", linewidth=1.75)
+            start = lane + 0.09
+        arrow(ax, (x, start), (x, end))
+
     box(ax, left, top, right - left, bottom - top, colour="sky", share=0.08)
     note(ax, left, 0.22, "each iteration: keys start_n … start_n + BLOCK_N − 1", BODY, weight="bold")
     write(ax, x_q + d / 2, y_s - 0.25, "loaded once", BODY, weight="bold")
@@ -406,17 +414,17 @@ def draw_loop(ax: Axes) -> None:
     arrow(ax, (x_thin, y_m + m / 2 - 0.08), (at_alpha - 0.4, y_alpha))
     arrow(ax, (at_alpha, y_m), (at_alpha, y_alpha - 0.2))
     note(ax, at_alpha + 0.46, y_alpha, "exp(m before\n− m after)")
-    arrow(ax, (at_alpha, y_alpha + 0.2), (at_alpha, y_l - 0.14))
-    arrow(ax, (at_alpha, y_l), (at_alpha, y_acc - 0.14))
-    for y in (y_l, y_acc):
-        node(at_alpha, y, "×")
-    arrow(ax, (at_l, y_s + m), (at_l, y_l - 0.14))
+    at_old_l, at_old_acc = at_alpha - 0.25, at_alpha + 0.25
+    arrow(ax, (at_old_l, y_alpha + 0.2), (at_old_l, y_l - 0.14))
+    node(at_old_l, y_l, "×")
+    down(at_old_acc, y_alpha + 0.2, y_l, y_acc - 0.14)
+    node(at_old_acc, y_acc, "×")
+    down(at_l, y_s + m, y_m, y_l - 0.14)
     write(ax, at_l - 0.08, y_s + m + 0.3, "row sum", ha="right")
     node(at_l, y_l, "+")
     arrow(ax, (at_acc, y_s + m), (at_acc, y_pv - 0.17))
     arrow(ax, (x_v + 0.3, y_k + n), (at_acc + 0.14, y_pv - 0.1))
-    ax.plot([at_acc] * 2, [y_pv, y_l - 0.09], color="black", linewidth=1.75)  # a gap where it crosses l's line
-    arrow(ax, (at_acc, y_l + 0.09), (at_acc, y_acc - 0.14))
+    down(at_acc, y_pv, y_m, y_l, y_acc - 0.14)
     node(at_acc, y_pv, "p v", 24)
     write(ax, at_acc - 0.08, y_acc - 0.35, "(4.3)", ha="right")
     node(at_acc, y_acc, "+")

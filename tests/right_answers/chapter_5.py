@@ -149,6 +149,8 @@ RIGHT_ANSWERS = (
          ("    for start_n in tl.range(full_n, end_n, BLOCK_N, num_stages=1):", "      else:"), told="correct (one loop that branches"),
     edit("5.6", "the second loop by range", ("tl.range(full_n, end_n, BLOCK_N, num_stages=1)", "range(full_n, end_n, BLOCK_N)"),
          told="correct (the second loop may load tiles ahead"),
+    edit("5.9", "in turns, instructions that might not fit beside the products", ("(products + max(exponential, softmax / 128))",
+         "(max(products, (every - softmax) / 128) + max(exponential, softmax / 128))")),
     edit("5.6", "l and a number that float32 loses", ("tl.where(l == 0.0, 1.0, l)", "l + 1e-30")),
     edit("5.5", "keys counted from the end", ("offs_n[None, :] <= last_seen[:, None], s, -float(\"inf\")",
                                               "last_seen[:, None] - offs_n[None, :] < 0, -float(\"inf\"), s"),

@@ -47,6 +47,8 @@ MISTAKES = {
     "q is multiplied by k, not by kᵀ: dot(q_tile, tl.trans(k_tile))": ("tl.trans(k_tile)", "k_tile"),
     "s − m[None, :] subtracts the m of row j from column j: m[:, None] gives one number to each row": ("m[:, None]", "m[None, :]"),
     "acc / l[None, :] divides column j by the l of row j: l[:, None] gives one number to each row": ("l[:, None]", "l[None, :]"),
+    "p and v are rounded to fp16, whatever v's dtype is: leave v as it is, and round p to v's dtype": (
+        PV, "dot(p.to(tl.float16), v_tile.to(tl.float16))"),
     "o is rounded to fp16, whatever its dtype is: store_tile rounds to o's dtype by itself": ("acc / l[:, None]", "(acc / l[:, None]).to(tl.float16)"),
     "the base is 2: tl.exp2(s) is 2 to the power s, and exp(s) is exp2(s · log2(e))": ("tl.exp(", "tl.exp2("),
 }  # fmt: skip
@@ -62,7 +64,7 @@ CONDITIONS = {"large": "scores may be as large as 200: subtract each row's maxim
 def inputs():
     yield from one_tile_inputs()
     yield own_maximum(f"; {SHIFT}")
-    rows = "program pid takes the rows of q and o from row_block · BLOCK_M on, and all keys, from 0 on"
+    rows = "program pid takes row block pid % row_blocks of q and o, of head pid // row_blocks, and all keys, from 0 on"
     yield attention_case(*draw_qkv(1, 1, 32, 16, 16), "S_q = 32, two programs", rows)
     chosen = "scale is an argument, which the caller chooses: s = scale · q kᵀ"
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "scale = 0.5, D = 16", chosen, scale=0.5)

@@ -64,6 +64,7 @@ MISTAKES = {
         KEYS_MASK, "offs_n[None, :] % BLOCK_N < S_k % BLOCK_N"),
     "keys end at S_k, not at S_q: the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] < S_q"),
     "keys end at S_k, not at D: the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] < D"),
+    "the last tile is left out where it is ragged: the loop goes on to S_k": ("range(0, S_k, BLOCK_N)", "range(0, S_k // BLOCK_N * BLOCK_N, BLOCK_N)"),
     "the scale comes from BLOCK_D: it is an argument, made from the true D": ("scale * dot", "BLOCK_D ** -0.5 * dot"),
 }  # fmt: skip
 RAGGED = "the last tile of keys may be ragged: keys past S_k have the score −inf, and their rows of v are 0, because 0 · NaN is NaN"

@@ -4,55 +4,61 @@ from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.running import Wrong, adapting
 
 
-def speed_limits(D, instructions, peak):
+def speed_limits(D, softmax, every, peak):
     """(at_once, in_turns, in_series): TFLOP/s at most. peak: TFLOP/s of tensor cores that never wait.
 
-    instructions: of a score, the exponential among them.
+    softmax, every: instructions of a score, for its softmax and in all. Both count the exponential.
     """
     products = 2 * 2 * D / 4096  # cycles of an SM for one score
     exponential = 1 / 16
-    issuing = instructions / 128
-    at_once = peak * products / max(products, exponential, issuing)
-    in_turns = peak * products / (products + max(exponential, issuing))
-    in_series = peak * products / (products + exponential + (instructions - 1) / 128)
+    at_once = peak * products / max(products, exponential, every / 128)
+    in_turns = peak * products / (products + max(exponential, softmax / 128))
+    in_series = peak * products / (products + exponential + (every - 1) / 128)
     return at_once, in_turns, in_series
 
 
 PARTS = ("at_once", "in_turns", "in_series")
-PRODUCTS, OTHERS = "2 * 2 * D / 4096", "(instructions - 1) / 128"
-AT_ONCE, IN_TURNS = "max(products, exponential, issuing)", "(products + max(exponential, issuing))"
+PRODUCTS, OTHERS, ALL, SOFTMAX = "2 * 2 * D / 4096", "(every - 1) / 128", "every / 128", "softmax / 128"
+AT_ONCE, IN_TURNS = f"max(products, exponential, {ALL})", f"(products + max(exponential, {SOFTMAX}))"
 IN_SERIES = f"(products + exponential + {OTHERS})"
 MISTAKES = {
     "a score has two products, q kᵀ and p v, of 2 D FLOPs each: one is missing": (PRODUCTS, "2 * D / 4096"),
     "only FLOPs of products go 4096 to a cycle: 16 exponentials and 128 instructions do": [
-        ("exponential = 1 / 16", "exponential = 1 / 4096"), ("instructions / 128", "instructions / 4096"), ("- 1) / 128", "- 1) / 4096")],
+        ("exponential = 1 / 16", "exponential = 1 / 4096"), (ALL, "every / 4096"), (SOFTMAX, "softmax / 4096"), ("- 1) / 128", "- 1) / 4096")],
     "at once, the tensor cores wait where something else takes longer: the longest of the three decides": (AT_ONCE, "products"),
     "at once, the exponential unit works while other instructions issue: the longest of the three decides": (
         AT_ONCE, f"max(products, exponential + {OTHERS})"),
+    "at once, an SM issues every instruction, not only those of the softmax": (ALL, SOFTMAX),
     "in turns, the exponential unit works while other instructions issue: the longer of the two joins the products": (
-        IN_TURNS, f"(products + exponential + {OTHERS})"),
+        IN_TURNS, "(products + exponential + (softmax - 1) / 128)"),
+    "in turns, the tensor cores wait for the instructions of the softmax alone: the others go on during the products": (SOFTMAX, ALL),
     "in turns, the instructions are missing, which may take longer than the exponential": (IN_TURNS, "(products + exponential)"),
-    "in turns, the exponential is missing, which may take longer than the instructions": (IN_TURNS, "(products + issuing)"),
+    "in turns, the exponential is missing, which may take longer than the instructions": (IN_TURNS, f"(products + {SOFTMAX})"),
     "the other instructions are missing in in_series": (IN_SERIES, "(products + exponential)"),
-    "in series, the exponential counts twice: it is one of the instructions": ("(instructions - 1)", "instructions"),
-    "a score takes `instructions` instructions, not always seven": [("instructions / 128", "7 / 128"), ("instructions - 1", "6")],
-    "`instructions` is the number of a score already: nothing joins it": [
-        ("instructions / 128", "(instructions + 6 + D / 64) / 128"), ("(instructions - 1)", "(instructions + 5 + D / 64)")],
-    "one instruction is missing in at_once and in_turns: the exponential is one, too, beside its work in its own unit": (
-        "instructions / 128", "(instructions - 1) / 128"),
+    "in series, nothing overlaps, so every instruction counts, not only those of the softmax": ("(every - 1)", "(softmax - 1)"),
+    "in series, the exponential counts twice: it is one of the instructions": ("(every - 1)", "every"),
+    "`softmax` and `every` are in each other's place: at_once and in_series count all instructions, in_turns those of the softmax": [
+        (ALL, SOFTMAX), (f"exponential, {SOFTMAX}))", f"exponential, {ALL}))"), ("(every - 1)", "(softmax - 1)")],
+    "the numbers of instructions are arguments, and not always seven": [(ALL, "7 / 128"), (SOFTMAX, "7 / 128"), ("every - 1", "6")],
+    "`softmax` and `every` are the numbers of a score already: nothing joins them": [
+        (ALL, "(every + 6 + D / 64) / 128"), (SOFTMAX, "(softmax + 6 + D / 64) / 128"), ("(every - 1)", "(every + 5 + D / 64)")],
+    "one instruction is missing in at_once and in_turns: the exponential is one, too, beside its work in its own unit": [
+        (ALL, "(every - 1) / 128"), (SOFTMAX, "(softmax - 1) / 128")],
     "these are shares of the peak: multiply by it": [
         (f"{name} = peak *", f"{name} =") for name in ("at_once", "in_turns", "in_series")],
     "the share is upside down: the tensor cores multiply in `products` of all cycles": [
         (f"products / {cycles}", f"{cycles} / products") for cycles in (AT_ONCE, IN_TURNS, IN_SERIES)],
     "the order is at_once, in_turns, in_series": ("return at_once, in_turns, in_series", "return in_series, in_turns, at_once"),
+    "in_turns and in_series are in each other's place: return at_once, in_turns, in_series": (
+        "return at_once, in_turns, in_series", "return at_once, in_series, in_turns"),
 }  # fmt: skip
 
 
-def truth(D, instructions, peak):
+def truth(D, softmax, every, peak):
     exponentials = 4 * D * 16 / 4096  # as many could be computed while a score's products are
     issued = 4 * D * 128 / 4096
-    slower = max(1 / exponentials, instructions / issued)
-    return peak / max(1, slower), peak / (1 + slower), peak / (1 + 1 / exponentials + (instructions - 1) / issued)
+    at_once, waiting = max(1, 1 / exponentials, every / issued), max(1 / exponentials, softmax / issued)
+    return peak / at_once, peak / (1 + waiting), peak / (1 + 1 / exponentials + (every - 1) / issued)
 
 
 @adapting
@@ -68,25 +74,34 @@ def adapt(answer, *args):
 
 
 def inputs():
-    def limits(D, at_once, in_turns, instructions=7):
-        cycles = f"{4 * D / 4096:.4f} + {1 / 16:.4f} + {(instructions - 1) / 128:.4f}"
-        in_series = f"the cycles of products, exponential and the {instructions - 1} other instructions add up: a score takes {cycles}"
-        told = {"at_once": at_once, "in_turns": in_turns, "in_series": in_series}
-        return case(D, instructions, 1000.0, otherwise=told)
+    """In each, the instructions besides the softmax's take no longer than the products, as the task says."""
 
-    exponential = "the exponential's 1/16 of a cycle is longer than the instructions' 7/128, and joins the products' "
-    yield limits(64, "256 FLOPs and one exponential take 1/16 of a cycle each, seven instructions 7/128, all at once: the tensor cores never "
-                     "wait, and at_once is the peak that was passed", f"{exponential}1/16")  # fmt: skip
+    def limits(D, softmax, every, at_once, in_turns):
+        cycles = f"{4 * D / 4096:.4f} + {1 / 16:.4f} + {(every - 1) / 128:.4f}"
+        in_series = f"the cycles of products, exponential and the {every - 1} other instructions add up: a score takes {cycles}"
+        told = {"at_once": at_once, "in_turns": in_turns, "in_series": in_series}
+        return case(D, softmax, every, 1000.0, otherwise=told)
+
+    exponential = "the exponential's 1/16 of a cycle is longer than the softmax's 7 instructions, 7/128, and joins the products' "
+    yield limits(64, 7, 7, "256 FLOPs and one exponential take 1/16 of a cycle each, seven instructions 7/128, all at once: the tensor cores "
+                 "never wait, and at_once is the peak that was passed", f"{exponential}1/16")  # fmt: skip
     yield limits(
-        32, "128 FLOPs take 1/32 of a cycle, and the exponential 1/16: the tensor cores wait for half of the time", f"{exponential}1/32"
+        32,
+        7,
+        7,
+        "128 FLOPs take 1/32 of a cycle, and the exponential 1/16: the tensor cores wait for half of the time",
+        f"{exponential}1/32",
     )
-    yield limits(256, "the products take longest, so the tensor cores never wait", f"{exponential}1/4")
-    yield limits(64, "20 instructions take 20/128 of a cycle, more than the products' 1/16: the tensor cores wait",
-                 "20 instructions take 20/128 of a cycle, more than the exponential's 1/16, and join the products", instructions=20)  # fmt: skip
+    yield limits(256, 7, 10, "the products take longest, so the tensor cores never wait", f"{exponential}1/4")
+    yield limits(64, 20, 20, "20 instructions take 20/128 of a cycle, more than the products' 1/16: the tensor cores wait",
+                 "20 instructions take 20/128 of a cycle, more than the exponential's 1/16, and join the products")  # fmt: skip
+    yield limits(128, 12, 17, "17 instructions take 17/128 of a cycle, more than the products' 1/8: the tensor cores wait",
+                 "of 17 instructions the softmax's 12 take 12/128 of a cycle, more than the exponential's 1/16, and join the products; the "
+                 "other 5 go on during the products")  # fmt: skip
     for _ in range(10):
-        yield case(
-            random.randint(1, 256), random.randint(2, 20), random.uniform(100, 1000), on="a random D, instructions and peak", fresh=True
-        )
+        D, softmax = random.randint(1, 256), random.randint(2, 20)
+        every = softmax + random.randint(0, D // 8)
+        yield case(D, softmax, every, random.uniform(100, 1000), on="random arguments", fresh=True)
 
 
 EXERCISE = Exercise(
@@ -96,13 +111,13 @@ EXERCISE = Exercise(
         "Take one score. How many cycles of an SM do its products take, its exponential, its instructions?",
         "Its two products have 2 D FLOPs each, so they take 4 D / 4096 cycles. The tensor cores multiply in this share of all cycles: which "
         "cycles are these at once, in turns, and in series?",
-        "at_once = peak · products / max(products, 1 / 16, instructions / 128). In turns, products + max(1 / 16, instructions / 128) stands "
-        "for the maximum; in series, products + 1 / 16 + (instructions − 1) / 128.",
+        "at_once = peak · products / max(products, 1 / 16, every / 128). In turns, products + max(1 / 16, softmax / 128) stands for the "
+        "maximum; in series, products + 1 / 16 + (every − 1) / 128.",
     ),
     solution=speed_limits,
     reasoning="The peak is reached where the tensor cores multiply in every cycle. At once, a score takes as long as its longest kind of "
-    "work. In turns, the longer of exponential and instructions joins the products. In series, all add up, but the exponential is one of the "
-    "instructions already. So the tensor cores multiply in products / cycles of the time.",
+    "work. In turns, the longer of exponential and the softmax's instructions joins the products. In series, all add up, but the exponential is one "
+    "of the instructions already. So the tensor cores multiply in products / cycles of the time.",
     inputs=inputs,
     truth=truth,
     rule="the tensor cores multiply in 4 D / 4096 of the cycles that a score takes: at once its longest kind of work, in turns the products and "

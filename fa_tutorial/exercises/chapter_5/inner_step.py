@@ -77,7 +77,8 @@ def one_tile_inputs(one_tile="", **options):
     zeros = torch.zeros(1, 1, 16, 16)
     mean = "all keys weigh the same, so o is the mean of v, 4097, unrounded"
     finite = (
-        "all scores are 0, so m is 0, p is 1 for each key that a row sees, l is the number of these keys, and acc is 4097 · l: "
+        "all scores are 0, so m is 0, p is 1 for each key that a row sees, l is the number of these keys, and acc is 4097 · l, "
+        "too much for fp16 where l is 16: "
         "which of these is 0, ∞ or NaN in your kernel?"
     )
     yield attention_case(zeros, zeros, zeros + 4097, "one tile, q = k = 0, v all 4097", mean, infinite=finite, **options)
