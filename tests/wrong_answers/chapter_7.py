@@ -151,6 +151,13 @@ WRONG_ANSWERS = (
          told="choose with tl.where, because inf · 0 is NaN"),
     edit("7.5", "keys past S_k not masked", ("offs_n[None, :] < S_k", "offs_n[None, :] >= 0"),
          told="a key past S_k has p = 0"),
+    *(edit("7.5", f"keys past S_k not masked, {how}", ("offs_n[None, :] < S_k", "offs_n[None, :] >= 0"), ("tl.exp(s - lse[:, None])", p),
+           told="a key past S_k has p = 0, not 1")
+      for how, p in (("their exponent clamped", "tl.exp(tl.minimum(s - lse[:, None], 0.0))"), ("p clamped", "tl.minimum(tl.exp(s - lse[:, None]), 1.0)"))),
+    *(edit("7.6", f"no mask, {how}", (MASKED_P, p), told="a key past S_k has p = 0, not 1")
+      for how, p in (("the exponent clamped", "tl.exp(tl.minimum(s_t - lse[None, :], 0.0))"), ("p clamped", f"tl.minimum({EXP}, 1.0)"))),
+    edit("7.5", "a block that sees nothing returns", ("    for start_n", "    if end_n <= 0:\n        return\n    for start_n"),
+         told="rows that see no key have dq = 0"),
     *(edit("7.5", f"{low} in place of −∞", ("lse = tl.load(lse_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q, other=0.0)  # [BLOCK_M]",
            'lse = tl.load(lse_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q, other=0.0)\n    lse = tl.where(lse == -float("inf"), 0.0, lse)'),
            (P, f"tl.exp(tl.where(seen, s, {low}) - lse[:, None])"), told="any finite number in place of −∞ may be larger")

@@ -107,16 +107,18 @@ def inputs():
     low = torch.ones_like(q), torch.full_like(k, -50.0), v, do
     past = "a key past S_k has p = 0: its score would be 0, and exp(0 − lse) may be inf"
     yield shared.given(None, "all logits −200, S_k = 20", past, tensors=low, edge="range")
+    yield shared.clamped()
     q, k, v, do = (0.0 * x if x is q or x is k else x for x in (q, k, v, do))
     q[..., 0], k[..., 0] = 2.0**126, -1  # powers of two, so that every order of the products is exact
     infinite = "what is hidden or past S_k has p = 0: any finite number in place of −∞ may be larger than the logits that are there"
     yield shared.given(None, "all logits −2¹²⁶, S_k = 20", infinite, tensors=(q, k, v, do), scale=1.0, edge="range")
-    yield causal(24, 16, "rows that see no key have dq = 0", "unseen", on=", so that rows 0 to 7 see no key")
+    first = "start_m + 1 + S_k − S_q may be negative, and no loop starts before key 0"
+    nothing = "rows that see no key have dq = 0, and the kernel must write it"
+    yield causal(40, 16, nothing, "unseen", on=", so that rows 0 to 23 see no key", stray=first)
     q, k, v, do = shared.draw(1, 1, 48, 16, 16)
     do[:, :, :32], do[:, :, 32:], v = 1e30 * do[:, :, :32], 1e-30 * do[:, :, 32:], 1e30 * v  # 0 · inf is NaN
     unseen = "tiles that no row of the block sees are not read: end_n is min(start_m + BLOCK_M, S_q) + S_k − S_q"
     on = ", where rows 0 to 31 see no key, and their dp would overflow"
-    first = "start_m + 1 + S_k − S_q may be negative, and no loop starts before key 0"
     yield causal(48, 16, unseen, "unseen", on=on, tensors=(q, k, v, do), stray=first)
     short = "S_q = 1, S_k = 32, BLOCK_M = 32, BLOCK_N = 16"  # counting_tiles counts the tiles
     yield shared.given((1, 1, 1, 32, 64), f"causal, {short}", unseen, is_causal=True, blocks=(32, 16, 64), edge="unseen")

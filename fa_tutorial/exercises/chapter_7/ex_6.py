@@ -98,6 +98,7 @@ def inputs():
     low = torch.ones_like(q), torch.full_like(k, -50.0), v, do
     past = "a key past S_k has p = 0: its score would be 0, and exp(0 − lse) may be inf"
     yield shared.given(None, "all logits −200, S_k = 20", past, tensors=low, edge="range")
+    yield shared.clamped()
     q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (16, 32, 32, 16))  # p = 1 / 32, and ds = ±1
     v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 32
     k[:, :, 0], k[:, :, 2], k[:, :, 16] = 2048, 1, -2048

@@ -249,6 +249,14 @@ def narrow():
     return given((1, 1, 16, 16, 12), "D = 12, BLOCK_D = 16, scale = 0.5", "D may be less than BLOCK_D", scale=0.5)
 
 
+def clamped():
+    """Keys past S_k would have exp(0 − lse) = inf; clamped to 1, it gives ds = −131,072, which is −∞ in fp16."""
+    q, k, v, do = (torch.ones(1, 1, S, 16, dtype=torch.float16) for S in (16, 20, 20, 16))
+    on = "fp16, all logits −200, S_k = 20, delta = 131072"
+    rule = "a key past S_k has p = 0, not 1: with its dp of 0, ds = −p · delta may be −∞ in fp16, and −∞ · 0 is NaN"
+    return given(None, on, rule, tensors=(q, -50 * k, 32 * v, 256 * do), edge="range")
+
+
 def large_logits():
     _, _, v, do = draw(1, 1, 16, 16, 16)
     one_step = "exp(s − lse) is at most 1: compute it in one step, because exp(s) may overflow"
