@@ -94,7 +94,10 @@ def inputs():
     lse, on = [0.5 * math.log(2), math.log(2)], "no row sees key 1, whose scores are hundreds above those of key 0"
     yield step(q, k, v, do, lse, [0.5, -1.0], seen, on=on, edge="hidden", otherwise=high)
     guard = "a row whose lse is −∞ adds nothing, and no result is NaN: line 534 calls scale_apply_exp2, and so runs its line 76"
-    yield step(*two, [-INF, 2.0], [0.0, -1.0], some, on="row 0 sees no key at all, and its lse is −∞", edge="hidden", otherwise=guard)
+    q, k, v, do = (torch.randn(rows, 4, generator=draw) for rows in (2, 3, 3, 2))
+    seen, on = [[False] * 3, [True] * 3], "row 0 sees no key at all, and its lse is −∞"
+    # fresh, so that an answer without line 76 is still told its other mistake
+    yield step(q, k, v, do, [-INF, 2.0], [0.0, -1.0], seen, on=on, fresh=True, edge="hidden", otherwise=guard)
 
 
 EXERCISE = Exercise(
