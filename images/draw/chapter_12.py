@@ -166,6 +166,36 @@ def draw_copies_and_work(ax: Axes) -> None:
     ))  # fmt: skip
 
 
+# A schedule -> how long the work waits after p v, and its copies: the place of each (k above v), its beginning in steps, its block.
+SCHEDULES = (
+    ("FA2", 0.0, ((1, 0.0, "v[n]"), (0, 1.0, "k[n − 1]"), (1, 3.0, "v[n − 1]"), (0, 4.0, "k[n − 2]"))),
+    ("yours, 2 stages", 0.85, ((0, 3.0, "k[n + 1]"), (1, 3.0, "v[n + 1]"))),
+    ("yours, 3 stages", 0.0, ((0, 0.0, "k[n + 1]"), (1, 0.0, "v[n + 1]"), (0, 3.0, "k[n + 2]"), (1, 3.0, "v[n + 2]"))),
+)
+
+
+@image("12_schedules.png", 3.95)
+def draw_schedules(ax: Axes) -> None:
+    """Two iterations of three schedules: which work hides which copy, and where the warps wait for one. Not to scale."""
+    left, wide, long, lane = 1.75, 1.03, 0.85, 0.26
+    for n, (name, idle, copies) in enumerate(SCHEDULES):
+        top = 0.2 + n * 1.12
+        note(ax, 0.05, top + 0.2, name, HEAD)
+        for step, text in enumerate(("q kᵀ", "softmax", "p v") * 2):
+            box(ax, left + (step + idle * (step > 2)) * wide, top, wide, 0.4, text, "sky", share=0.5)
+        if idle:
+            box(ax, left + 3 * wide, top, idle * wide, 0.4, **WAITS)
+        for below, begin, text in copies:
+            colour, share = (("orange", 0.8), ("green", 0.6))[below]
+            box(ax, left + begin * wide, top + 0.44 + below * lane, long * wide, lane, text, colour, share=share)
+    legend(ax, 3.72, (
+        (0.1, {"colour": "sky", "share": 0.5}, "block n, and the next one"),
+        (3.3, {"colour": "orange", "share": 0.8}, "copy of k"),
+        (4.95, {"colour": "green", "share": 0.6}, "copy of v"),
+        (6.6, WAITS, "waits for the copies"),
+    ))  # fmt: skip
+
+
 def draw_held(ax: Axes, y: float, colour: str, text: str, start: float, end: float) -> None:
     """A tile in its buffer: the copy from `start` on, then what it holds until the next copy may overwrite it."""
     box(ax, start, y, COPY, 0.4, text, colour, share=0.8 if colour == "orange" else 0.6)
