@@ -87,18 +87,20 @@ def their_loop(softmax, q, k, v, unset=math.nan, **change):
 # ---------------------------------------------------------------- their backward, for exercise 12.3's step
 
 
-def their_backward(step, q, k, v, do, lse, delta):
-    """dq, dk and dv by FA2's loop around a step, under a causal mask."""
-    S_q, S_k = len(q), len(k)
+def their_backward(step, q, k, v, do, lse, delta, past_end=math.inf):
+    """dq, dk and dv by FA2's loop around a step, under a causal mask. past_end: lse of the rows past S_q."""
+    S_q, S_k, missing = len(q), len(k), -len(q) % BLOCK_N
+    q, do = (torch.cat([x, torch.zeros(missing, x.shape[1])]) for x in (q, do))  # as the copies fill them
+    lse, delta = torch.cat([lse, torch.full((missing,), past_end)]), torch.cat([delta, torch.zeros(missing)])
     dq, dk, dv = (torch.zeros_like(x) for x in (q, k, v))
     for keys in torch.arange(S_k).split(BLOCK_N):  # a program each
         first_m = max(0, int(keys[0]) + S_q - S_k) // BLOCK_N * BLOCK_N  # m_block_min
-        for rows in reversed(torch.arange(first_m, S_q).split(BLOCK_N)):
+        for rows in reversed(torch.arange(first_m, len(q)).split(BLOCK_N)):
             seen = keys <= rows[:, None] + S_k - S_q
             tiles = q[rows], k[keys], v[keys], do[rows], lse[rows], delta[rows]
             dq_step, dk_step, dv_step = step(*tiles, seen, SCALE * math.log2(math.e))
             dq[rows], dk[keys], dv[keys] = dq[rows] + dq_step, dk[keys] + dk_step, dv[keys] + dv_step
-    return SCALE * dq, SCALE * dk, dv
+    return SCALE * dq[:S_q], SCALE * dk, dv
 
 
 # ---------------------------------------------------------------- FA3's step, for exercise 12.5

@@ -577,14 +577,12 @@ def test_fa2_lines_ruin_the_rows_of_chapter_12(page, S_q, S_k):
 
 
 def test_fa2_lines_answer_their_question(page):
-    """Zeros hide three lines. The + 1 isn't needed where the diagonal starts at a block's first or last key."""
+    """Without barrier 333 the warp ahead reads v too early, and spoils k for the other. The + 1 isn't needed where the diagonal starts at a
+    block's first or last key.
+    """
     open_figure(page, "fa2_lines")
-    hidden = []
-    for line in WITHOUT:
-        hidden += [line] * (not any(put(page, unset=0, **{line: False})["states"]))
-        put(page, **{line: True})
-    assert hidden == ["clear_acc", "clear_v", "peel"]
-    put(page, plus_one=False)
+    assert put(page, barrier_v=False)["states"] == [2] * 16 + [1] * 16
+    put(page, barrier_v=True, plus_one=False)
     for S_k in range(33, 113):
         assert any(put(page, S_k=S_k)["states"]) == (S_k % 16 not in (0, 15))
 

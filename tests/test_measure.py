@@ -235,22 +235,14 @@ def test_all_orders_of_programs_are_measured_and_give_the_same(monkeypatch):
 
 
 @needs_gpu
-def test_chapter_12s_instructions_are_measured(monkeypatch):
-    """On Hopper, where there are both."""
+def test_chapter_12s_kernels_are_measured(monkeypatch):
+    """Each against FA2's o, on Hopper, where there are both instructions."""
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("wgmma is Hopper's")
     monkeypatch.setattr(chapter_12, "TILES", [TileConfig(64, 64, 4, 2)])
-    rows = chapter_12.instructions_in_turns(Shape(1, 2, 2, 256, 256, 64, False))
-    assert list(rows) == ["sdpa_flash", *chapter_12.INSTRUCTIONS]
-    assert all(0 < row["ms_20"] <= row["ms"] <= row["ms_80"] < 100 for row in rows.values())
-
-
-@needs_gpu
-def test_chapter_12s_loops_are_measured(monkeypatch):
-    """Each against FA2's o."""
     monkeypatch.setattr(chapter_12, "LOOP_TILES", [(64, 64, 4)])
-    rows = chapter_12.loops_in_turns(Shape(1, 2, 2, 256, 256, 64, False))
-    assert list(rows) == ["sdpa_flash", *chapter_12.LOOPS]
+    rows = chapter_12.kernels_in_turns(Shape(1, 2, 2, 256, 256, 64, False))
+    assert list(rows) == ["sdpa_flash", *chapter_12.LOOPS, *chapter_12.INSTRUCTIONS, chapter_12.THREE_STAGES]
     assert all(0 < row["ms_20"] <= row["ms"] <= row["ms_80"] < 100 for row in rows.values())
 
 

@@ -77,7 +77,16 @@ def test_matmuls_end_in_the_order_in_which_they_were_issued(number, left):
 
 SOURCE = Path(os.environ.get("FLASH_ATTENTION", Path(__file__).parents[2] / "flash-attention"))  # a checkout of version 2.8.3
 KERNEL, SOFTMAX, BACKWARD = (f"csrc/flash_attn/src/{name}.h" for name in ("flash_fwd_kernel", "softmax", "flash_bwd_kernel"))
-QUOTED = (KERNEL, KERNEL, SOFTMAX, SOFTMAX, BACKWARD, "flash_attn/cute/softmax.py")  # a file for each of the page's listings
+QUOTED = (
+    KERNEL,
+    KERNEL,
+    SOFTMAX,
+    SOFTMAX,
+    BACKWARD,
+    BACKWARD,
+    "flash_attn/cute/softmax.py",
+    "flash_attn/cute/flash_fwd_sm100.py",
+)  # a file for each of the page's listings
 
 
 def quotes():

@@ -1,6 +1,8 @@
 """The drawings of chapter 12."""
 
 import math
+import re
+from collections import Counter
 
 import torch
 from matplotlib.axes import Axes
@@ -14,43 +16,48 @@ from fa_tutorial.reading import BLOCK_N
 
 # Lines of csrc/flash_attn/src/flash_fwd_kernel.h at v2.8.3: compute_attn_1rowblock's first line, and the first one after it.
 FIRST, AFTER = 51, 495
-# What flash_forward_kernel and attend do, too: tiles that are seen, loads, (4.1) to (4.5), stores. Read by hand.
-YOURS = ((83, 87), (91, 91), (250, 251), (267, 267), (269, 270), (283, 283), (285, 285), (298, 300), (302, 304), (310, 310), (313, 315),
-         (319, 322), (328, 330), (335, 335), (342, 344), (347, 347), (367, 367), (375, 375), (378, 380), (383, 383), (386, 389), (397, 397),
-         (403, 405), (407, 407), (409, 409), (428, 429), (433, 433), (436, 436), (475, 478), (491, 493))  # fmt: skip
-# Dropout, soft cap, ALiBi, windows and lengths that vary. Read by hand.
-FEATURES = ((69, 71), (75, 78), (80, 81), (135, 136), (156, 158), (185, 185), (287, 288), (324, 326), (348, 361), (390, 392),
-            (410, 423))  # fmt: skip
-# The early exit of a block of rows that sees no key. Read by hand.
-EXIT = ((94, 100), (102, 102), (104, 108), (110, 110), (112, 117), (119, 128))
-# Comments and blank lines are counted, and lines that only declare or close something; the second kind is what is left.
-KINDS = (("as in yours", 62, "black", 0.85), ("tiles, copies, waits", 136, "blue", 0.45), ("features", 51, "orange", 0.6),
-         ("early exit", 30, "green", 0.4), ("declarations, closing brackets", 15, "purple", 0.4),
-         ("comments and blank lines", 150, "black", 0.06))  # fmt: skip
+# Each of these lines, read by hand: how many, and a letter of KINDS. y: what flash_forward_kernel and attend do, too (tiles that are seen,
+# loads, (4.1) to (4.5), stores); f: dropout, soft cap, ALiBi, windows and lengths that vary; e: the early exit of a block of rows that sees
+# no key; d: lines that only declare or close something; t: what is left.
+LINES = (
+    "2d1.3d2.1t2.1t1.4t1.3f3.4f1.2f1.5y3.1y2.7e1.1e1.5e1.1e1.6e1.10e6.2f1.18t3f1.2t1.5t1.2t1.6t1.5t1.1f1.1t5.2t1.1t2.3t1.3t10"
+    ".2t14.2t2.2t2.5t1d4.2y1t5.7t1d1.1y1.2y1t3.6t1d1.1y1.1y1.2f9.3y1t3y2t2.1t1y1t1.3y1d1t1.4y1.3f1.3y1.3t1y2.1t1d2.3y2.1y14f3"
+    ".1t1.1y3.3t1d1y2.3y2t1y1t1.4y3f1.3t1y2.1t1d1.3y1.1y1.1y14f3.1t2y3.1y2.1y1t1.4t2.1t1.1t1.7t1.4t1.1t1.2t1.3t1.4t4y1d2.1t1."
+    "5t1d1.3y1d"
+)
+KINDS = {"y": ("as in yours", "black", 0.85), "t": ("tiles, copies, waits", "blue", 0.45), "f": ("features", "orange", 0.6),
+         "e": ("early exit", "green", 0.4), "d": ("declarations, closing brackets", "purple", 0.4),
+         ".": ("comments and blank lines", "black", 0.06)}  # fmt: skip
+LOOPS = ((302, 375, "masked blocks"), (378, 429, "the others"))  # the two loops over blocks of keys
+COUNTS = {"y": 62, "t": 136, "f": 51, "e": 30, "d": 15, ".": 150}  # as the page has them
 
 
-@image("12_kernel_lines.png", 1.95)
+@image("12_kernel_lines.png", 2.6)
 def draw_kernel_lines(ax: Axes) -> None:
-    """The lines of FA2's forward kernel, sorted by what they do, to scale."""
-    left, wide, top = 0.15, WIDTH - 0.3, 0.68
+    """The lines of FA2's forward kernel in their order, each in the colour of what it does."""
+    left, wide, top, high = 0.15, WIDTH - 0.3, 0.72, 0.55
     per_line = wide / (AFTER - FIRST)
-    assert sum(count for _, count, _, _ in KINDS) == AFTER - FIRST
-    for ranges, (_, count, _, _) in ((YOURS, KINDS[0]), (FEATURES, KINDS[2]), (EXIT, KINDS[3])):
-        assert sum(end + 1 - start for start, end in ranges) == count
-    code = sum(count for _, count, _, _ in KINDS[:-1])
-    bracket(ax, left + 0.02, left + code * per_line - 0.02, top - 0.06)
-    write(ax, left + code * per_line / 2, 0.35, f"{code} lines of code", HEAD, weight="bold")
-    x = left
-    for n, (name, count, colour, share) in enumerate(KINDS):
-        middle, beside = x + count * per_line / 2, n in (3, 4)  # narrow ones: their names stand below, with a line to each
-        box(ax, x, top, count * per_line, 0.5, colour=colour, share=share)
-        write(ax, middle, top + 0.25, f"{count}", HEAD, color="white" if share > 0.8 else "black")
-        if beside:
-            ax.plot((middle, middle), (top + 0.5, top + 0.95), color=DARK, linewidth=1)
-            write(ax, middle + (0.02 if n == 3 else -0.02), top + 1.09, name, ha="right" if n == 3 else "left")
-        else:
-            write(ax, middle, top + 0.7, name)
-        x += count * per_line
+    letters = "".join(kind * int(times) for times, kind in re.findall(r"(\d+)(\D)", LINES))
+    assert len(letters) == AFTER - FIRST and Counter(letters) == COUNTS
+
+    def at(line: int) -> float:
+        return left + (line - FIRST) * per_line
+
+    for n, kind in enumerate(letters):
+        _, colour, share = KINDS[kind]
+        x = at(FIRST + n)
+        ax.fill_between((x, x + per_line), top, top + high, color=tint(colour, share), linewidth=0)
+    outline(ax, left, top, wide, high, line=1.0)
+    for line in (FIRST, *range(100, AFTER, 50)):
+        ax.plot([at(line)] * 2, (top + high, top + high + 0.07), color="black", linewidth=1.0)
+        write(ax, at(line), top + high + 0.19, f"{line}")
+    write(ax, at(154), 0.2, "flash_fwd_kernel.h, line by line", HEAD, weight="bold")
+    for first, last, name in LOOPS:
+        bracket(ax, at(first), at(last + 1), top - 0.06)
+        write(ax, at((first + last) // 2), top - 0.3, name)
+    for n, (kind, (name, colour, share)) in enumerate(KINDS.items()):
+        look = {"colour": colour, "share": share}
+        legend(ax, 1.85 + n // 3 * 0.4, (((0.15, 1.95, 5.2)[n % 3], look, f"{COUNTS[kind]} {name}"),))
 
 
 SLOTS = ("one thread's share?", "for which copy or product", "where", "of which tensor", "transposed?")
@@ -159,6 +166,36 @@ def draw_copies_and_work(ax: Axes) -> None:
     ))  # fmt: skip
 
 
+# A schedule -> how long the work waits after p v, and its copies: the place of each (k above v), its beginning in steps, its block.
+SCHEDULES = (
+    ("FA2", 0.0, ((1, 0.0, "v[n]"), (0, 1.0, "k[n − 1]"), (1, 3.0, "v[n − 1]"), (0, 4.0, "k[n − 2]"))),
+    ("yours, 2 stages", 0.85, ((0, 3.0, "k[n + 1]"), (1, 3.0, "v[n + 1]"))),
+    ("yours, 3 stages", 0.0, ((0, 0.0, "k[n + 1]"), (1, 0.0, "v[n + 1]"), (0, 3.0, "k[n + 2]"), (1, 3.0, "v[n + 2]"))),
+)
+
+
+@image("12_schedules.png", 3.95)
+def draw_schedules(ax: Axes) -> None:
+    """Two iterations of three schedules: which work hides which copy, and where the warps wait for one. Not to scale."""
+    left, wide, long, lane = 1.75, 1.03, 0.85, 0.26
+    for n, (name, idle, copies) in enumerate(SCHEDULES):
+        top = 0.2 + n * 1.12
+        note(ax, 0.05, top + 0.2, name, HEAD)
+        for step, text in enumerate(("q kᵀ", "softmax", "p v") * 2):
+            box(ax, left + (step + idle * (step > 2)) * wide, top, wide, 0.4, text, "sky", share=0.5)
+        if idle:
+            box(ax, left + 3 * wide, top, idle * wide, 0.4, **WAITS)
+        for below, begin, text in copies:
+            colour, share = (("orange", 0.8), ("green", 0.6))[below]
+            box(ax, left + begin * wide, top + 0.44 + below * lane, long * wide, lane, text, colour, share=share)
+    legend(ax, 3.72, (
+        (0.1, {"colour": "sky", "share": 0.5}, "block n, and the next one"),
+        (3.3, {"colour": "orange", "share": 0.8}, "copy of k"),
+        (4.95, {"colour": "green", "share": 0.6}, "copy of v"),
+        (6.6, WAITS, "waits for the copies"),
+    ))  # fmt: skip
+
+
 def draw_held(ax: Axes, y: float, colour: str, text: str, start: float, end: float) -> None:
     """A tile in its buffer: the copy from `start` on, then what it holds until the next copy may overwrite it."""
     box(ax, start, y, COPY, 0.4, text, colour, share=0.8 if colour == "orange" else 0.6)
@@ -208,7 +245,7 @@ def draw_swizzle(ax: Axes) -> None:
     """Eight rows of a tile in shared memory, swizzled: in which banks each piece of a row lies."""
     draw_pieces(ax, 0.75, swizzled=True)
     heading(ax, 0.75, 0.2, "the same rows, swizzled")
-    notes(ax, 4.75, 1.1, ("each row exchanges its pieces:", "piece c of row r stands at place c ^ r"), step=0.3)
+    notes(ax, 4.75, 1.1, ("each row has an order of its own:", "piece c of row r stands at place c ^ (r % 8)"), step=0.3)
     notes(ax, 4.75, 2.15, ("orange: what ldmatrix reads at once.", "It lies in all 32 banks: one access"), step=0.3)
 
 
@@ -465,6 +502,8 @@ def draw_fa4_warps(ax: Axes) -> None:
         if n < 2:
             arrow(ax, (x + 0.5, 1.65), (x + 0.5, 2.45))
             note(ax, x + 0.6, 1.95, "q kᵀ")
+            arrow(ax, (x + 1.25, 2.45), (x + 1.25, 1.65))
+            note(ax, x + 1.35, 1.95, "p")
             box(ax, x, 3.85, part - 0.1, 0.55, f"softmax:\nwarps {4 * n} to {4 * n + 3}", **warps)
             arrow(ax, (x + 0.5, 2.45 + high), (x + 0.5, 3.85))
             arrow(ax, (x + 1.1, 3.85), (x + 1.1, 2.45 + high))

@@ -45,6 +45,14 @@ def fa2_backward_step_in_base_e(q, k, v, do, lse, delta, seen, scale_log2):
     return torch.einsum("ij,jd->id", ds, k), torch.einsum("ij,id->jd", ds, q), torch.einsum("ij,id->jd", p, do)
 
 
+def fa2_backward_step_with_a_guard(q, k, v, do, lse, delta, seen, scale_log2):
+    shift = math.log2(math.e) * lse
+    shift[shift == -math.inf] = 0.0
+    p = torch.exp2((q @ k.T).masked_fill(~seen, -math.inf) * scale_log2 - shift[:, None])
+    ds = p * (do @ v.T) - p * delta[:, None]
+    return ds @ k, ds.T @ q, p.T @ do
+
+
 def lagging_step_with_the_blocks_own_maximum(s, shift, l, threshold):
     m = s.max(dim=1).values  # a row whose maximum is below its shift doesn't move
     new_shift = torch.where(m > shift + threshold * math.log(2), m, shift)
@@ -84,6 +92,11 @@ def ruined_as_a_range(S_q, S_k):
     return range(max(0, S_q - S_k - 16), 32) if S_q - S_k >= 32 else ()
 
 
+def ruined_as_a_tensor(S_q, S_k):
+    rows = torch.arange(32)
+    return rows[(rows >= S_q - S_k - 16) & (S_q - S_k >= 32)]
+
+
 RIGHT_ANSWERS = (
     ("12.1", place_by_a_rotation),
     ("12.1", place_as_a_tensor),
@@ -91,10 +104,12 @@ RIGHT_ANSWERS = (
     ("12.2", fa2_softmax_with_a_state_that_is_set_first),
     ("12.2", fa2_softmax_in_base_e),
     ("12.3", fa2_backward_step_in_base_e),
+    ("12.3", fa2_backward_step_with_a_guard),
     ("12.4", two_tests_in_lists),
     ("12.4", two_tests_with_as_many_rows_as_may_be),
     ("12.5", fa3_step_in_a_list),
     ("12.6", lagging_step_line_by_line),
     ("12.6", lagging_step_with_the_blocks_own_maximum),
     ("12.7", ruined_as_a_range),
+    ("12.7", ruined_as_a_tensor),
 )

@@ -44,7 +44,7 @@ MEASURED: dict[int, dict[str, Sequence[Cases]]] = {
     9: {"rows": [chapter_9.speed_cases], "kernels": [chapter_9.kernels_cases]},
     10: {"kernels": [chapter_10.kernels_cases]},
     11: {"kernels": [chapter_11.kernels_cases]},
-    12: {"kernels": [chapter_12.instruction_cases, chapter_12.loop_cases]},
+    12: {"kernels": [chapter_12.kernels_cases]},
     14: {"kernels": [chapter_14.kernels_cases]},
 }
 

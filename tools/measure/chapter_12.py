@@ -1,10 +1,10 @@
-"""Chapter 12: chapter 5's forward by Hopper's instruction and by Ampere's, beside FA2, which has Ampere's; and FA2's
-loop written by hand, with early copies and with late ones.
+"""Chapter 12: FA2; its loop written by hand, whole and with one thing changed; and chapter 5's forward by Hopper's
+instruction and by Ampere's, which is FA2's.
 """
 
-import itertools
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,17 +33,54 @@ TILES = [
         (128, 32, 4, 3), (128, 32, 4, 2), (128, 128, 8, 2), (64, 32, 4, 3), (128, 32, 8, 3),
     )
 ]  # fmt: skip
-FA2 = ("sdpa_flash", None)  # it chooses its tile by itself
-# FA2's loop, and what it is with late copies -> whether its copies begin early
-LOOPS = {"whole": True, "copies begin late": False}
+THREE_STAGES = "mma.sync, 3 stages"  # at the tile at which mma.sync is the fastest
+FA2 = "sdpa_flash"  # it chooses its tile by itself
+# FA2's loop, whole and with changes -> what fa2_kernel is compiled with
+WHOLE = {"EARLY": True, "SWIZZLED": True, "FOLDED": True}
+LOOPS = {
+    "whole": WHOLE,
+    "not swizzled": WHOLE | {"SWIZZLED": False},
+    "Triton's order": WHOLE | {"EARLY": False},
+    "Triton's order, your softmax": WHOLE | {"EARLY": False, "FOLDED": False},
+}
 LOOP_TILES = [(128, 128, 4), (128, 64, 4), (128, 32, 4), (64, 64, 4), (128, 64, 8)]  # BLOCK_M, BLOCK_N, warps
 
 SHAPE = Shape(1, 16, 16, 16_384, 16_384, 128, False)
 
 
-def instruction_cases() -> Iterator[Measurement]:
-    """FA2, and chapter 5's kernel by each instruction with the fastest of TILES: 16,384 tokens, full."""
-    return by_shape(12, "instruction", instructions_in_turns, [SHAPE], ("sdpa_flash", *INSTRUCTIONS))
+def kernels_cases() -> Iterator[Measurement]:
+    """All of them in turns: 16,384 tokens, full."""
+    return by_shape(12, "fa2_loop", kernels_in_turns, [SHAPE], (FA2, *LOOPS, *INSTRUCTIONS, THREE_STAGES))
+
+
+def kernels_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    """The time of each, and what it was compiled to. One that gives another o than FA2 is an error."""
+    q, k, v = inputs(shape)
+    calls: dict[str, Callable[[], Any]] = {FA2: partial(peers.provider("sdpa_flash"), q, k, v)}
+    want, facts = calls[FA2](), {FA2: {}}
+    o, lse = torch.empty_like(q), torch.empty(q.shape[:3], device=q.device)
+    for name, (call, tile) in (loops(q, k, v, o) | instructions(q, k, v, o, lse)).items():
+        o.zero_()
+        compiled = call()
+        if not (o - want).abs().max() <= 2e-3:
+            raise RuntimeError(f"{name}, {tile}: o isn't FA2's")
+        calls[name] = call
+        facts[name] = {"tile": tile, "registers": compiled.n_regs, "spilled_registers": compiled.n_spills}
+    rows = timed_in_turns(calls, rounds=5)
+    return {name: rows[name] | facts[name] for name in calls}
+
+
+def loops(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor) -> dict[str, tuple[Callable, str]]:
+    """(a call, its tile in words) of each of LOOPS, at the one of LOOP_TILES at which the whole loop is the fastest."""
+    S, D = q.shape[2:]
+
+    def launch(name: str, tile: tuple[int, int, int]) -> Any:
+        block_m, block_n, num_warps = tile
+        sizes = S, D**-0.5 * math.log2(math.e), D, block_m, block_n
+        return fa2_kernel[(q.numel() // D // block_m,)](q, k, v, o, *sizes, **LOOPS[name], num_warps=num_warps)
+
+    tile = fastest({tile: partial(launch, "whole", tile) for tile in LOOP_TILES})
+    return {name: (partial(launch, name, tile), "{}x{}, {} warps".format(*tile)) for name in LOOPS}
 
 
 def launched(tensors: tuple[torch.Tensor, ...], instruction: str, tile: TileConfig) -> Any:
@@ -56,67 +93,29 @@ def launched(tensors: tuple[torch.Tensor, ...], instruction: str, tile: TileConf
     )  # fmt: skip
 
 
-def instructions_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    """Each provider's time, with its fastest tile. A tile that doesn't fit is left out, and a kernel that gives
-    another o than FA2, or multiplies by another instruction than asked for, is an error.
+def instructions(*tensors: torch.Tensor) -> dict[str, tuple[Callable, str]]:
+    """(a call, its tile in words) of chapter 5's kernel by each of INSTRUCTIONS, at the fastest of TILES, and of
+    THREE_STAGES. A tile that doesn't fit is left out; a kernel that multiplies by another instruction is an error.
     """
-    q, k, v = inputs(shape)
-    o, lse = torch.empty_like(q), torch.empty(q.shape[:3], device=q.device)
-    calls: dict[tuple, Callable[[], Any]] = {FA2: partial(peers.provider("sdpa_flash"), q, k, v)}
-    want, facts = calls[FA2](), {FA2: {}}
-    for instruction, tile in itertools.product(INSTRUCTIONS, TILES):
-        call = partial(launched, (q, k, v, o, lse), instruction, tile)
-        try:
-            compiled = call()
-        except OutOfResources:
-            continue
-        if (found := [name for name in INSTRUCTIONS if name in compiled.asm["ptx"]]) != [instruction]:
-            raise RuntimeError(f"{instruction}, {in_words(tile)}: compiled to {found}")
-        if (o - want).abs().max() > 2e-3:
-            raise RuntimeError(f"{instruction}, {in_words(tile)}: o isn't FA2's")
-        calls[instruction, tile] = call
-        facts[instruction, tile] = {
-            "tile": in_words(tile), "registers": compiled.n_regs, "spilled_registers": compiled.n_spills,
-        }  # fmt: skip
-    best = fastest(calls, lambda name: name[0])
-    rows = timed_in_turns({name: calls[name] for name in best.values()})
-    return {provider: rows[name] | facts[name] for provider, name in best.items()}
+    found = {}
+    for instruction in INSTRUCTIONS:
+        calls = {}
+        for tile in TILES:
+            call = partial(launched, tensors, instruction, tile)
+            try:
+                compiled = call()
+            except OutOfResources:
+                continue
+            if [name for name in INSTRUCTIONS if name in compiled.asm["ptx"]] != [instruction]:
+                raise RuntimeError(f"{instruction}, {in_words(tile)}: compiled to another instruction")
+            calls[tile] = call
+        tile = fastest(calls)
+        found[instruction] = calls[tile], in_words(tile)
+    tile = replace(tile, num_stages=3)
+    found[THREE_STAGES] = partial(launched, tensors, "mma.sync", tile), in_words(tile)
+    return found
 
 
-def loop_cases() -> Iterator[Measurement]:
-    """FA2, and its loop by hand with early and with late copies, at the tile of LOOP_TILES at which the whole loop is
-    the fastest: 16,384 tokens, full.
-    """
-    return by_shape(12, "fa2_loop", loops_in_turns, [SHAPE], ("sdpa_flash", *LOOPS))
-
-
-def loops_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    """The time of FA2 and of each of LOOPS. A loop that gives another o than FA2 is an error."""
-    q, k, v = inputs(shape)
-    o, S, D = torch.empty_like(q), q.shape[2], q.shape[3]
-
-    def launch(name: str, tile: tuple[int, int, int]) -> Any:
-        block_m, block_n, num_warps = tile
-        sizes = S, D**-0.5 * math.log2(math.e), D, block_m, block_n
-        return fa2_kernel[(q.numel() // D // block_m,)](q, k, v, o, *sizes, EARLY=LOOPS[name], num_warps=num_warps)
-
-    whole = {tile: partial(launch, "whole", tile) for tile in LOOP_TILES}
-    (tile,) = fastest(whole, lambda tile: "all").values()
-    flash = partial(peers.provider("sdpa_flash"), q, k, v)
-    want, calls, facts = flash(), {"sdpa_flash": flash}, {"sdpa_flash": {}}
-    for name in LOOPS:
-        calls[name] = partial(launch, name, tile)
-        o.zero_()
-        compiled = calls[name]()
-        if not (o - want).abs().max() <= 2e-3:
-            raise RuntimeError(f"{name}: o isn't FA2's")
-        words = "{}x{}, {} warps".format(*tile)
-        facts[name] = {"tile": words, "registers": compiled.n_regs, "spilled_registers": compiled.n_spills}
-    rows = timed_in_turns(calls, rounds=3)
-    return {name: rows[name] | facts[name] for name in calls}
-
-
-def fastest(calls: dict[Any, Callable[[], Any]], of: Callable[[Any], Any]) -> dict[Any, Any]:
-    """What `of` says of a name -> the name of its fastest call, by one short look at each."""
-    times = {name: time_call(call, warmup_ms=30, repeat_ms=30).ms for name, call in calls.items()}
-    return {group: min((name for name in calls if of(name) == group), key=times.get) for group in map(of, calls)}
+def fastest(calls: dict[Any, Callable[[], Any]]) -> Any:
+    """The key of the fastest call, by one short look at each."""
+    return min(calls, key=lambda key: time_call(calls[key], warmup_ms=30, repeat_ms=30).ms)

@@ -1,4 +1,4 @@
-"""FA2's loop in Gluon, with Ampere's `mma.sync`: for chapter 12, which times it with early and with late copies."""
+"""FA2's loop in Gluon, with Ampere's `mma.sync`: for chapter 12, which times it whole and with one thing changed."""
 
 from fa_tutorial.hardware import require_triton
 
@@ -22,13 +22,15 @@ def begin_copy(tile, x_ptr, start):
 
 @gluon.jit
 def fa2_kernel(q_ptr, k_ptr, v_ptr, o_ptr, S, scale_log2, D: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-               EARLY: gl.constexpr):  # fmt: skip
+               EARLY: gl.constexpr, SWIZZLED: gl.constexpr, FOLDED: gl.constexpr):  # fmt: skip
     """o of BLOCK_M rows, full attention. All (B · H · S, D), contiguous, S a multiple of both blocks.
-    Grid: (B · H · S // BLOCK_M,).
+    Grid: (B · H · S // BLOCK_M,). scale_log2: scale · log₂ e.
 
-    EARLY: a copy begins as soon as its buffer is free, else right before it is waited for.
+    EARLY: a copy begins as soon as its buffer is free, else both after p v, as Triton orders chapter 5's with two
+    stages. SWIZZLED: the tiles in shared memory. FOLDED: the scale is exp2's, else the scores are scaled before, and
+    then exp is taken, as in chapter 5.
     """
-    shared: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8, [1, 0])  # c ^ (r % 8)
+    shared: gl.constexpr = gl.SwizzledSharedLayout(8, 1, 8 if SWIZZLED else 1, [1, 0])  # c ^ (r % 8)
     mma: gl.constexpr = gl.NVMMADistributedLayout(
         version=[2, 0], warps_per_cta=[gl.num_warps(), 1], instr_shape=[16, 8])  # fmt: skip
     left: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=mma, k_width=2)
@@ -40,14 +42,13 @@ def fa2_kernel(q_ptr, k_ptr, v_ptr, o_ptr, S, scale_log2, D: gl.constexpr, BLOCK
     start_m = gl.program_id(0) * BLOCK_M
     start_n = start_m // S * S
     begin_copy(q, q_ptr, start_m)
-    if EARLY:
-        begin_copy(k, k_ptr, start_n)
+    begin_copy(k, k_ptr, start_n)
+    if not EARLY:
+        begin_copy(v, v_ptr, start_n)
     m = gl.full([BLOCK_M], -float("inf"), gl.float32, gl.SliceLayout(1, mma))
     l = gl.full([BLOCK_M], 0.0, gl.float32, gl.SliceLayout(1, mma))
     acc = gl.zeros([BLOCK_M, D], gl.float32, mma)
     for n in range(start_n, start_n + S, BLOCK_N):
-        if not EARLY:
-            begin_copy(k, k_ptr, n)
         async_copy.wait_group(0)  # 305
         if EARLY:
             begin_copy(v, v_ptr, n)  # 310
@@ -56,16 +57,22 @@ def fa2_kernel(q_ptr, k_ptr, v_ptr, o_ptr, S, scale_log2, D: gl.constexpr, BLOCK
             async_copy.wait_group(0)  # 332
             if n + BLOCK_N < start_n + S:
                 begin_copy(k, k_ptr, n + BLOCK_N)  # 335
-        m_new = gl.maximum(m, gl.max(s, axis=1) * scale_log2)  # 344
-        p = gl.exp2(s * scale_log2 - m_new[:, None])
-        alpha = gl.exp2(m - m_new)
+        if FOLDED:
+            m_new = gl.maximum(m, gl.max(s, axis=1) * scale_log2)  # 344
+            p = gl.exp2(s * scale_log2 - m_new[:, None])
+            alpha = gl.exp2(m - m_new)
+        else:
+            s = s * (scale_log2 * 0.6931471805599453)
+            m_new = gl.maximum(m, gl.max(s, axis=1))
+            p = gl.exp(s - m_new[:, None])
+            alpha = gl.exp(m - m_new)
         l = alpha * l + gl.sum(p, axis=1)
         m = m_new
         acc = acc * alpha[:, None]
-        if not EARLY:
-            begin_copy(v, v_ptr, n)
-            async_copy.wait_group(0)
         acc = mma_v2(gl.convert_layout(p.to(dtype), left), v.load(right), acc)  # 367
+        if not EARLY and n + BLOCK_N < start_n + S:
+            begin_copy(k, k_ptr, n + BLOCK_N)
+            begin_copy(v, v_ptr, n + BLOCK_N)
     o = acc / l[:, None]
     offs_m = start_m + gl.arange(0, BLOCK_M, gl.SliceLayout(1, mma))
     offs_d = gl.arange(0, D, gl.SliceLayout(0, mma))

@@ -52,6 +52,9 @@ MISTAKES = {
         ALPHA, "torch.exp2(row_max - safe)"),
     "each thread's row_sum is the whole row's: reduce_max joins a row's four threads, but reduce_sum adds up a thread's own columns": (
         SUM, "p.sum(dim=1, keepdim=True).expand(-1, 4)"),
+    "row_max is one thread's maximum: reduce_max calls quad_allreduce_, which joins the four threads of a row": (
+        FIRST_MAX, FIRST_MAX.replace("s.amax", "reading.by_thread(s)[:, 0].amax")),
+    "p is rounded to 16 bits: line 347 does that, after these lines": ("    return p,", "    p = p.half().float()\n    return p,"),
     "a thread's columns are a quarter in one piece: it holds two of each eight, as by_thread gives them": (SUM, "p.unflatten(1, (4, -1)).sum(dim=2)"),
 }  # fmt: skip
 CONDITIONS = {

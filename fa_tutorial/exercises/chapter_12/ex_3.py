@@ -10,14 +10,16 @@ from fa_tutorial.exercises.running import INF
 def fa2_backward_step(q, k, v, do, lse, delta, seen, scale_log2):
     """What lines 472 to 687 add to dq, dk and dv for one block of rows and one of keys."""
     s = torch.where(seen, q @ k.T, -math.inf)
-    p = torch.exp2(s * scale_log2 - (lse * math.log2(math.e))[:, None])
+    max_scaled = torch.where(lse == -math.inf, 0.0, lse * math.log2(math.e))  # softmax.h, 76
+    p = torch.exp2(s * scale_log2 - max_scaled[:, None])
     ds = p * (do @ v.T - delta[:, None])
     return ds @ k, ds.T @ q, p.T @ do
 
 
-S, P, DS = (
+S, GUARDED, P, DS = (
     "torch.where(seen, q @ k.T, -math.inf)",
-    "torch.exp2(s * scale_log2 - (lse * math.log2(math.e))[:, None])",
+    "torch.where(lse == -math.inf, 0.0, lse * math.log2(math.e))",
+    "torch.exp2(s * scale_log2 - max_scaled[:, None])",
     "p * (do @ v.T - delta[:, None])",
 )
 RESULTS, SCALE = "ds @ k, ds.T @ q, p.T @ do", "scale_log2 * math.log(2)"
@@ -32,11 +34,16 @@ MISTAKES = {
     "delta is summed over this block's keys alone: it is the whole row's, and comes as an argument": (
         DS, "p * (do @ v.T - (p * (do @ v.T)).sum(dim=1, keepdim=True))"),
     "lse is multiplied by scale_log2: it is a logarithm of scaled scores, so it needs only log₂ e": (
-        P, "torch.exp2((s - lse[:, None]) * scale_log2)"),
-    "lse is in base e: p is a power of two, so lse is multiplied by log₂ e": (P, "torch.exp2(s * scale_log2 - lse[:, None])"),
+        GUARDED, GUARDED.replace("math.log2(math.e)", "scale_log2")),
+    "lse is in base e: p is a power of two, so lse is multiplied by log₂ e": (GUARDED, GUARDED.replace(" * math.log2(math.e)", "")),
     "p is e to a power that is in base 2: scale_log2 and lse · log₂ e hold log₂ e already, so p is exp2 of their difference": (
         P, P.replace("exp2", "exp")),
-    "p is in base e: scale_log2 holds log₂ e already, so p is exp2, of lse · log₂ e": (P, "torch.exp(s * scale_log2 - lse[:, None])"),
+    "p is in base e: scale_log2 holds log₂ e already, so p is exp2, of lse · log₂ e": [
+        (GUARDED, GUARDED.replace(" * math.log2(math.e)", "")), (P, P.replace("exp2", "exp"))],
+    "p and ds are rounded to 16 bits: FA2 rounds them for its matmuls, but here all stays in float32": (
+        f"    return {RESULTS}", f"    p, ds = p.half().float(), ds.half().float()\n    return {RESULTS}"),
+    "an lse of −∞ gives NaN: line 534 calls scale_apply_exp2, and its line 76 takes 0 for a −∞": (
+        GUARDED, "lse * math.log2(math.e)"),
     "the mask is left out: a hidden key's score is −∞, so its p is 0": (S, "q @ k.T"),
     "p is multiplied by the mask: a hidden score may lie so far above the row's own that its exp2 is ∞, and ∞ · 0 is NaN; replace the score by −∞": [
         (S, "q @ k.T"), (P, P + " * seen")],
@@ -44,7 +51,7 @@ MISTAKES = {
     "p is a softmax of this block alone: lse is the whole row's, so p is 2^(s · scale_log2 − lse · log₂ e)": (
         P, f"torch.softmax(s * {SCALE}, dim=1)"),
 }  # fmt: skip
-CONDITIONS = {"hidden": "a row may see no key, in this block or at all; in the second case its lse is +∞"}
+CONDITIONS = {"hidden": "a row may see no key, in this block or at all; in the second case its lse is +∞ or −∞"}
 RULES = {
     "dq": "dq's share is ds k, as the loop leaves it (convert_dQ scales dq, after the loop), where ds = p · (dp − delta), with p of (6.7), all in float32",
     "dk": "dk's share is dsᵀ q, as the loop leaves it (line 731 scales dk, after the loop), where ds = p · (dp − delta), with p of (6.7), all in float32",
@@ -86,6 +93,11 @@ def inputs():
     (q, _, v, do), k, seen = two, [[1.0], [400.0]], [[True, False], [True, False]]
     lse, on = [0.5 * math.log(2), math.log(2)], "no row sees key 1, whose scores are hundreds above those of key 0"
     yield step(q, k, v, do, lse, [0.5, -1.0], seen, on=on, edge="hidden", otherwise=high)
+    guard = "a row whose lse is −∞ adds nothing, and no result is NaN: line 534 calls scale_apply_exp2, and so runs its line 76"
+    q, k, v, do = (torch.randn(rows, 4, generator=draw) for rows in (2, 3, 3, 2))
+    seen, on = [[False] * 3, [True] * 3], "row 0 sees no key at all, and its lse is −∞"
+    # fresh, so that an answer without line 76 is still told its other mistake
+    yield step(q, k, v, do, [-INF, 2.0], [0.0, -1.0], seen, on=on, fresh=True, edge="hidden", otherwise=guard)
 
 
 EXERCISE = Exercise(
@@ -94,7 +106,7 @@ EXERCISE = Exercise(
     hints=(
         "Begin with the scores, and go through the calls. Which of them reads a scale?",
         "lse is a logarithm of scaled scores, and softmax_scale_log2 is the scale times log₂ e. So what must exp2 subtract from s · scale_log2? "
-        "(Scale_max is false in this call.)",
+        "(Scale_max is false in this call.) And what does line 76 do with an lse of −∞?",
         "The matmuls read what their operands are called: tdVsPt is pᵀ, tdKsdSt is dsᵀ, and tdQsdS is ds as it is. None of these lines has a scale.",
     ),
     solution=fa2_backward_step,

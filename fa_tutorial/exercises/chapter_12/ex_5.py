@@ -64,6 +64,10 @@ def valid(step):
     for call in step:
         if call not in FA3_CALLS and not re.fullmatch(r"warpgroup_wait<\d>", call):
             raise Wrong(f"{call!r} is no call of this step: beside the seven given it has warpgroup_wait<N>, release k and release v")
+    if lost := [call for call in GIVEN if call not in step]:
+        raise Wrong(f"{lost[0]} is missing: the seven given calls stay, in their order")
+    if twice := [call for call in GIVEN if step.count(call) > 1]:
+        raise Wrong(f"{twice[0]} stands there {step.count(twice[0])} times: each of the seven given calls stays there once")
     if [call for call in step if call in GIVEN] != GIVEN:
         raise Wrong(f"the given calls are no longer in their order, once each: {', '.join(GIVEN)}")
     for call in ("release k", "release v"):
