@@ -9,7 +9,7 @@ import pytest
 from right_answers.chapter_9 import attend_one_behind, attend_that_looks_ahead, attend_with_names_of_their_own
 
 import machine_code
-from fa_tutorial import compiling, sass
+from fa_tutorial import compiling, hopper, sass
 from fa_tutorial.bench import chapter_9, results
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.exercises.chapter_8 import ex_3
@@ -112,6 +112,7 @@ def test_nothing_overwrites_the_operands_of_the_backwards_matmuls_before_their_w
         catalogue.find("9.3").solution,
         catalogue.find("9.4").solution,
         catalogue.find("9.6").solution,
+        defined(chapter_9.loop_of("9.3, by turns"), vars(hopper.ladder))["attend"],
         attend_one_behind,
         attend_that_looks_ahead,
         attend_with_names_of_their_own,

@@ -39,27 +39,38 @@ SCORES = "        s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)
 P_V = "        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)\n"
 STOP = "        s = warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way\n"
 SUM = "        acc, p = warpgroup_mma_wait(0, [acc, p])\n"
-# What makes another loop of 9.4's: its second step; one wait for both matmuls; and 9.6's.
+PASS = "mbarrier.arrive(turns.index(1 - C), count=1)\n"
+SUM_9_3 = "        acc = warpgroup_mma(p, v.index(stage), rescaled(acc, alpha), is_async=True)\n"
+TAKES_TURNS = ("empty, zeros", "empty, turns, zeros", 1), ("scale_log2, blocks):", "scale_log2, blocks, C):", 1)
+# What makes another loop of 9.4's: its second step; one wait for both matmuls; and 9.6's. Of 9.3's, whose turn lasts
+# from p v to the next q kᵀ.
 LOOP_CHANGES = {
     "9.4": (),
     "9.4, second step": ((P_V, "", 1), (STOP, f"        s = warpgroup_mma_wait(0, [s])\n{P_V}", 1)),
     "9.4, one wait": ((STOP, "        s, acc, p = warpgroup_mma_wait(0, [s, acc, p])\n", 1), (SUM, "", 1)),
     "9.6": (
-        ("empty, zeros", "empty, turns, zeros", 1), ("scale_log2, blocks):", "scale_log2, blocks, C):", 1),
-        (SCORES, f"        mbarrier.wait(turns.index(C), (i - C) % 2)\n{SCORES}", 1),
-        (P_V, f"{P_V}        mbarrier.arrive(turns.index(1 - C), count=1)\n", 1),
+        *TAKES_TURNS, (SCORES, f"        mbarrier.wait(turns.index(C), (i - C) % 2)\n{SCORES}", 1),
+        (P_V, f"{P_V}        {PASS}", 1),
+    ),
+    "9.3, by turns": (
+        *TAKES_TURNS, ("    for i in", "    mbarrier.wait(turns.index(C), 1 - C)\n    for i in", 1),
+        (SCORES, f"{SCORES}        {PASS}", 1),
+        (SUM_9_3, "        acc = rescaled(acc, alpha)\n        mbarrier.wait(turns.index(C), (i + C) % 2)\n"
+         + SUM_9_3.replace("rescaled(acc, alpha)", "acc"), 1),
+        ("    return l, acc", f"    {PASS}    return l, acc", 1),
     ),
 }  # fmt: skip
+BY_TURNS = ("9.3, by turns", "9.6")
 
 
 def loop_of(name: str) -> str:
     """The source of a consumer's loop: the solution of exercise "9.3", or one of LOOP_CHANGES."""
-    text = source_of(hopper.ladder.attend if name == "9.3" else hopper.ladder.attend_overlapped)
+    text = source_of(hopper.ladder.attend if name.startswith("9.3") else hopper.ladder.attend_overlapped)
     return edited(text, *LOOP_CHANGES.get(name, ()))
 
 
 def attend_of(name: str):
-    """loop_of(name) as a function for ladder.forward_kernel, all but "9.6", which takes turns."""
+    """loop_of(name) as a function for ladder.forward_kernel, all but those that take turns."""
     return defined(loop_of(name), vars(hopper.ladder))["attend" if name == "9.3" else "attend_overlapped"]
 
 
@@ -81,17 +92,18 @@ KERNELS = (
     Kernel("chapter 8's", "chapter 8's", "p v of the block before, q kᵀ, wait for both, softmax"),
     Kernel("9.3", "two stops", "q kᵀ, wait for it, softmax, p v, wait for it"),
     Kernel("9.4, one wait", "one stop", "q kᵀ, p v of the block before, wait for both, softmax"),
-    Kernel("9.4", "half overlapped", "the same, but p v runs under half of the maximum"),
+    Kernel("9.4", "half overlapped", "the same matmuls, wait for q kᵀ, wait for p v, softmax"),
     Kernel("9.4, second step", "overlapped", "q kᵀ, wait for it, p v of the block before, under the softmax"),
     Kernel("persistent", "finished", "as half overlapped, but a program's ends are hidden"),
 )
 NAMES = {kernel.row: kernel.name for kernel in KERNELS}
 
 
-def remedies(card: dict[str, Any]) -> pd.DataFrame:
+def remedies(card: dict[str, Any], run: str = "remedy") -> pd.DataFrame:
     """The rows of one run, D = 128, full, S = 4,096, by name: cycles of an SM for 64 x 128 scores, MHz, TFLOP/s, and
-    where there are stamps the share of the time in which exactly one consumer is at a softmax."""
-    found = results.select(card["kernels"], kernel="remedy").set_index("provider")
+    where there are stamps the share of the time in which exactly one consumer is at a softmax. run: "remedy", or
+    "turns", which has the loops by turns."""
+    found = results.select(card["kernels"], kernel=run).set_index("provider")
     table = found[["mhz", "tflops"]].copy()
     table["cycles"] = [_cycles_a_block(card, row) for _, row in found.iterrows()]
     table["one"] = [of[1] if isinstance(of, list) else None for of in found["softmax_at_once"]]
@@ -106,10 +118,11 @@ def print_kernels(card: dict[str, Any]) -> None:
         print(f"{name:17}{block:61}{table.loc[row, 'cycles']:7,.0f}{table.loc[row, 'tflops']:9.0f}")
 
 
-def print_cycles(card: dict[str, Any], rows: dict[str, str]) -> None:
-    """The cycles of an SM for 64 x 128 scores, by the words that are said of each row."""
-    table = remedies(card)
-    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096':50}cycles")
+def print_cycles(card: dict[str, Any], rows: dict[str, str], run: str = "remedy") -> None:
+    """The cycles of an SM for 64 x 128 scores, by the words that are said of each row of remedies."""
+    table = remedies(card, run)
+    another = "" if run == "remedy" else ", another run"
+    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096{another}':50}cycles")
     for name, words in rows.items():
         print(f"{words:50}{table.loc[name, 'cycles']:6,.0f}")
 
@@ -117,11 +130,19 @@ def print_cycles(card: dict[str, Any], rows: dict[str, str]) -> None:
 def print_late(card: dict[str, Any]) -> None:
     """Two stops, and the same with a late consumer 1: cycles, and those of the model of two consumers."""
     table, late = remedies(card), "9.3, consumer 1 late"
-    print(f"{'D = 128, cycles':34}{gpu(card):>6}   model")
+    print(f"{'D = 128, cycles':34}{gpu(card):>6}   model, no ends")
     for words, name, cycles in (("two stops", "9.3", 0), ("two stops, consumer 1 starts late", late, LATER)):
         model, _ = two_consumers(TWO_STOPS, late=cycles)
         print(f"{words:34}{table.loc[name, 'cycles']:6,.0f}{model:8,.0f}")
     print(f"after a late start, by stamps: one at a softmax {table.loc[late, 'one']:.0%}")
+
+
+def print_turns(card: dict[str, Any]) -> None:
+    """Two stops and half overlapped, and both by turns; and of two stops how often one consumer is at a softmax."""
+    words = "two stops", "two stops, by turns", "half overlapped", "half overlapped, by turns"
+    print_cycles(card, dict(zip(("9.3", "9.3, by turns", "9.4", "9.6"), words, strict=True)), "turns")
+    before, after = remedies(card, "turns").loc[["9.3", "9.3, by turns"], "one"]
+    print(f"two stops, by stamps: one at a softmax {before:.0%}, by turns {after:.0%}")
 
 
 LATER = 1200  # cycles by which a late consumer 1 begins after consumer 0
@@ -156,12 +177,13 @@ def account(card: dict[str, Any]) -> list[Bar]:
 
 
 def draw_account(card: dict[str, Any]) -> Figure:
-    """Left, a bar for the cycles of each kernel of the account, with what its change saved; the line is what the
-    matmuls take by (9.1). Right, of the same calls the median time, and where the middle three fifths lie."""
+    """A bar for the cycles of each kernel of the account, with what its change saved; the line is what the matmuls take
+    by (9.1). Beside it, of the same calls, the median time, where the middle three fifths lie, and the clock."""
     bars = account(card)
     figure = Figure(figsize=(10, 1.6 + 0.38 * len(bars)))
-    ax, times = figure.subplots(1, 2, sharey=True, width_ratios=(1.5, 1))
+    ax = figure.subplots()
     edge, matmuls = {"height": 0.72, "edgecolor": "black", "linewidth": 0.5}, 2 * matmul_cycles(128)
+    columns = {2_250: "ms", 2_480: "middle 60 %", 2_850: "MHz"}
     for n, bar in enumerate(bars):
         ax.barh(n, bar.cycles, facecolor="0.9", **edge)
         said, saved = f"{bar.cycles:,}", -bar.change
@@ -170,22 +192,19 @@ def draw_account(card: dict[str, Any]) -> Figure:
             said += f"  −{saved:,}"
         ax.text(bar.cycles + saved + 20, n, said, va="center", size="small")
         low, middle, high = bar.ms
-        times.plot((low, high), (n, n), color="0.6", linewidth=5, solid_capstyle="butt")
-        times.plot(middle, n, "o", color="black")
-        times.text(1.28, n, f"{middle:.2f} ms  {bar.mhz:,} MHz", va="center", size="small")
+        for x, words in zip(columns, (f"{middle:.2f}", f"{low:.2f} … {high:.2f}", f"{bar.mhz:,}"), strict=True):
+            ax.text(x, n, words, va="center", size="small")
+    for x, words in columns.items():
+        ax.text(x, -0.6, words, va="bottom", size="small")
     ax.axvline(matmuls, color="black", linestyle="--", linewidth=1.3)
     ax.text(matmuls + 15, -0.6, f"the matmuls alone (9.1): {matmuls:,}", ha="left", va="bottom", size="small")
     ax.set_yticks(range(len(bars)), [bar.name for bar in bars])
     ax.set_ylim(len(bars) - 0.5, -1.15)
-    ax.set_xlim(0, 2_500)
+    ax.set_xlim(0, 3_100)
     ax.set_xticks(range(0, 2_001, 500))
     ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.set_xlabel(f"cycles for 64 x 128 scores, {gpu(card)}, D = 128, full, S = 4,096", loc="right")
-    times.set_xlim(0.82, 1.98)
-    times.set_xticks((0.9, 1.1))
-    times.set_xlabel("ms of the same calls", loc="left")
-    for each in (ax, times):
-        each.grid(False)
+    ax.set_xlabel(f"cycles for 64 x 128 scores, {gpu(card)}, D = 128, full, S = 4,096", loc="left")
+    ax.grid(False)
     handles = [Patch(facecolor=LOOKS[suspect], edgecolor="black") for suspect in SUSPECTS]
     words = [f"suspect {suspect}: {words}" if suspect in (2, 3) else words for suspect, words in SUSPECTS.items()]
     figure.legend(handles, words, loc="outside lower center", ncols=3)
@@ -203,12 +222,23 @@ def print_finished(card: dict[str, Any]) -> None:
     print(f"{'  its matmuls (9.1)':50}{matmuls:6,}")
     print(f"{f'  {tiles:,} work tiles on {sms} SMs: {tiles // sms} or {-(-tiles // sms)} each':50}{unequal:6,}")
     print(f"{'  the rest':50}{last.cycles - matmuls - unequal:6,}")
+    row = results.select(card["kernels"], kernel="clocked", provider="hopper").iloc[0]
+    call, wasted = round(_stamped_call(card, row)), round(sum(row["cycles"].values()) / 2) - matmuls
+    print(f"{'its copy with stamps':50}{call:6,}")
+    print(f"{'  its matmuls (9.1)':50}{matmuls:6,}")
+    print(f"{'  the rest of a block in its loop’s middle':50}{wasted:6,}")
+    print(f"{'  all else, unequal work tiles included':50}{call - matmuls - wasted:6,}")
 
 
 def _cycles_a_block(card: dict[str, Any], row: pd.Series | dict[str, Any]) -> float:
     """Cycles of an SM for 64 x 128 scores that are seen."""
     blocks = row["B"] * row["H_q"] * ledger.visible_pairs(row["S_q"], row["S_q"], row["is_causal"]) / (ROWS * KEYS)
     return row["cycles"] / blocks * card["provenance"]["multiprocessors"]
+
+
+def _stamped_call(card: dict[str, Any], row: pd.Series) -> float:
+    """_cycles_a_block of a clocked row's calls."""
+    return _cycles_a_block(card, {**row, "cycles": row["call"]})
 
 
 def clocked(card: dict[str, Any], loop: str) -> pd.Series:
@@ -259,13 +289,16 @@ def waits_and_away(card: dict[str, Any], loop: str) -> tuple[int, int]:
 
 
 def print_waits(card: dict[str, Any], *loops: str) -> None:
-    """waits_and_away of `loops`, beside what both are at best: the consumer's own matmuls, and the other's (9.1)."""
-    print(f"{f'{gpu(card)}, mean cycles of a consumer’s block':46}  waits   away    sum")
+    """waits_and_away of `loops`, beside what both are at best: the consumer's own matmuls, and the other's (9.1); and a
+    call's cycles for each block of an SM, with the stamps and without."""
+    print(f"{f'{gpu(card)}, cycles of a consumer’s mean block':44}  waits   away    sum    / 2   stamped call   call")
     for loop in loops:
         waits, away = waits_and_away(card, loop)
-        print(f"{NAMES[loop]:46}{waits:7,}{away:7,}{waits + away:7,}")
+        row = clocked(card, loop)
+        both = f"{_stamped_call(card, row):15,.0f}{remedies(card).loc[loop, 'cycles']:7,.0f}"
+        print(f"{NAMES[loop]:44}{waits:7,}{away:7,}{waits + away:7,}{(waits + away) / 2:7,.0f}{both}")
     best = 2 * matmul_cycles(128)
-    print(f"{'at best: its own matmuls, then the other’s':46}{best:7,}{best:7,}{2 * best:7,}")
+    print(f"{'at best: its own matmuls, then the other’s':44}{best:7,}{best:7,}{2 * best:7,}{best:7,}")
 
 
 def print_by_chance(card: dict[str, Any]) -> None:
@@ -283,13 +316,16 @@ def draw_clocked(card: dict[str, Any], *loops: str) -> Figure:
     """Both consumers of one program over a few blocks, a panel for each of `loops`, by their stamps; of chapter 8's
     two programs of one SM. A bar's number is its own length.
 
-    The third lane shows when a matmul of either is issued and not finished: without one, the tensor cores are idle.
+    The third lane shows when a matmul of either is issued and not finished: without one, the tensor cores are idle. The
+    title says for how long they would be if each matmul took as long as (9.1) says, as in draw_finished.
     """
     figure = Figure(figsize=(10, 2.2 * len(loops) + 1.1))
     panels = figure.subplots(len(loops), 1, sharex=True, squeeze=False)[:, 0]
     for ax, loop in zip(panels, loops, strict=True):
         _draw_lanes(ax, clocked(card, loop))
-        ax.set_title(NAMES[loop], loc="left", fontsize="medium")
+        idle = 1 - 4 * matmul_cycles(128) / sum(waits_and_away(card, loop))
+        title = f"{NAMES[loop]}: tensor cores idle for {idle:.0%} of a mean block, by (9.1)"
+        ax.set_title(title, loc="left", fontsize="medium")
     panels[-1].set_xlim(0, 13_000)
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     note = "; chapter 8's waits for tiles lie in blue or grey" if "chapter 8's" in loops else ""
@@ -322,9 +358,7 @@ def _draw_lanes(ax: Axes, row: pd.Series) -> None:
     for start, end in under_way:
         ax.barh(lane, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
     who = "program" if row["provider"] == LOOPS["chapter 8's"] else "consumer"
-    share = sum(end - start for start, end in under_way) / (last - first)
-    issued = f"a matmul issued,\nnot finished: {share:.0%}"
-    ax.set_yticks(range(lane + 1), (*(f"{who} {c}" for c in range(lane)), issued))
+    ax.set_yticks(range(lane + 1), (*(f"{who} {c}" for c in range(lane)), "a matmul issued,\nnot finished"))
     ax.invert_yaxis()
     ax.grid(False)
 

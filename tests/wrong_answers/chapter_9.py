@@ -230,7 +230,12 @@ WRONG_ANSWERS = (
          told="where “wait for empty[1], parity 0” is due: a stage's parity flips once a round of its ring"),
     edit("9.7", "room first, never waited for taken", *ROOM_FIRST, (FREE, ""), told="where “wait for taken, parity 0” is due"),
     edit("9.7", "room first, read too late", *ROOM_FIRST, (READ + TAKE, TAKE + READ), told="consumer 1 ends, where “wait for full[2], parity 0” is due"),
-    edit("9.5", "in percent", ("return p + r - 2 * both", "return 100 * (p + r - 2 * both)"), told="they alternate: one is at a softmax all the time"),
+    edit("9.5", "in percent", ("return p + r - 2 * both", "return 100 * (p + r - 2 * both)"), told="one is at a softmax all the time, and that is a share of 1"),
+    edit("9.5", "left out where they stick out", ("def share(spans):", "def share(spans):\n        spans = [x for x in spans if x[0] >= start and x[1] <= stop]"),
+         told="a softmax that begins before the time that counts is cut, and not left out"),
+    edit("9.5", "cut ones compared by their index", ("    def share(", "    first, second = ([(max(a, start), min(b, stop)) for a, b in of if b > start and a < stop]"
+         " for of in (first, second))\n\n    def share("), ("for a, b in first for c, d in second", "for (a, b), (c, d) in zip(first, second)"),
+         told="a softmax may meet two of the other's"),
     edit("9.5", "chance left out", (", p * (1 - r) + r * (1 - p)", ""), told="want"),
     edit("9.5", "the time from 0", ("max(first[0][0], second[0][0])", "0"), told="each consumer's own share of the time that counts"),
     edit("9.5", "half of the time by chance", ("p * (1 - r) + r * (1 - p)", "0.5"), told="own share of the time that counts: alternation("),

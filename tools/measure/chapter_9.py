@@ -23,7 +23,7 @@ from measure.stamps import completed, mean_parts, mean_shares
 from measure.turns import by_shape, in_turns
 
 hardware.require_triton("Chapter 9's measurements")
-from fa_tutorial.bench.chapter_9 import LATER, STAMPS  # noqa: E402
+from fa_tutorial.bench.chapter_9 import BY_TURNS, LATER, STAMPS  # noqa: E402
 from fa_tutorial.hopper import ladder  # noqa: E402
 
 SPEEDS = ("hopper", "tuned", "basic", "sdpa_cudnn", "sdpa_flash", "flash_attn_4")
@@ -120,19 +120,34 @@ def remedies_of() -> dict[str, Call]:
     that chapter 9 tries. "persistent" is hopper's kernel, where there is no mask."""
     found: dict[str, Call] = {"chapter 8's": partial(tuned.flash_forward, tile=steps.LARGER[128])}
     found["9.3, consumer 1 late"] = partial(loops.flash_forward, loop="9.3", late=LATER)
-    found |= {loop: partial(loops.flash_forward, loop=loop) for loop in loops.LOOPS}
+    found |= {loop: partial(loops.flash_forward, loop=loop) for loop in loops.LOOPS if loop not in BY_TURNS}
     return found | {"persistent": partial(hopper.flash_forward, step=hopper.forward.STEPS["order"])}
+
+
+def turns_of() -> dict[str, Call]:
+    """Name -> a forward, D = 128: the loop with two stops and the half overlapped one, and both by turns; and hopper's
+    kernel with a program for each work tile, and persistent."""
+    found: dict[str, Call] = {
+        loop: partial(loops.flash_forward, loop=loop) for loop in ("9.3", "9.3, by turns", "9.4", "9.6")
+    }
+    steps = {"a program each": "overlap", "persistent": "order"}
+    return found | {name: partial(hopper.flash_forward, step=hopper.forward.STEPS[of]) for name, of in steps.items()}
 
 
 def remedy_cases() -> Iterator[Measurement]:
     """Each of remedies_of in turns, full, S = 4,096: cycles, MHz and TFLOP/s of the same calls without stamps; and of
     most of them by stamps, in further calls, the share of the time in which 0, 1, 2 consumers are at a softmax."""
-    yield from by_shape(9, "remedy", _remedies_in_turns, [at_4096(128, False)], remedies_of())
+    yield from by_shape(9, "remedy", partial(_settled_rows, remedies_of()), [at_4096(128, False)], remedies_of())
 
 
-def _remedies_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+def turns_cases() -> Iterator[Measurement]:
+    """Each of turns_of in turns, as in remedy_cases."""
+    yield from by_shape(9, "turns", partial(_settled_rows, turns_of()), [at_4096(128, False)], turns_of())
+
+
+def _settled_rows(forwards: dict[str, Call], shape: Shape) -> dict[str, dict[str, Any]]:
     q, k, v = inputs(shape)
-    calls = {name: partial(call, q, k, v, False, shape.D**-0.5) for name, call in remedies_of().items()}
+    calls = {name: partial(call, q, k, v, False, shape.D**-0.5) for name, call in forwards.items()}
     rows = settled_in_turns(calls, flops_of(shape))
     for name, row in rows.items():
         if name in loops.STAMPED or name.endswith("late"):
@@ -184,7 +199,7 @@ def _auto_rule_row(provider: str, S: int, D: int, heads: int, is_causal: bool, m
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
-        step_cases(), remedy_cases(), clocked_cases(),
+        step_cases(), remedy_cases(), turns_cases(), clocked_cases(),
         chapter_8_clock.clocked_cases(), finished_clock.clocked_cases(), backward_orders.order_cases(), error_cases(),
         auto_rule_cases(),
     )  # fmt: skip

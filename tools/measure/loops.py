@@ -58,6 +58,7 @@ STAMPED = {
     "9.4, one wait": (behind(BOTH, 2, "m"), behind(SOFTMAX, 3, "l")),
     "9.4, second step": (behind(SECOND, 2, "m"), behind(SOFTMAX, 3, "l"), behind(SUM, 4, "l")),
 }  # fmt: skip
+STAMPED["9.3, by turns"] = STAMPED["9.3"]
 FOR_ALL_OF_9_4 = (
     (TILES, stamp(5, "l", "i - 1") + TILES + stamp(0, "m"), 1), (SCORES, stamp(1, "m") + SCORES, 1),
 )  # fmt: skip
@@ -88,7 +89,7 @@ def attend_of(name: str, stamped: bool, maximum: bool) -> str:
     text = text.replace(head, head.replace("turns, ", "").removesuffix(", C") + more, 1)
     text = text.replace("def attend_overlapped(", "def attend(")
     stamps = MAXIMUM if maximum else STAMPED[name] if stamped else ()
-    return edited(text, *stamps, *(FOR_ALL_OF_9_4 if stamped and name != "9.3" else ()))
+    return edited(text, *stamps, *(FOR_ALL_OF_9_4 if stamped and not name.startswith("9.3") else ()))
 
 
 @cache

@@ -32,6 +32,11 @@ MISTAKES = {
     "this counts both at once, too: p (1 − r) is the first alone, and the second alone comes to it": (CHANCE, "p + r - p * r"),
     "softmaxes are counted whole, though some begin before the time that counts, or end after it: cut them": [
         (CUT, "max(0, end - begin)")],
+    "a softmax that begins before the time that counts, or ends after it, is left out here: cut it": (
+        "    def share(", "    first, second = ([x for x in of if x[0] >= start and x[1] <= stop] for of in (first, second))\n\n    def share("),
+    "these are percent: a share lies between 0 and 1": (f"{ONE}, {CHANCE}", f"return 100 * (p + r - 2 * both), 100 * ({CHANCE})"),
+    "these are cycles: divide them by the length of the time that counts": (
+        f"{ONE}, {CHANCE}", f"return (stop - start) * (p + r - 2 * both), (stop - start) * ({CHANCE})"),
     "the time begins with the earlier softmax, when the other consumer has no stamps yet": (
         "max(first[0][0], second[0][0])", "min(first[0][0], second[0][0])"),
     "the time ends with the last end, and by then one consumer may have no stamps: it ends with the earlier of the last begins": (
@@ -62,10 +67,11 @@ def inputs():
     def one(first, second, rule):
         return case(regular(*first), regular(*second), otherwise={"one": rule, "chance": chance})
 
-    yield one((0, 2, 2, 3), (2, 2, 2, 3), "they alternate: one is at a softmax all the time")
+    yield one((0, 2, 2, 3), (2, 2, 2, 3), "they alternate: one is at a softmax all the time, and that is a share of 1")
     yield one((0, 2, 2, 3), (0, 2, 2, 3), "they are in step: both or neither")
     yield one((0, 1, 3, 3), (1, 1, 3, 3), "neither is at a softmax for half of the time or more")
-    yield one((0, 3, 2, 4), (2, 3, 2, 4), "a softmax may meet two of the other's")
+    yield one((0, 3, 3, 3), (1, 2, 4, 3), "a softmax that begins before the time that counts is cut, and not left out")
+    yield one((0, 5, 2, 4), (3, 5, 2, 4), "a softmax may meet two of the other's")
     yield one((0, 4, 4, 4), (5, 1, 6, 4), "each consumer has a share of its own")
     yield one((7, 6, 4, 3), (2, 2, 3, 9), "one has more softmaxes than the other, and the time doesn't begin at 0")
     yield one((0, 9, 1, 4), (15, 9, 1, 2), "some softmaxes lie outside the time that counts, or are cut by its ends")
