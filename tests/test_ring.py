@@ -325,6 +325,38 @@ def test_late_messages_cost_what_the_page_counts():
         assert chapter_13.on_clock("backward", 5.0, 3.0, own=own, is_late=True) == plain
 
 
+def test_the_models_are_as_near_as_the_page_says():
+    """All cases, those of the host's memory and of NVLink by themselves."""
+    rows = chapter_13.load()["rows"]
+    forward, backward = chapter_13.forward_sends(rows), chapter_13.backward_sends(rows)
+    host, nvlink = forward.loc["host memory"], forward.loc["NVLink"]
+    assert (len(host), len(nvlink)) == (4, 3)
+    assert (host["H200s, equal shares"] - host["clock with late programs"]).abs().max() < 3
+    assert (host["H200s, counter"] - host["clock"]).abs().max() < 3
+    assert (nvlink["clock with late programs"] / nvlink["H200s, equal shares"]).between(0.24, 0.76).all()
+    assert (nvlink["H200s, counter"] / nvlink["H200s, equal shares"]).max() < 1 / 3
+    off = {
+        own: backward[f"H200s, own tile {own}, two messages"] - backward[f"clock with late messages, own {own}"]
+        for own in ("first", "last")
+    }
+    assert off["first"].loc["host memory", :, 16].abs().max() < 0.5
+    assert 7.5 < max(x.abs().max() for x in off.values()) < 8
+    measured = backward[[name for name in backward if name.startswith("H200s")]]
+    assert (measured["H200s, own tile last, one message"] - measured.min(axis=1)).max() < 1.3
+
+
+def test_a_ring_and_ulysses_are_as_close_as_the_page_says():
+    rows = chapter_13.load()["rows"]
+    forward, backward = (
+        chapter_13.times_of(rows, way).set_index(chapter_13.INDEX).dropna(subset=["Ulysses"]) for way in ("forward", "backward")
+    )
+    near = (forward["ring"] / forward["Ulysses"]).loc["NVLink"]
+    assert (near[near.index.get_level_values("S") >= 65_536] - 1).abs().max() < 0.04
+    assert near[32_768, 16] > 1.2
+    both = (forward["ring"] + backward["ring"]) / (forward["Ulysses"] + backward["Ulysses"])
+    assert (both[forward["x"].gt(1.1) & (both.index.get_level_values("H_k") == 16)] - 1).abs().max() < 0.085
+
+
 def test_a_ring_of_four_wins_the_forward_from_where_the_page_says():
     """From x = 0.5 on with G = 1, everywhere with G = 4."""
     for G, x, wins in ((1, 0.49, False), (1, 0.51, True), (4, 0.01, True), (4, 0.5, True)):

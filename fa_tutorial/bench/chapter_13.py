@@ -127,9 +127,8 @@ LONG = 131_072  # tokens of the running case
 MILLION = 1_048_576
 NVLINK = [("NVLink", LONG, 16), ("NVLink", LONG, 4)]
 HOST = [("host memory", LONG, 16), ("host memory", LONG, 4), ("host memory", 262_144, 16)]
-SENDS = [NVLINK[0], HOST[0], HOST[2]]  # the cases of print_sends
 CLOCKED = [NVLINK[0], *HOST]  # images/explore/ring_clock.html's
-CHOICES = [("NVLink", 8_192, 16), ("NVLink", 65_536, 16), NVLINK[0], HOST[0], HOST[2], HOST[1]]
+CHOICES = [("NVLink", 8_192, 16), ("NVLink", 65_536, 16), *NVLINK, HOST[0], HOST[2], HOST[1]]
 CLOSE = 1.05  # two ways within 5 % are a tie
 
 
@@ -206,13 +205,18 @@ def added(found: pd.DataFrame, way: str, **how) -> list[float]:
 
 
 def print_sends(table: pd.DataFrame) -> None:
-    """What sends add to the ms of each case of SENDS. table: forward_sends' or backward_sends'."""
-    print(f"{'ms that sends add':36}", *(f"{S:9,} tokens" for _, S, _ in SENDS))
-    print(f"{'':36}", *(f"{link:>16}" for link, _, _ in SENDS))
-    for i, name in enumerate(table):
-        if i and name.startswith("clock, "):  # another order of the backward
-            print()
-        print(f"{name:36}", *(f"{table.loc[case, name]:16.1f}" for case in SENDS))
+    """What sends add to the ms of each case, in forward_sends' table or backward_sends', which has two orders of
+    tiles."""
+    table = table.sort_index(ascending=[True, True, False])
+    if table.shape[1] == 4:
+        orders, late, programs = ["ms that sends add"], "programs", ("equal shares", "counter")
+    else:
+        orders, late, programs = ["own tile first", "own tile last"], "messages", ("two messages", "one message")
+    heads = [f"  {head}" for head in ("clock", f"with late {late}", *(f"H200s, {name}" for name in programs))]
+    for i, order in enumerate(orders):
+        print("\n" * (i > 0) + f"{order:34}", *heads)
+        for case, ms in table.iloc[:, 4 * i : 4 * i + 4].iterrows():
+            print(f"{name_of(case):34}", *(f"{x:{len(head)}.1f}" for x, head in zip(ms, heads, strict=True)))
 
 
 WAYS = {  # colour, a line for each G, mark, and how far it stands beside x, so that none hides another
@@ -225,9 +229,10 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
     """How many times as fast as one GPU four are, forward, against x = T_c / T_s: exercise 13.8's `ways`, and measured
     over each link, in full marks with G = 1 and in hollow ones with G = 4.
 
-    rows: load()'s, of which long_ones.
+    rows: load()'s.
     """
-    times = long_ones(rows, "forward").reset_index()
+    times = times_of(rows)
+    times = times[times["S"].between(32_768, MILLION - 1)]
     figure = Figure(figsize=(9, 5.2))
     shares = [2 ** (i / 8) for i in range(-24, 33)]
     for ax, link in zip(figure.subplots(1, 2, sharey=True), ("host memory", "NVLink"), strict=True):
