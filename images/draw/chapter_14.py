@@ -136,7 +136,7 @@ def draw_cut(ax: Axes) -> None:
 
 @image("14_leading_bit.png", 3.3)
 def draw_leading_bit(ax: Axes) -> None:
-    """A sum of one sign as it grows, and below it the staircase of its leading bit, whose last step is as wide as all before."""
+    """A sum of one sign as it grows, and below it the staircase of its leading bit, whose last step is as wide as all before; and the mean of each."""
     left, wide, bottom, high, end = 0.9, 5.4, 2.65, 2.3, 16
     place = lambda products, value: (left + wide * products / end, bottom - high * value / end)  # noqa: E731
     arrow(ax, place(0, 0), (left + wide + 0.25, bottom), "black")
@@ -151,5 +151,8 @@ def draw_leading_bit(ax: Axes) -> None:
     for n in range(1, 5):
         write(ax, left - 0.12, place(0, 2**n)[1], f"$2^{{{n}}}$", ha="right")
     write(ax, left + wide / 2, 2.95, "products added so far", BODY)
-    note(ax, 6.6, 0.85, "on average the sum\nis half of its end,", BODY)
-    note(ax, 6.6, 1.55, "and its leading bit\nis 2/3 of the sum", BODY)
+    for value, words, colour in ((end / 2, "the sum: 1/2 of its end", "vermilion"), (end / 3, "its leading bit: 1/3", "blue")):
+        (x, y), right = place(0, value), left + wide + 0.25
+        ax.plot([x, right], [y, y], color=COLOURS[colour], linestyle=(0, (4, 3)), linewidth=1.5)
+        write(ax, right + 0.1, y, words, BODY, ha="left", color=COLOURS[colour])
+    write(ax, left + wide + 0.35, place(0, 10.6)[1], "On average:", BODY, ha="left")
