@@ -136,7 +136,7 @@ def draw_cut(ax: Axes) -> None:
 
 @image("14_leading_bit.png", 3.3)
 def draw_leading_bit(ax: Axes) -> None:
-    """A sum of one sign as it grows, and below it the staircase of its leading bit, whose last step is as wide as all before."""
+    """A sum of one sign as it grows, and below it the staircase of its leading bit, whose last step is as wide as all before; and the mean of each."""
     left, wide, bottom, high, end = 0.9, 5.4, 2.65, 2.3, 16
     place = lambda products, value: (left + wide * products / end, bottom - high * value / end)  # noqa: E731
     arrow(ax, place(0, 0), (left + wide + 0.25, bottom), "black")
@@ -151,5 +151,28 @@ def draw_leading_bit(ax: Axes) -> None:
     for n in range(1, 5):
         write(ax, left - 0.12, place(0, 2**n)[1], f"$2^{{{n}}}$", ha="right")
     write(ax, left + wide / 2, 2.95, "products added so far", BODY)
-    note(ax, 6.6, 0.85, "on average the sum\nis half of its end,", BODY)
-    note(ax, 6.6, 1.55, "and its leading bit\nis 2/3 of the sum", BODY)
+    for value, words, colour in ((end / 2, "the sum: 1/2 of its end", "vermilion"), (end / 3, "its leading bit: 1/3", "blue")):
+        (x, y), right = place(0, value), left + wide + 0.25
+        ax.plot([x, right], [y, y], color=COLOURS[colour], linestyle=(0, (4, 3)), linewidth=1.5)
+        write(ax, right + 0.1, y, words, BODY, ha="left", color=COLOURS[colour])
+    write(ax, left + wide + 0.35, place(0, 10.6)[1], "On average:", BODY, ha="left")
+
+
+@image("14_twice.png", 3.1)
+def draw_twice(ax: Axes) -> None:
+    """A block's cycles in fp16 and in FP8, tensor cores and exponentials in turn and side by side, and the times as fast that follow."""
+    left, cycle = 1.75, 5.1 / 1536
+    tensor, exponentials = {"colour": "sky", "share": 0.6}, {"colour": "orange", "share": 0.45}
+    for top, words, start, gain in (
+        (0.3, "in turn", 1, "1,536 / 1,024:\n1.5 times as fast"),
+        (1.5, "side by side", 0, "1,024 / 512:\n2 times as fast"),
+    ):
+        note(ax, 0.1, top + 0.45, words, BODY)
+        note(ax, 7.0, top + 0.45, gain, BODY)
+        for row, (name, matmuls) in enumerate((("fp16", 1024), ("FP8", 512))):
+            y = top + 0.55 * row
+            half = 0.3 if start else 0.2
+            write(ax, left - 0.1, y + (0.15 if start else half), name, BODY, ha="right")
+            box(ax, left, y, matmuls * cycle, half, f"{matmuls:,}", **tensor)
+            box(ax, left + start * matmuls * cycle, y + (0 if start else half), 512 * cycle, half, "512", **exponentials)
+    legend(ax, 2.85, ((left, tensor, "tensor cores, cycles of a block"), (left + 3.3, exponentials, "exponentials")))
