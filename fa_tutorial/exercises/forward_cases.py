@@ -94,12 +94,10 @@ def by_infinity(kernel: Any) -> Any:
     return kernel
 
 
-WRAPS = "offsets into {} are 32-bit, and wrap around where they pass 2³¹ (end of chapter 2): use .to(tl.int64)"
-
-
 def narrow(name: str, kernel: Any) -> str:
     """A note on a right kernel that never says int64."""
-    return "" if "int64" in source_of(kernel) else WRAPS.format(name)
+    wraps = f"offsets into {name} are 32-bit, and wrap around where they pass 2³¹ (end of chapter 2): use .to(tl.int64)"
+    return "" if "int64" in source_of(kernel) else wraps
 
 
 def widened(kernel: Any) -> str:

@@ -129,8 +129,6 @@ NO_DOT = "correct (a product without dot doesn't use the tensor cores"
 RIGHT_ANSWERS = (
     ("5.1", tile_from_a_clamped_pointer), ("5.1", tile_row_by_row), ("5.1", tile_loaded_transposed, "correct (offsets into x are 32-bit"), ("5.2", scores_by_keys),
     ("5.3", flash_last_tile_first), ("5.4", flash_last_tile_first), ("5.7", gqa_keeping_the_lse_alone, "correct (offsets into lse are 32-bit"),
-    edit("5.1", "heads in 32 bits", ("tl.program_id(0).to(tl.int64)", "tl.program_id(0)"), ("b * x.strides[0]", "b.to(tl.int64) * x.strides[0]"),
-         told="correct (offsets into x are 32-bit"),
     edit("5.6", "whole tiles to the end, exp2",
          ("tl.exp(", "tl.exp2(", 2), ("s = scale * ", "s = (scale * 1.4426950408889634) * "),
          ("BLOCK_N * BLOCK_N, S_k  #", "BLOCK_N * BLOCK_N, tl.cdiv(S_k, BLOCK_N) * BLOCK_N  #"),

@@ -176,7 +176,7 @@ WRONG_ANSWERS = (
          told="a loop without a mask takes whole tiles that the block's first row sees"),
     edit("7.5", "two loops, full_n not clamped", (END, END.replace("tl.min", "tl.maximum(0, tl.min") + ")"),
          ("range(0, end_n", "range(tl.minimum((start_m + 1 + S_k - S_q) // BLOCK_N * BLOCK_N * IS_CAUSAL, 0), end_n"),
-         told="no loop starts before key 0", gpu="tiles that no row of the block sees"),
+         told="no loop starts before key 0", gpu="rows that see no key have dq = 0"),
     edit("7.5", "end_n past the last row", ("tl.minimum(start_m + BLOCK_M, S_q)", "(start_m + BLOCK_M)"),
          told="tiles are multiplied that no row of their block sees", gpu=None),
     edit("7.5", "last_seen, and a strict mask", (P, P.replace("seen,", "offs_n[None, :] < last_seen[:, None],")),
