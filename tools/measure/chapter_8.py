@@ -29,7 +29,7 @@ from fa_tutorial.exercises.chapter_8 import ex_5
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import autotuning, ideas, steps
-from measure.clocks import cycles_in_turns, mhz_between, read_clocks
+from measure.clocks import cycles_in_turns, mhz_between, powered_in_turns, read_clocks
 from measure.profiler import counted, python
 from measure.turns import by_shape
 
@@ -300,6 +300,28 @@ def settled(call: Callable[[], Any], flops: int, at_once: int = 20) -> dict[str,
     reported, watts = (round(statistics.median(values)) for values in zip(*second_half, strict=True))
     rate = round(flops * calls / took / 1e12, 2)
     return {"mhz": round(mhz_between(before, after)), "reported_mhz": reported, "watts": watts, "tflops": rate}
+
+
+POWERED = (*pages.CHAIN, pages.LARGER_TILE, "sdpa_cudnn")
+
+
+def power_cases() -> Iterator[Measurement]:
+    """Chapter 5's kernel, its steps, the finished kernel and cuDNN, full, S = 4,096, in turns, each until its clock has
+    settled: what a call takes of cycles, of energy and of time."""
+    shapes = [at_4096(D, False) for D in (128, 64)]
+    yield from by_shape(8, "power", _powers_in_turns, shapes, POWERED)
+
+
+def _powers_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    q, k, v = inputs(shape)
+    tiles = {name: steps.LARGER[shape.D] if name in pages.LARGER_STEP_OF else steps.TILE for name in POWERED[:-1]}
+    calls = {
+        name: partial(steps.flash_forward, q, k, v, False, shape.D**-0.5, step=step, tile=tiles[name])
+        for name, step in (pages.STEP_OF | pages.LARGER_STEP_OF).items()
+        if name in tiles
+    }
+    calls["sdpa_cudnn"] = partial(peers.provider("sdpa_cudnn"), q, k, v, False)
+    return powered_in_turns({name: calls[name] for name in POWERED}, flops_of(shape))
 
 
 # Nsight Compute's sections, and which of their metrics are kept: time, how busy pipes, memories and schedulers are,
