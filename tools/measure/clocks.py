@@ -65,6 +65,8 @@ def powered_in_turns(calls: dict[str, Callable[[], Any]], flops: int, *, rounds:
     require_gpu()
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in calls}
     with power_samples() as samples:
+        for call in calls.values():  # until the card is warm, and nvidia-smi has begun
+            _repeat(call, 3.0 / len(calls))
         for order in rounds_of(calls, rounds):
             for name in order:
                 _repeat(calls[name], WARM_S)
