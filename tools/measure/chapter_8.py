@@ -1,4 +1,4 @@
-"""Chapter 8: tiles, steps, ideas that don't help, first calls, short sequences, clocks and counters."""
+"""Chapter 8: tiles, steps, ideas that don't help, first calls, short sequences, power and counters."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ from fa_tutorial import compiling, hardware, sass, tuned
 from fa_tutorial.attention import flash_attention
 from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import peers
-from fa_tutorial.bench.cases import Case, Shape, about, literature
+from fa_tutorial.bench.cases import Shape, about, literature
 from fa_tutorial.bench.chapter_8 import POINT, at_4096, flops_of, in_words, inputs
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import first_call_s, graph_of, randn, timed, timed_in_turns
@@ -29,7 +29,7 @@ from fa_tutorial.exercises.chapter_8 import ex_5
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import autotuning, ideas, steps
-from measure.clocks import cycles_in_turns, mhz_between, powered_in_turns, read_clocks
+from measure.clocks import cycles_in_turns, powered_in_turns
 from measure.profiler import counted, python
 from measure.turns import by_shape
 
@@ -254,55 +254,7 @@ def repeated_us(call: Callable[[], Any], calls: int = 100, rounds: int = 7) -> f
     return round(statistics.median(found), 1)
 
 
-CLOCK_SECONDS = 2.0
-
-
-def clock_cases() -> Iterator[Measurement]:
-    """The clock and the power at which each provider's forward settles: D = 128, full, S = 4,096, again and again for
-    CLOCK_SECONDS.
-    """
-    for provider in ("sdpa_cudnn", "tuned", "sdpa_flash"):
-        yield about(8, "clock", provider, **vars(POINT)), partial(_clock_row, provider)
-
-
-def _clock_row(provider: str) -> dict[str, Any]:
-    q, k, v = inputs(POINT)
-    attend = peers.provider(provider)
-    return settled(lambda: attend(q, k, v, False), Case(provider, "fwd", "fp16", POINT).flops())
-
-
-def settled(call: Callable[[], Any], flops: int, at_once: int = 20) -> dict[str, Any]:
-    """MHz, W and TFLOP/s of a call of so many FLOPs that is repeated for CLOCK_SECONDS, in the second half of them;
-    `at_once` calls are launched before the host waits.
-
-    mhz: by the cycles that the SMs count; reported_mhz and watts: the medians of what nvidia-smi reports.
-    """
-
-    def repeat() -> int:
-        start, calls = time.perf_counter(), 0
-        while time.perf_counter() - start < CLOCK_SECONDS / 2:
-            for _ in range(at_once):
-                call()
-            torch.cuda.synchronize()
-            calls += at_once
-        return calls
-
-    call()
-    query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "100"]
-    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as sampler:
-        repeat()
-        before, start = read_clocks(), time.perf_counter()
-        calls = repeat()
-        after, took = read_clocks(), time.perf_counter() - start
-        sampler.terminate()
-        samples = [list(map(float, line.split(","))) for line in sampler.stdout if line.count(",") == 1]
-    second_half = samples[len(samples) // 2 :]
-    reported, watts = (round(statistics.median(values)) for values in zip(*second_half, strict=True))
-    rate = round(flops * calls / took / 1e12, 2)
-    return {"mhz": round(mhz_between(before, after)), "reported_mhz": reported, "watts": watts, "tflops": rate}
-
-
-POWERED = (*pages.CHAIN, pages.LARGER_TILE, "sdpa_cudnn")
+POWERED = (*pages.CHAIN, pages.LARGER_TILE, "sdpa_cudnn")  # as pages.POWERED
 
 
 def power_cases() -> Iterator[Measurement]:
@@ -402,5 +354,5 @@ def kernels_cases() -> Iterator[Measurement]:
     tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True), unseen_cases())
     of_steps = itertools.chain(step_cases(), order_cases(), waste_cases())
     return itertools.chain(
-        of_steps, tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases(), memory_cases()
+        of_steps, tiles, experiment_cases(), first_call, short_cases(), power_cases(), counter_cases(), memory_cases()
     )

@@ -17,12 +17,6 @@ from fa_tutorial.bench.chapter_8 import read_clocks
 from fa_tutorial.bench.timing import require_gpu, rounds_of
 
 
-def mhz_between(before: torch.Tensor, after: torch.Tensor) -> float:
-    """The mean clock between two of read_clocks, the median of the SMs."""
-    cycles, ns = (after - before).double().unbind(1)
-    return (cycles / ns).median().item() * 1e3
-
-
 def cycles_in_turns(calls: dict[str, Callable[[], Any]], *, rounds: int = 5) -> dict[str, int]:
     """SM cycles of each of `calls`, measured a little at a time in turns: the median of 10 calls a round."""
     return {name: round(of[:, 0].median().item()) for name, of in readings_in_turns(calls, rounds).items()}
