@@ -116,17 +116,24 @@ def _step_parts(step: str, tile: tuple[int, ...], D: int) -> tuple[list[Line], l
     return parts_of(sass_of(launched[-1][1]))
 
 
-@functools.cache
-def loop_of_idea(idea: str, tile: TileConfig, D: int) -> list[Line]:
-    """The loop of one of chapter 8's ideas, of tuned.ideas.IDEAS. As loop_of."""
-    made = _in_a_process("pass", f"sass._idea_lines({idea!r}, {astuple(tile)!r}, {D})", "idea_kernel")
-    return [Line(*line) for line in made]
+def print_idea(idea: str, tile: TileConfig, D: int) -> None:
+    """Print the order of matmuls, waits and exponentials in the loop of one of chapter 8's ideas, of tuned.ideas.IDEAS:
+    in Triton's PTX, in ptxas's SASS, and what ptxas says of matmuls that it serialised. Compiled here, with no GPU.
+    """
+    made = f"sass._idea_made({idea!r}, {astuple(tile)!r}, {D})"
+    ptx, loop, said = _in_a_process("pass", made, "idea_kernel")
+    print("Triton's PTX:", ", ".join(f"{name} ({many})" if many > 1 else name for name, many in ptx))
+    matmuls, waits = (sum(name.startswith(op) for name in loop) for op in ("HGMMA", "WARPGROUP.DEPBAR"))
+    print(f"ptxas's SASS: {matmuls} HGMMA, {waits} waits for them")
+    print(textwrap.fill(f"ptxas says: {said or 'nothing'}", 100))
 
 
-def _idea_lines(idea: str, tile: tuple[int, ...], D: int) -> list[Line]:
+def _idea_made(idea: str, tile: tuple[int, ...], D: int) -> tuple[list[tuple[str, int]], list[str], str]:
     with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
         ideas.run(*compiling.inputs(torch.float16, D)[:3], idea, TileConfig(*tile))
-    return parts_of(sass_of(launched[-1][1]))[1]
+    _, kernel, log = launched[-1]
+    said = re.search(r"\(C75.*?(?= in the function)", log)
+    return ptx_events(kernel.asm["ptx"]), inner_loop(sass_of(kernel)), " ".join(said[0].split()) if said else ""
 
 
 def print_one_score(*names: str) -> None:

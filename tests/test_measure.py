@@ -1,10 +1,12 @@
 """tools/measure: what it measures is what is stored, its kernels attend, and an interruption keeps every finished row."""
 
 import ast
+import contextlib
 import functools
 import json
 import runpy
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -223,7 +225,27 @@ def test_two_calls_take_twice_the_cycles_of_one():
     cycles = clocks.cycles_in_turns({"one": lambda: x @ x, "two": lambda: (x @ x, x @ x)})
     assert cycles["two"] == pytest.approx(2 * cycles["one"], rel=0.1)
     fastest = float(hardware.nvidia_smi("clocks.max.sm").split()[0])
-    assert 0.2 * fastest < clocks.mhz_between(before, clocks.read_clocks()) <= 1.01 * fastest
+    passed, ns = (clocks.read_clocks() - before).double().median(0).values.tolist()
+    assert 0.2 * fastest < passed / ns * 1e3 <= 1.01 * fastest
+
+
+def test_a_calls_energy_is_its_power_times_its_time(monkeypatch):
+    """Of a card that draws 600 W at 1,500 MHz, and works on a call for 2 ms or 4 ms."""
+    samples, passed = [], [0]
+
+    def repeat(call, seconds):
+        samples.append((time.perf_counter(), 600.0))
+        passed[0] += 50 * call()
+        return 50
+
+    monkeypatch.setattr(clocks, "require_gpu", lambda: None)
+    monkeypatch.setattr(clocks, "power_samples", lambda: contextlib.nullcontext(samples))
+    monkeypatch.setattr(clocks, "read_clocks", lambda: torch.tensor([[3 * passed[0] // 2, passed[0]]] * 4))
+    monkeypatch.setattr(clocks, "_repeat", repeat)
+    rows = clocks.powered_in_turns({"short": lambda: 2_000_000, "long": lambda: 4_000_000}, flops=10**12)
+    for name, ms in (("short", 2), ("long", 4)):
+        numbers = {"cycles": ms * 1_500_000, "mhz": 1500, "tflops": 1000 / ms, "ms": ms, "watts": 600}
+        assert rows[name] == pytest.approx(numbers | dict.fromkeys(("joules", "joules_least", "joules_most"), 0.6 * ms))
 
 
 def test_all_orders_of_programs_are_measured_and_give_the_same(monkeypatch):

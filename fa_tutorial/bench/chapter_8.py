@@ -227,6 +227,13 @@ def stored_steps() -> dict[tuple[int, bool], dict[str, dict[str, Any]]]:
     return {point: {row["provider"]: row for row in rows if (row["D"], row["is_causal"]) == point} for point in POINTS}
 
 
+def orders_of_h200() -> pd.DataFrame:
+    """The H200's rows of ORDERS on SHORT_GRIDS, and on stored_steps' grid: the same kernels, D = 128, causal."""
+    whole = stored_steps()[128, True]
+    alike = zip(ORDERS, ("descriptors", "order"), strict=True)
+    return pd.DataFrame(kernels_of_h200("order") + [whole[step] | {"provider": order} for order, step in alike])
+
+
 # stored_steps' rows that run the same instructions: always; in full attention, where an order of causal programs
 # and their loads ahead change nothing
 ALIKE = [("chapter 5", "basic"), (LARGER_TILE, "tuned")]
@@ -292,17 +299,19 @@ def rows_of(name: str, D: int, is_causal: bool) -> tuple[dict[str, Any], dict[st
 
 
 def show_step(name: str, programs: Programs) -> None:
-    """Print how many programs of one of CHAIN fit on an SM, its cycles for 64 x 64 scores, clock and rate on the H200,
-    and by how much these differ from those of the one before.
+    """Print a thread's registers in one of CHAIN, how many programs fit on an SM, its cycles for 64 x 64 scores, clock
+    and rate on the H200, and by how much these differ from those of the one before.
     """
     names = CHAIN[CHAIN.index(name) - 1], name
-    print(f"{'H200':14} programs {'cycles':>13} {'MHz':>13} {'TFLOP/s':>12}")
+    print(f"{'H200':14} {'registers':>10}  programs {'cycles':>13} {'MHz':>13} {'TFLOP/s':>12}")
     for D, is_causal in HEADLINE_FIRST:
         (old, before), (new, after) = (rows_of(one, D, is_causal) for one in names)
         fit = [programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"]) for row in (old, new)]
         numbers = [(tile_cycles(row, D, is_causal), mhz(row), row["tflops"]) for row in (before, after)]
         changes = (f"{now:,.0f} {f'({percent(now / was)})':>7}" for was, now in zip(*numbers, strict=True))
-        print(f"D = {D:3}, {mask(is_causal):6} {f'{fit[0]} -> {fit[1]}':>7}", *(f"{told:>13}" for told in changes))
+        held = f"{old['registers']} -> {new['registers']}"
+        told = (f"{words:>13}" for words in changes)
+        print(f"D = {D:3}, {mask(is_causal):6} {held:>10} {f'{fit[0]} -> {fit[1]}':>8} ", *told)
 
 
 def descriptor_loops(kernel: Any) -> list[dict[str, Any]]:
@@ -374,6 +383,27 @@ def draw_tiles(tiles: pd.DataFrame) -> Figure:
 CHAIN = ("chapter 5", "base 2", "descriptors", "descriptors, larger tile")  # the chapter's steps
 WORDS = ("chapter 5", "1: base 2", "2: descriptors", "3: a larger tile")
 LADDER = dict(zip(CHAIN, WORDS, strict=True)) | {"sdpa_cudnn": "cuDNN"}
+POWERED = {"round up, larger tile": "finished"} | LADDER  # in words
+
+
+def print_power(*names: str) -> None:
+    """Print the H200's joules and cycles a call of some of POWERED, full, repeated until the clock settles, and power,
+    clock and rate meanwhile, and by how much these differ from the line before.
+    """
+    print(f"{'H200, full, repeated':28} {'joules':>13} {'million cycles':>15} {'watts':>7} {'MHz':>13} {'TFLOP/s':>12}")
+    stored = {(row["D"], row["provider"]): row for row in kernels_of_h200("power")}
+    for D in (128, 64):
+        before = None
+        for name in names:
+            row = stored[D, name]
+            told = []
+            for key, form in (("joules", "{:.2f}"), ("cycles", "{:.2f}"), ("mhz", "{:,.0f}"), ("tflops", "{:.0f}")):
+                change = f"({percent(row[key] / before[key])})" if before else ""
+                told.append(f"{form.format(row[key] / (1e6 if key == 'cycles' else 1)):>5} {change:>7}")
+            joules, cycles, clock, rate = told
+            words = f"D = {D:3}, {POWERED[name]:19} {joules} {cycles:>15} {row['watts']:7} {clock} {rate:>12}"
+            print(words.rstrip())
+            before = row
 
 
 def draw_ladder() -> Figure:
@@ -389,7 +419,8 @@ def draw_ladder() -> Figure:
             ax.text(max(cycles, wall) + 25, y, words, va="center", fontsize=9)
         ax.axvline(wall, color="black", linestyle=":")
         ax.text(wall + 25, -0.62, f"the wall, {wall}", va="center", fontsize=9)
-        ax.set(title=f"D = {D}", ylim=(len(found) - 0.5, -0.9), xlim=(0, 1750), xlabel="cycles for 64 x 64 scores")
+        ends = {64: 1250, 128: 1850}[D]
+        ax.set(title=f"D = {D}", ylim=(len(found) - 0.5, -0.9), xlim=(0, ends), xlabel="cycles for 64 x 64 scores")
         ax.grid(axis="y", visible=False)
         ax.set_yticks(range(len(found)), LADDER.values())
     handles = [Patch(color=COLOURS["blue"], label="4 D: matmuls"), Patch(color="0.8", label="the rest")]

@@ -1,4 +1,4 @@
-"""Chapter 8: tiles, steps, ideas that don't help, first calls, short sequences, clocks and counters."""
+"""Chapter 8: tiles, steps, ideas that don't help, first calls, short sequences, power and counters."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ from fa_tutorial import compiling, hardware, sass, tuned
 from fa_tutorial.attention import flash_attention
 from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import peers
-from fa_tutorial.bench.cases import Case, Shape, about, literature
+from fa_tutorial.bench.cases import Shape, about, literature
 from fa_tutorial.bench.chapter_8 import POINT, at_4096, flops_of, in_words, inputs
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import first_call_s, graph_of, randn, timed, timed_in_turns
@@ -29,7 +29,7 @@ from fa_tutorial.exercises.chapter_8 import ex_5
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import autotuning, ideas, steps
-from measure.clocks import cycles_in_turns, mhz_between, read_clocks
+from measure.clocks import cycles_in_turns, powered_in_turns
 from measure.profiler import counted, python
 from measure.turns import by_shape
 
@@ -254,52 +254,26 @@ def repeated_us(call: Callable[[], Any], calls: int = 100, rounds: int = 7) -> f
     return round(statistics.median(found), 1)
 
 
-CLOCK_SECONDS = 2.0
+POWERED = (*pages.CHAIN[:-1], pages.LARGER_TILE, "sdpa_cudnn")  # the finished kernel has step 3's tile
 
 
-def clock_cases() -> Iterator[Measurement]:
-    """The clock and the power at which each provider's forward settles: D = 128, full, S = 4,096, again and again for
-    CLOCK_SECONDS.
-    """
-    for provider in ("sdpa_cudnn", "tuned", "sdpa_flash"):
-        yield about(8, "clock", provider, **vars(POINT)), partial(_clock_row, provider)
+def power_cases() -> Iterator[Measurement]:
+    """Chapter 5's kernel, steps 1 and 2, the finished kernel and cuDNN, full, S = 4,096, in turns, each until its clock
+    has settled: what a call takes of cycles, of energy and of time."""
+    shapes = [at_4096(D, False) for D in (128, 64)]
+    yield from by_shape(8, "power", _powers_in_turns, shapes, POWERED)
 
 
-def _clock_row(provider: str) -> dict[str, Any]:
-    q, k, v = inputs(POINT)
-    attend = peers.provider(provider)
-    return settled(lambda: attend(q, k, v, False), Case(provider, "fwd", "fp16", POINT).flops())
-
-
-def settled(call: Callable[[], Any], flops: int, at_once: int = 20) -> dict[str, Any]:
-    """MHz, W and TFLOP/s of a call of so many FLOPs that is repeated for CLOCK_SECONDS, in the second half of them;
-    `at_once` calls are launched before the host waits.
-
-    mhz: by the cycles that the SMs count; reported_mhz and watts: the medians of what nvidia-smi reports.
-    """
-
-    def repeat() -> int:
-        start, calls = time.perf_counter(), 0
-        while time.perf_counter() - start < CLOCK_SECONDS / 2:
-            for _ in range(at_once):
-                call()
-            torch.cuda.synchronize()
-            calls += at_once
-        return calls
-
-    call()
-    query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw", "--format=csv,noheader,nounits", "-lms", "100"]
-    with subprocess.Popen(query, stdout=subprocess.PIPE, text=True) as sampler:
-        repeat()
-        before, start = read_clocks(), time.perf_counter()
-        calls = repeat()
-        after, took = read_clocks(), time.perf_counter() - start
-        sampler.terminate()
-        samples = [list(map(float, line.split(","))) for line in sampler.stdout if line.count(",") == 1]
-    second_half = samples[len(samples) // 2 :]
-    reported, watts = (round(statistics.median(values)) for values in zip(*second_half, strict=True))
-    rate = round(flops * calls / took / 1e12, 2)
-    return {"mhz": round(mhz_between(before, after)), "reported_mhz": reported, "watts": watts, "tflops": rate}
+def _powers_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    q, k, v = inputs(shape)
+    tiles = {name: steps.LARGER[shape.D] if name in pages.LARGER_STEP_OF else steps.TILE for name in POWERED[:-1]}
+    calls = {
+        name: partial(steps.flash_forward, q, k, v, False, shape.D**-0.5, step=step, tile=tiles[name])
+        for name, step in (pages.STEP_OF | pages.LARGER_STEP_OF).items()
+        if name in tiles
+    }
+    calls["sdpa_cudnn"] = partial(peers.provider("sdpa_cudnn"), q, k, v, False)
+    return powered_in_turns({name: calls[name] for name in POWERED}, flops_of(shape))
 
 
 # Nsight Compute's sections, and which of their metrics are kept: time, how busy pipes, memories and schedulers are,
@@ -380,5 +354,5 @@ def kernels_cases() -> Iterator[Measurement]:
     tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True), unseen_cases())
     of_steps = itertools.chain(step_cases(), order_cases(), waste_cases())
     return itertools.chain(
-        of_steps, tiles, experiment_cases(), first_call, short_cases(), clock_cases(), counter_cases(), memory_cases()
+        of_steps, tiles, experiment_cases(), first_call, short_cases(), power_cases(), counter_cases(), memory_cases()
     )

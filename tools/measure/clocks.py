@@ -4,6 +4,7 @@ Unlike a call's time, their number hardly depends on the clock, which power and 
 """
 
 import contextlib
+import statistics
 import subprocess
 import threading
 import time
@@ -14,12 +15,6 @@ import torch
 
 from fa_tutorial.bench.chapter_8 import read_clocks
 from fa_tutorial.bench.timing import require_gpu, rounds_of
-
-
-def mhz_between(before: torch.Tensor, after: torch.Tensor) -> float:
-    """The mean clock between two of read_clocks, the median of the SMs."""
-    cycles, ns = (after - before).double().unbind(1)
-    return (cycles / ns).median().item() * 1e3
 
 
 def cycles_in_turns(calls: dict[str, Callable[[], Any]], *, rounds: int = 5) -> dict[str, int]:
@@ -52,6 +47,50 @@ def settled_in_turns(calls: dict[str, Callable[[], Any]], flops: int, *, rounds:
         if watts[name]:
             rows[name]["watts"] = round(torch.tensor(watts[name]).median().item())
     return rows
+
+
+WARM_S, MEASURED_S = 0.8, 1.0
+
+
+def powered_in_turns(calls: dict[str, Callable[[], Any]], flops: int, *, rounds: int = 2) -> dict[str, dict[str, Any]]:
+    """In turns, each call again and again, WARM_S until power and clock have settled and then MEASURED_S: SM cycles,
+    MHz, ms and TFLOP/s, mean watts, and joules a call, all of the same calls. joules_least, joules_most: of a round.
+    `flops`: of each call."""
+    require_gpu()
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in calls}
+    with power_samples() as samples:
+        for call in calls.values():  # until the card is warm, and nvidia-smi has begun
+            _repeat(call, 3.0 / len(calls))
+        for order in rounds_of(calls, rounds):
+            for name in order:
+                _repeat(calls[name], WARM_S)
+                begun, before = time.perf_counter(), read_clocks()
+                n = _repeat(calls[name], MEASURED_S)
+                cycles, ns = (read_clocks() - before).double().median(0).values.tolist()
+                watts = [watt for when, watt in list(samples) if begun < when < time.perf_counter()]
+                found[name].append((cycles / n, ns / n, statistics.fmean(watts)))
+    rows = {}
+    for name, of in found.items():
+        cycles, ns, watts = map(statistics.fmean, zip(*of, strict=True))
+        joules = [a_call * power / 1e9 for _, a_call, power in of]
+        rows[name] = {"cycles": round(cycles), "mhz": round(cycles / ns * 1e3), "tflops": round(flops / ns / 1e3, 2)}
+        rows[name] |= {"ms": round(ns / 1e6, 6), "watts": round(watts), "joules": round(statistics.fmean(joules), 4)}
+        rows[name] |= {"joules_least": round(min(joules), 4), "joules_most": round(max(joules), 4)}
+    return rows
+
+
+def _repeat(call: Callable[[], Any], seconds: float) -> int:
+    """The number of calls in so many seconds, all done; the GPU has the next ones while it works on these."""
+    n, begun, done = 0, time.perf_counter(), [torch.cuda.Event() for _ in range(2)]
+    while time.perf_counter() - begun < seconds:
+        for event in done:
+            event.synchronize()
+            for _ in range(10):
+                call()
+            event.record()
+            n += 10
+    torch.cuda.synchronize()
+    return n
 
 
 SETTLING_S = 0.3

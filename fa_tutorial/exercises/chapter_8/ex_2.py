@@ -100,9 +100,10 @@ def inputs():
         return case(s, m, l, scale_log2, on=on, otherwise=otherwise, **options)
 
     first = [-INF] * ROWS, [0.0] * ROWS
+    own = "each row has its own m, l and alpha, and m comes in units of s · scale_log2 already"
     tile = "a first tile: m_new is the maximum of s · scale_log2, p = 2^(s · scale_log2 − m_new), l_new = alpha · l + Σ p; the order is p, m_new, l_new, alpha"
     yield step([[1.0, 3.0, 2.0, 0.0]] * 2, *first, 0.5, tile)
-    yield step([[1.0, 3.0, 2.0, 0.0], [5.0, 4.0, 6.0, 7.0]], [1.0, 1.5], [2.0, 1.0], 0.5, "each row has its own m, l and alpha")
+    yield step([[1.0, 3.0, 2.0, 0.0], [5.0, 4.0, 6.0, 7.0]], [1.0, 1.5], [2.0, 1.0], 0.5, own)
     yield step([[1.0, 3.0, 2.0, 0.0]] * 2, [4.0, 6.0], [2.0, 1.0], 0.5, "the maximum was seen before")
     yield step([[-9.0, -8.0, -7.0, -6.0]] * 2, *first, 0.25, "negative scores: m_new is their scaled maximum")
     nothing = "a row that has seen nothing keeps m = −inf and l = 0: only what is subtracted, from s and from m, is 0"

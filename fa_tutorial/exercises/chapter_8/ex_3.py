@@ -59,6 +59,10 @@ def flash_forward_descriptor_kernel(
 
 START = "a program's rows start at row_block · BLOCK_M, in q and in o, and a head has tl.cdiv(S_q, BLOCK_M) row blocks"
 OWN = "b and h are coordinates of their own, 0 and 1: h = (pid // row_blocks) % H, b = (pid // row_blocks) // H"
+SIZES = (
+    "BLOCK_M, BLOCK_N and D may all differ: a program has BLOCK_M rows of q and of o, an iteration takes BLOCK_N keys at a time, and acc is "
+    "[BLOCK_M, D]"
+)
 KV = "_desc.load([b, h, start_n, 0])"
 ACC, L = "alpha[:, None] * acc + dot", "alpha * l + tl.sum(p, axis=1)"
 TF32 = "tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't"
@@ -117,6 +121,11 @@ def inputs():
     yield attention_case(*logits(200, 0), "logits 200 in the first tile, 0 in the second", FALLS)
     yield attention_case(*draw_qkv(1, 2, 16, 16, 16), "two heads", OWN)
     yield attention_case(*draw_qkv(2, 2, 16, 16, 16), "B = H = 2", f"pid // row_blocks is b · H + h: {OWN}")
+    wide, long = draw_qkv(1, 2, 128, 48, 32), draw_qkv(1, 1, 16, 64, 16)
+    yield attention_case(
+        *wide, "two heads, BLOCK_M = 64, BLOCK_N = 16, D = 32, S_q = 128, S_k = 48", SIZES, scale=0.0625, blocks=(64, 16, 32)
+    )
+    yield attention_case(*long, "BLOCK_M = 16, BLOCK_N = 32, D = 16, S_q = 16, S_k = 64", SIZES, scale=0.0625, blocks=(16, 32, 16))
     ragged = "the last tile of keys may be ragged: its keys below S_k count, and none from S_k on exists"
     yield attention_case(*draw_qkv(1, 2, 16, 20, 16), "two heads, S_k = 20, BLOCK_N = 16", ragged)
     yield attention_case(*draw_qkv(1, 1, 32, 20, 16), "S_q = 32, S_k = 20, BLOCK_N = 16", ragged)

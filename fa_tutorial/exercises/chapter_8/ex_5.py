@@ -74,6 +74,7 @@ MISTAKES = {
     "the scores have the 11 bits of TF32: dot multiplies fp32 as it is, tl.dot doesn't": ("s = dot(", "s = tl.dot("),
 }  # fmt: skip
 STRAY = "load_tile must know S_k where a tile may run past the last key: None loads all BLOCK_N rows"
+PLACE = "a tile is one of batch b and head h_k, from key start_n on: load_tile(k, b, h_k, start_n, …), and v alike"
 FLOAT32 = "only p v takes p in v's dtype: q is multiplied as it is, and the scores, l's sum of p, and alpha are float32"
 KEPT = "a row keeps its m, l and acc where it sees no key of a block: m_new is the larger of m and the block's maximum"
 STEP, MORE = "descriptors", 12  # step 3 is this kernel with steps.LARGER; an edit makes ptxas arrange the whole loop anew
@@ -98,7 +99,7 @@ def adapt(answer):
         try:
             [out] = run_poisoned(kernel, (triton.cdiv(S_q, 16) * B * H,), args, meta, Trace(buffers), (math.nan,))
         except Stray as error:
-            raise Wrong(f"{STRAY}. It {error.access}") from None
+            raise Wrong(f"{STRAY if S_k % 16 else PLACE}. It {error.access}") from None  # whole tiles end at S_k
         return out["o"], out["lse"]
 
     return on_tensors
