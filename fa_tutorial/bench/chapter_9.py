@@ -578,11 +578,11 @@ def backward_with(order: Sequence[str]) -> str:
 
 
 def print_orders(card: dict[str, Any]) -> None:
-    """The backward with each matmul waited for before the next line: the cycles of a call over those of the kernel's,
-    and its time."""
+    """The backward with s′ issued earlier, and with each matmul waited for before the next line: a call's cycles over
+    those of the kernel's, and its time."""
     found = results.select(card["kernels"], chapter=9, kernel="order").set_index("provider")
     print(f"{f'{gpu(card)}, D = 128, full, S = 4,096':50}cycles      ms")
-    first, *_ = names = "the kernel's", "line by line"
+    first, *_ = names = "the kernel's", "s′ right behind dp", "line by line"
     for name in names:
         cycles, ms = found.loc[name, ["cycles", "ms"]]
         print(f"{name:50}{cycles / found.loc[first, 'cycles']:6.2f}{ms:8.3f}")

@@ -19,6 +19,12 @@ from measure.turns import by_shape
 ISSUE_S = "        ahead = issue_s(after, shared, start_n, sizes, C, flags)  # issue s′, which starts at −lse / scale\n"
 WAIT_DP = "    dp_t = warpgroup_mma_wait(0, [dp_t])  # wait for dp\n"
 AHEAD = "    p_t = ahead if UNDER_DQ else gl.exp2(ahead * scale_log2)\n"
+# s′ is issued behind dp, so the tensor cores compute it while ds is computed.
+UNDER_DS = [
+    ("    if MORE:\n" + ISSUE_S, "", 1),
+    (WAIT_DP, "    dp_t = warpgroup_mma_wait(1 if MORE else 0, [dp_t])\n", 1),
+    (AHEAD, AHEAD + "    if MORE:\n" + ISSUE_S, 1),
+]
 # Each matmul is waited for before the next line.
 LINE_BY_LINE = [
     (
@@ -43,6 +49,7 @@ LINE_BY_LINE = [
 ]  # fmt: skip
 ORDERS: dict[str, list[tuple]] = {
     "the kernel's": [],
+    "s′ right behind dp": UNDER_DS,
     "line by line": LINE_BY_LINE,
 }
 
