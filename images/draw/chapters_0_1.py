@@ -87,16 +87,16 @@ def draw_payoff(ax: Axes) -> None:
     case = {"mode": "fwd", "dtype": "fp16", "B": 1, "H_q": 16, "S_q": 4096, "D": 64, "is_causal": False}
     naive, flash = (results.select(h200["rows"], provider=provider, **case).iloc[0] for provider in ("naive", "sdpa_flash"))
     panels = (
-        ("time: {:.0f} times faster", naive["ms"], flash["ms"], "{:.2f} ms", 0.1),
-        ("extra memory: {:.0f} times less", naive["peak_bytes"] / 2**20, flash["peak_bytes"] / 2**20, "{:,.0f} MiB", 4.75),
+        ("time: {:.0f} times as fast", naive["ms"], flash["ms"], ("{:.2f} ms",) * 2, 0.1),
+        ("extra memory: {:.0f} times less", naive["peak_bytes"] / 2**20, flash["peak_bytes"] / 2**20, ("{:,.0f} MiB", "{:.2f} MiB"), 4.75),
     )
-    for title, slow, fast, unit, left in panels:
+    for title, slow, fast, units, left in panels:
         heading(ax, left + 0.75, 0.25, title.format(slow / fast))
         for row, (name, value, colour, hatch) in enumerate((("naive", slow, "vermilion", "////"), ("flash", fast, "blue", None))):
             y, length = 0.6 + row * 0.75, max(2.4 * value / slow, 0.03)
             write(ax, left + 0.65, y + 0.27, name, BODY, ha="right")
             box(ax, left + 0.75, y, length, 0.55, colour=colour, share=0.75, hatch=hatch)
-            note(ax, left + 0.85 + length, y + 0.27, unit.format(value), BODY, weight="bold")
+            note(ax, left + 0.85 + length, y + 0.27, units[row].format(value), BODY, weight="bold")
     note(ax, 0.1, 2.45, f"{h200['provenance']['gpu']}, forward pass, fp16, full attention: S = 4,096 tokens, 16 heads, D = 64")
 
 

@@ -33,5 +33,10 @@ WRONG_ANSWERS = (
     edit("0.5", "other kernels", ('("softmax", "p v"', '("divide", "p v"'), ('("divide", "softmax"', '("q kᵀ", "softmax"'), told="a tensor joins the kernel that"),
     edit("0.5", "a vector too many", ("2 * vectors + scores)", "3 * vectors + scores)"), ("scores + 2 * vectors", "scores + 3 * vectors"), told="48 bytes"),
     edit("0.5", "seconds", ("ms[a] + ms[b] - moved / bandwidth * 1e3", "(ms[a] + ms[b]) / 1e3 - moved / bandwidth"), told="that is in seconds"),
+    edit("0.5", "the trips alone", ("return best, saved[best]", "return best, 2 * scores / bandwidth * 1e3"),
+         told="fusing also saves what the pair loses to its floor"),
+    edit("0.5", "the time that is left", ("return best, saved[best]", "return best, sum(ms.values()) - saved[best]"),
+         told="that is the time that is left"),
+    edit("0.5", "swapped", ("return best, saved[best]", "return saved[best], best"), told="the tensor and the time are swapped"),
     edit("0.5", "s by 1,000", ("bandwidth * 1e3", "bandwidth / 1e3"), told="your fused kernel takes no time, or next to none"),
 )  # fmt: skip
