@@ -44,7 +44,7 @@ WRONG_ANSWERS = (
     edit("7.1", "products in fp16", ("o_tile.to(tl.float32) * do_tile.to(tl.float32)", "(o_tile * do_tile).to(tl.float32)"),
          told="the products overflow in fp16, which ends at 65504"),
     edit("7.1", "heads counted by BLOCK_M", ("batch_head * S_q + offs_m", "batch_head * BLOCK_M + offs_m"),
-         told="row i of head h of batch b belongs at (b · H + h) · S_q + i of delta"),
+         told="row i of head h of batch b belongs at (b · H + h) · S_q + i of delta", gpu=None),
     edit("7.1", "products rounded to 16 bits", ("o_tile.to(tl.float32) * do_tile.to(tl.float32)",
          "(o_tile.to(tl.float32) * do_tile.to(tl.float32)).to(tl.float16)"), told="products and sums keep float32's digits"),
     edit("7.2", "rows counted by BLOCK_N", ("tl.program_id(0) * BLOCK_M", "tl.program_id(0) * BLOCK_N"),
