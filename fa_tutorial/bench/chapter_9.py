@@ -61,6 +61,7 @@ LOOP_CHANGES = {
     ),
 }  # fmt: skip
 BY_TURNS = ("9.3, by turns", "9.6")
+TWO_STAGES = "9.4, one wait, 2 stages"  # one stop, whose ring has two stages in place of three
 
 
 def loop_of(name: str) -> str:

@@ -23,7 +23,7 @@ from measure.stamps import completed, mean_parts, mean_shares
 from measure.turns import by_shape, in_turns
 
 hardware.require_triton("Chapter 9's measurements")
-from fa_tutorial.bench.chapter_9 import BY_TURNS, LATER, STAMPS  # noqa: E402
+from fa_tutorial.bench.chapter_9 import BY_TURNS, LATER, STAMPS, TWO_STAGES  # noqa: E402
 from fa_tutorial.hopper import ladder  # noqa: E402
 
 SPEEDS = ("hopper", "tuned", "basic", "sdpa_cudnn", "sdpa_flash", "flash_attn_4")
@@ -59,16 +59,17 @@ def clocked_cases() -> Iterator[Measurement]:
     shape = at_4096(128, False)
     for loop in ("9.3", "9.4, one wait"):
         yield about(9, "clocked", loop, **vars(shape)), partial(_clocked_row, shape, loop)
+    yield about(9, "clocked", TWO_STAGES, **vars(shape)), partial(_clocked_row, shape, "9.4, one wait", stages=2)
     yield about(9, "clocked", "9.4, one wait, its maximum", **vars(shape)), partial(_maximum_row, shape)
 
 
-def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
+def _clocked_row(shape: Shape, loop: str, stages: int = 3) -> dict[str, Any]:
     """The SM cycles of calls with stamps; of the last the mean cycles from each of STAMPS to the next, of all
     blocks in the middle of the loop; the stamps of both consumers of one program in four blocks, from the first of them
     on; and of several programs the mean share of the time in which 0, 1, 2 of their consumers are at a softmax."""
     q, k, v = inputs(shape)
     stamps = stamps_of(shape)
-    call = partial(loops.flash_forward, q, k, v, False, shape.D**-0.5, loop=loop, stamps=stamps)
+    call = partial(loops.flash_forward, q, k, v, False, shape.D**-0.5, loop=loop, stages=stages, stamps=stamps)
     cycles = cycles_in_turns({loop: call}, rounds=1)[loop]
     clock = completed(stamps.cpu())[:, :, 4:-4]
     return {
@@ -121,6 +122,7 @@ def remedies_of() -> dict[str, Call]:
     found: dict[str, Call] = {"chapter 8's": partial(tuned.flash_forward, tile=steps.LARGER[128])}
     found["9.3, consumer 1 late"] = partial(loops.flash_forward, loop="9.3", late=LATER)
     found |= {loop: partial(loops.flash_forward, loop=loop) for loop in loops.LOOPS if loop not in BY_TURNS}
+    found[TWO_STAGES] = partial(loops.flash_forward, loop="9.4, one wait", stages=2)
     return found | {"persistent": partial(hopper.flash_forward, step=hopper.forward.STEPS["order"])}
 
 
