@@ -57,19 +57,18 @@ def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 def clocked_cases() -> Iterator[Measurement]:
     """When a consumer is where in its loop, by the SM's clock: D = 128, full, S = 4,096, 3 stages."""
     shape = at_4096(128, False)
-    for loop in ("9.3", "9.4, one wait"):
+    for loop in ("9.3", "9.4, one wait", "9.4, second step"):
         yield about(9, "clocked", loop, **vars(shape)), partial(_clocked_row, shape, loop)
-    yield about(9, "clocked", TWO_STAGES, **vars(shape)), partial(_clocked_row, shape, "9.4, one wait", stages=2)
     yield about(9, "clocked", "9.4, one wait, its maximum", **vars(shape)), partial(_maximum_row, shape)
 
 
-def _clocked_row(shape: Shape, loop: str, stages: int = 3) -> dict[str, Any]:
+def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
     """The SM cycles of calls with stamps; of the last the mean cycles from each of STAMPS to the next, of all
     blocks in the middle of the loop; the stamps of both consumers of one program in four blocks, from the first of them
     on; and of several programs the mean share of the time in which 0, 1, 2 of their consumers are at a softmax."""
     q, k, v = inputs(shape)
     stamps = stamps_of(shape)
-    call = partial(loops.flash_forward, q, k, v, False, shape.D**-0.5, loop=loop, stages=stages, stamps=stamps)
+    call = partial(loops.flash_forward, q, k, v, False, shape.D**-0.5, loop=loop, stamps=stamps)
     cycles = cycles_in_turns({loop: call}, rounds=1)[loop]
     clock = completed(stamps.cpu())[:, :, 4:-4]
     return {
