@@ -28,8 +28,9 @@ from fa_tutorial.tuned import ideas, steps
 
 STORED = Path(__file__).with_name("hopper_sass.json")
 D = 128
-# A wgmma; warpgroup_mma_wait; exp2; an mbarrier's wait and arrive; all warps of the warpgroup; the loop's branch.
-KEPT = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2", "SYNCS", "BAR", "BRA")
+# A wgmma; warpgroup_mma_wait; exp2; TMA's load of a tile; an mbarrier's wait and arrive; all warps of the warpgroup;
+# the loop's branch.
+KEPT = ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2", "UTMALDG", "SYNCS", "BAR", "BRA")
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z0-9_.]+)(.*)")
 LABEL = re.compile(r"(\.L_x_\d+)")
 PTX_LABEL, PTX_BRANCH = re.compile(r"(\$L__BB\w+):"), re.compile(r"\bbra(?:\.uni)?\s+(\$L__BB\w+)")

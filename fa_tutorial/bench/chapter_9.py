@@ -33,8 +33,6 @@ def gpu(card: dict[str, Any]) -> str:
 # When a consumer is in a block: its tiles are there, its turn has come, the stop is over, p is there, p v is in acc,
 # acc is rescaled and p in fp16; with two stops: this block's own p v is in acc. A loop needn't store all.
 STAMPS = ("tiles", "turn", "stop", "softmax", "end", "packed", "done")
-# What is stored of a loop's stamps; the chapter's have three stages.
-LOOPS = {loop: loop for loop in ("9.3", "9.4, one wait")} | {"chapter 8's": "tuned"}
 SCORES = "        s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)\n"
 P_V = "        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)\n"
 STOP = "        s = warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way\n"
@@ -61,6 +59,7 @@ LOOP_CHANGES = {
     ),
 }  # fmt: skip
 BY_TURNS = ("9.3, by turns", "9.6")
+TWO_STAGES = "9.4, one wait, 2 stages"  # one stop, whose ring has two stages in place of three
 
 
 def loop_of(name: str) -> str:
@@ -113,7 +112,7 @@ def remedies(card: dict[str, Any], run: str = "remedy") -> pd.DataFrame:
 def print_kernels(card: dict[str, Any]) -> None:
     """The chapter's six kernels: what a block does, the cycles of an SM for 64 x 128 scores, and TFLOP/s."""
     table = remedies(card)
-    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096':79}cycles  TFLOP/s")
+    print(f"{f'{gpu(card)}, D = 128, no mask, S = 4,096':79}cycles  TFLOP/s")
     for row, name, block in KERNELS:
         print(f"{name:17}{block:61}{table.loc[row, 'cycles']:7,.0f}{table.loc[row, 'tflops']:9.0f}")
 
@@ -122,7 +121,7 @@ def print_cycles(card: dict[str, Any], rows: dict[str, str], run: str = "remedy"
     """The cycles of an SM for 64 x 128 scores, by the words that are said of each row of remedies."""
     table = remedies(card, run)
     another = "" if run == "remedy" else ", another run"
-    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096{another}':50}cycles")
+    print(f"{f'{gpu(card)}, D = 128, no mask, S = 4,096{another}':50}cycles")
     for name, words in rows.items():
         print(f"{words:50}{table.loc[name, 'cycles']:6,.0f}")
 
@@ -146,10 +145,9 @@ def print_turns(card: dict[str, Any]) -> None:
 
 
 LATER = 1200  # cycles by which a late consumer 1 begins after consumer 0
-SUSPECTS = {2: "away too long", 3: "a program's ends", "several": "several things changed"}
-LOOKS = {2: "C1", 3: "C2", "several": "C4"}
+SUSPECTS = {1: ("late tiles", "C4"), 3: ("away too long", "C1"), 4: ("a program's ends", "C2")}  # and their colours
 # From each kernel to the next, from chapter 8's to the finished one, D = 128: the suspect whose part it takes away.
-CHANGES = (("chapter 8's", None), ("9.4, one wait", "several"), ("9.4", 2), ("persistent", 3))
+CHANGES = (("chapter 8's", None), ("9.4, one wait", 1), ("9.4", 3), ("persistent", 4))
 
 
 class Bar(NamedTuple):
@@ -157,7 +155,7 @@ class Bar(NamedTuple):
     calls the fastest fifth's end, the median, and the slowest fifth's begin; mhz: their clock."""
 
     name: str
-    suspect: int | str | None
+    suspect: int | None
     cycles: int
     change: int
     ms: tuple[float, float, float]
@@ -188,7 +186,7 @@ def draw_account(card: dict[str, Any]) -> Figure:
         ax.barh(n, bar.cycles, facecolor="0.9", **edge)
         said, saved = f"{bar.cycles:,}", -bar.change
         if n:
-            ax.barh(n, saved, left=bar.cycles, facecolor=LOOKS[bar.suspect], **edge)
+            ax.barh(n, saved, left=bar.cycles, facecolor=SUSPECTS[bar.suspect][1], **edge)
             said += f"  −{saved:,}"
         ax.text(bar.cycles + saved + 20, n, said, va="center", size="small")
         low, middle, high = bar.ms
@@ -203,10 +201,10 @@ def draw_account(card: dict[str, Any]) -> Figure:
     ax.set_xlim(0, 3_100)
     ax.set_xticks(range(0, 2_001, 500))
     ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.set_xlabel(f"cycles for 64 x 128 scores, {gpu(card)}, D = 128, full, S = 4,096", loc="left")
+    ax.set_xlabel(f"cycles for 64 x 128 scores, {gpu(card)}, D = 128, no mask, S = 4,096", loc="left")
     ax.grid(False)
-    handles = [Patch(facecolor=LOOKS[suspect], edgecolor="black") for suspect in SUSPECTS]
-    words = [f"suspect {suspect}: {words}" if suspect in (2, 3) else words for suspect, words in SUSPECTS.items()]
+    handles = [Patch(facecolor=colour, edgecolor="black") for _, colour in SUSPECTS.values()]
+    words = [f"suspect {suspect}: {words}" for suspect, (words, _) in SUSPECTS.items()]
     figure.legend(handles, words, loc="outside lower center", ncols=3)
     return figure
 
@@ -242,12 +240,12 @@ def _stamped_call(card: dict[str, Any], row: pd.Series) -> float:
 
 
 def clocked(card: dict[str, Any], loop: str) -> pd.Series:
-    """A consumer's stamps in one of LOOPS, D = 128: "cycles" by part of a block, "stamps" of a few blocks."""
-    return results.select(card["kernels"], kernel="clocked", provider=LOOPS[loop]).iloc[0]
+    """A loop's stored stamps, D = 128, three stages: "cycles" by part of a block, "stamps" of a few blocks."""
+    return results.select(card["kernels"], kernel="clocked", provider=loop).iloc[0]
 
 
 def softmaxes(card: dict[str, Any], loop: str) -> list[list[tuple[int, int]]]:
-    """For each consumer of one program, or program of one SM, the (begin, end) of its softmaxes in a few blocks."""
+    """For each consumer of one program the (begin, end) of its softmaxes in a few blocks."""
     begin, end = (STAMPS.index(name) for name in ("stop", "softmax"))
     return [[(block[begin], block[end]) for block in blocks] for blocks in clocked(card, loop)["stamps"]]
 
@@ -263,16 +261,13 @@ IDLE = {"facecolor": "white", "hatch": "////"}
 
 
 def parts_of(block: Sequence[int], after: Sequence[int]) -> list[tuple[str, int, int]]:
-    """(part, from, to) of a block, by its stamps and those of the block after it. Chapter 8's programs have the first
-    stamps alone, and wait for their tiles somewhere in "matmul" or "rest"."""
-    at = dict(zip(STAMPS, block, strict=False))
-    found = [("matmul", at["turn"], at["stop"]), ("softmax", at["stop"], at["softmax"])]
-    if "packed" not in at:
-        return [*found, ("rest", at["softmax"], after[1])]
-    found += [("rest", at["softmax"], at["packed"])]
-    if at["done"] > at["packed"]:
-        found.append(("matmul", at["packed"], at["done"]))
-    return [*found, ("tiles", at["done"], after[1])]
+    """(part, from, to) of a block, by its stamps and those of the block after it."""
+    at = dict(zip(STAMPS, block, strict=True)) | {"next": after[1]}
+    parts = {
+        ("turn", "stop"): "matmul", ("stop", "softmax"): "softmax", ("softmax", "end"): "matmul",
+        ("end", "packed"): "rest", ("packed", "done"): "matmul", ("done", "next"): "tiles",
+    }  # fmt: skip
+    return [(part, at[start], at[end]) for (start, end), part in parts.items() if at[end] > at[start]]
 
 
 def mean_parts(row: pd.Series) -> list[tuple[str, int]]:
@@ -301,20 +296,21 @@ def print_waits(card: dict[str, Any], *loops: str) -> None:
     print(f"{'at best: its own matmuls, then the other’s':44}{best:7,}{best:7,}{2 * best:7,}{best:7,}")
 
 
-def print_by_chance(card: dict[str, Any]) -> None:
-    """How often exactly one of chapter 8's programs is at a softmax, of several SMs, and how often by chance; and of
-    the overlapped loop's consumers."""
-    row = clocked(card, "chapter 8's")
-    softmax = row["cycles"]["stop"] / sum(row["cycles"].values())
-    one, chance = row["softmax_at_once"][1], 2 * softmax * (1 - softmax)
-    print("the mean of many SMs:")
-    print(f"{'chapter 8’s':12}  one at a softmax {one:.0%}, by chance {chance:.0%}")
-    print(f"{'overlapped':12}  one at a softmax {remedies(card).loc['9.4, second step', 'one']:.0%}")
+def print_late_tiles(card: dict[str, Any]) -> None:
+    """In a mean block of chapter 8's programs by their stamps, D = 128: how long each waits for what."""
+    cycles = results.select(card["kernels"], kernel="clocked", provider="tuned").iloc[0]["cycles"]
+    print(f"{gpu(card)}, chapter 8's program, cycles of a mean block")
+    words = {
+        "p v to asked": "issues p v, asks for the next k and v", "asked to k": "waits for this k",
+        "k to stop": "q kᵀ, until both matmuls are done", "away": "softmax, and all else",
+    }  # fmt: skip
+    for part, said in words.items():
+        print(f"  {said:40}{cycles[part]:6,}")
 
 
 def draw_clocked(card: dict[str, Any], *loops: str) -> Figure:
-    """Both consumers of one program over a few blocks, a panel for each of `loops`, by their stamps; of chapter 8's
-    two programs of one SM. A bar's number is its own length.
+    """Both consumers of one program over a few blocks, a panel for each of `loops`, by their stamps. A bar's number is
+    its own length.
 
     The third lane shows when a matmul of either is issued and not finished: without one, the tensor cores are idle. The
     title says for how long they would be if each matmul took as long as (9.1) says, as in draw_finished.
@@ -328,8 +324,7 @@ def draw_clocked(card: dict[str, Any], *loops: str) -> Figure:
         ax.set_title(title, loc="left", fontsize="medium")
     panels[-1].set_xlim(0, 13_000)
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
-    note = "; chapter 8's waits for tiles lie in blue or grey" if "chapter 8's" in loops else ""
-    panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = 128, full, S = 4,096{note}")
+    panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = 128, no mask, S = 4,096")
     handles: list[Any] = [Patch(edgecolor="black", **look) for look in (*(look for _, look in PARTS.values()), IDLE)]
     words = [*(words for words, _ in PARTS.values()), "no matmul issued"]
     figure.legend(handles, words, loc="outside lower center", ncols=5)
@@ -357,8 +352,7 @@ def _draw_lanes(ax: Axes, row: pd.Series) -> None:
     ax.barh(lane, last - first, left=first, **edge, **IDLE)
     for start, end in under_way:
         ax.barh(lane, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
-    who = "program" if row["provider"] == LOOPS["chapter 8's"] else "consumer"
-    ax.set_yticks(range(lane + 1), (*(f"{who} {c}" for c in range(lane)), "a matmul issued,\nnot finished"))
+    ax.set_yticks(range(lane + 1), (*(f"consumer {c}" for c in range(lane)), "a matmul issued,\nnot finished"))
     ax.invert_yaxis()
     ax.grid(False)
 
@@ -398,7 +392,7 @@ def draw_finished(card: dict[str, Any]) -> Figure:
     ax.invert_yaxis()
     ax.grid(False)
     ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.set_xlabel(f"cycles of the SM, {gpu(card)}, D = 128, full, S = 4,096")
+    ax.set_xlabel(f"cycles of the SM, {gpu(card)}, D = 128, no mask, S = 4,096")
     parts = " + ".join(f"{mean:,}" for mean in means)
     ax.set_title(f"a mean block: {parts} = {sum(means):,} cycles", loc="left", size="medium")
     handles = [Patch(edgecolor="black", **PARTS[look][1]) for _, look in FINISHED]
@@ -448,6 +442,10 @@ def print_errors(card: dict[str, Any], attend=None) -> None:
     print(f"largest error {ours:.1e}, of plain attention {plain:.1e}")
 
 
+def _mask(is_causal: bool) -> str:
+    return "causal" if is_causal else "no mask"  # not full, which is a barrier here
+
+
 def print_compared(card: dict[str, Any], mode: str, *others: str) -> None:
     """The speed of hopper over that of others, at the twelve points: its mean, the most and the least."""
     rates = tables.table(card["rows"], GRIDS["points"], mode, "fp16")
@@ -455,7 +453,7 @@ def print_compared(card: dict[str, Any], mode: str, *others: str) -> None:
     for peer in others:
         of = rates["hopper"] / rates[peer]
         mean, (D, is_causal, S) = np.exp(np.log(of).mean()), of.idxmin()
-        least = f"least {of.min():.2f}, at D = {D}, {tables.mask(is_causal)}, S = {S:,}"
+        least = f"least {of.min():.2f}, at D = {D}, {_mask(is_causal)}, S = {S:,}"
         print(f"  {peer:13} mean {mean:.2f}, most {of.max():.2f}, {least}")
 
 
@@ -468,7 +466,7 @@ def print_persistent(card: dict[str, Any]) -> None:
     for S, is_causal in ((4096, True), (1024, False)):
         of = results.select(found, S_q=S, is_causal=is_causal).set_index("provider")["tflops"]
         cells = "".join(f"{of[step]:15.0f}" for step in ("overlap", "persistent", "counter"))
-        print(f"{f'{tables.mask(is_causal)}, S = {S:,}':34}{cells}")
+        print(f"{f'{_mask(is_causal)}, S = {S:,}':34}{cells}")
 
 
 # A block of the backward at one consumer: 64 keys meet 64 queries, D = 128. Cycles of a matmul and of p by (9.1); those
@@ -581,7 +579,7 @@ def print_orders(card: dict[str, Any]) -> None:
     """The backward with s′ issued earlier, and with each matmul waited for before the next line: a call's cycles over
     those of the kernel's, and its time."""
     found = results.select(card["kernels"], chapter=9, kernel="order").set_index("provider")
-    print(f"{f'{gpu(card)}, D = 128, full, S = 4,096':50}cycles      ms")
+    print(f"{f'{gpu(card)}, D = 128, no mask, S = 4,096':50}cycles      ms")
     first, *_ = names = "the kernel's", "s′ right behind dp", "line by line"
     for name in names:
         cycles, ms = found.loc[name, ["cycles", "ms"]]

@@ -254,11 +254,11 @@ def repeated_us(call: Callable[[], Any], calls: int = 100, rounds: int = 7) -> f
     return round(statistics.median(found), 1)
 
 
-POWERED = (*pages.CHAIN[:-1], pages.LARGER_TILE, "sdpa_cudnn")  # the finished kernel has step 3's tile
+POWERED = (*pages.CHAIN, pages.LARGER_TILE, "sdpa_cudnn")
 
 
 def power_cases() -> Iterator[Measurement]:
-    """Chapter 5's kernel, steps 1 and 2, the finished kernel and cuDNN, full, S = 4,096, in turns, each until its clock
+    """Chapter 5's kernel, steps 1 to 3, the finished kernel and cuDNN, full, S = 4,096, in turns, each until its clock
     has settled: what a call takes of cycles, of energy and of time."""
     shapes = [at_4096(D, False) for D in (128, 64)]
     yield from by_shape(8, "power", _powers_in_turns, shapes, POWERED)

@@ -1,11 +1,14 @@
-"""Chapter 9: when the programs of chapter 8's forward that share an SM multiply, and when they are at a softmax.
+"""Chapter 9: what chapter 8's forward waits for in a block.
 
-Takes what `ladder` takes, without a mask. The kernel is steps.LAST's, with a clock.
+Takes what `ladder` takes, without a mask. The kernel is steps.LAST's, with a clock. Its loads and their waits are
+Triton's, so two of the stamps are put into the PTX.
 """
 
+import contextlib
 import functools
+import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,18 +24,19 @@ from fa_tutorial.tiles import padded_d
 from fa_tutorial.tuned import steps
 from fa_tutorial.tuned.descriptors import descriptor_template
 from measure.clocks import cycles_in_turns
-from measure.stamps import groups_of, mean_parts, mean_shares
 
 triton = hardware.require_triton("Chapter 9's measurements")
 
-STAMPS = 5  # of chapter_9.STAMPS the first; 0 and 4 aren't stored
+# When a program is in a block: it has asked for the next k and v, k is there, p v of the block before is issued, the
+# scores are there.
+STAMPS = ("asked", "k", "p v", "stop")
 # One thread reads the clock and stores it, without a detour over a layout in which tl.store would store.
 CLOCK = '''
 @triton.jit
 def stamp(stamps_ptr, block, n: tl.constexpr, after):
     """The SM's clock as block's n-th stamp, once `after`, [BLOCK_M], has been computed."""
     first = (tl.arange(0, after.shape[0]) == 0).to(tl.int32)
-    place = stamps_ptr.to(tl.int64) + (block * 5 + n) * 8
+    place = stamps_ptr.to(tl.int64) + (block * 4 + n) * 8
     tl.inline_asm_elementwise(
         "{ .reg .pred p; .reg .u64 t; setp.ne.s32 p, $2, 0; @p mov.u64 t, %clock64; @p st.global.u64 [$3], t; "
         "mov.u32 $0, 0; } // $1", "=r,f,r,l", [after, first, place], dtype=tl.int32, is_pure=False, pack=1)
@@ -40,23 +44,41 @@ def stamp(stamps_ptr, block, n: tl.constexpr, after):
 
 @triton.jit
 def attend('''
-SM = """    sm = tl.inline_asm_elementwise("mov.u32 $0, %smid;", "=r", [], dtype=tl.int32, is_pure=False, pack=1)
-    tl.store(sm_ptr + tl.program_id(0), sm)
-    l_or_one = tl"""
 STAMP = "    if STAMPED and not MASK:\n        stamp(stamps_ptr, start_n // BLOCK_N{}, {}, {})\n"
 EDITS = (
     ("\n@triton.jit\ndef attend(", CLOCK, 1),
     ("scale_log2,\n           MASK", "scale_log2, stamps_ptr,\n           STAMPED: tl.constexpr, MASK", 1),
-    ("    if MASK:\n        offs_n", STAMP.format("", 2, "m") + "    if MASK:\n        offs_n", 1),
-    ("    acc = acc * alpha", STAMP.format("", 3, "l") + "    acc = acc * alpha", 1),
-    ("    acc = dot(p", STAMP.format(" + 1", 1, "l") + "    acc = dot(p", 1),
-    ("lse_ptr, H_q", "lse_ptr, stamps_ptr, sm_ptr, H_q", 1),
+    ("    if MASK:\n        offs_n", STAMP.format("", 3, "m") + "    if MASK:\n        offs_n", 1),
+    ("    acc = dot(p", STAMP.format(" + 1", 2, "l") + "    acc = dot(p", 1),
+    ("lse_ptr, H_q", "lse_ptr, stamps_ptr, H_q", 1),
     ("BLOCK_D: tl.constexpr):\n    row_blocks",
      "BLOCK_D: tl.constexpr, STAMPED: tl.constexpr):\n"
-     "    stamps_ptr += tl.program_id(0).to(tl.int64) * (S_k // BLOCK_N + 1) * 5\n    row_blocks", 1),
+     "    stamps_ptr += tl.program_id(0).to(tl.int64) * (S_k // BLOCK_N + 1) * 4\n    row_blocks", 1),
     ("S_k, D, scale_log2,\n                           ", "S_k, D, scale_log2, stamps_ptr, STAMPED,\n    ", 2),
-    ("    l_or_one = tl", SM, 1),
 )  # fmt: skip
+
+
+# In PTX: the loop, its wait for k, and the stamp behind it, which has the predicate and the place.
+LOOP, ASM, END = "$L__BB0_2:", "// begin inline asm", "// end inline asm"
+STORED = re.compile(r"setp\.ne\.s32 p, (%r\d+), 0; @p mov\.u64 t, %clock64; @p st\.global\.u64 \[(%rd\d+)\]")
+
+
+def with_its_wait(ptx: str) -> str:
+    """The PTX with the clock before and behind the wait for k, as the first two of STAMPS."""
+    wait = ptx.index(ASM, ptx.index(LOOP))
+    behind = ptx.index(END, ptx.index("waitLoop;", wait)) + len(END)
+    stored = STORED.search(ptx, behind)
+    store = "@p st.global.u64 [{}+{}], %{};".format
+    predicate, place = stored.groups()
+    stamps = f"{store(place, -24, 'asked')} {store(place, -16, 'there')}"
+    first = ptx.rindex("{", 0, stored.start())
+    head = ptx.index("{\n", ptx.index(".entry")) + 2
+    clock = "\n\tmov.u64 \t%{}, %clock64;\n\t".format
+    return "".join((
+        ptx[:head], "\t.reg .b64 \t%asked, %there;\n", ptx[head:wait], clock("asked"), ptx[wait:behind],
+        clock("there"), ptx[behind:first], f"{{ .reg .pred p; setp.ne.s32 p, {predicate}, 0; {stamps} }}\n\t",
+        ptx[first:],
+    ))  # fmt: skip
 
 
 @functools.cache
@@ -67,10 +89,23 @@ def kernel():
     return defined(text, {"__name__": f"{steps.__name__}.clocked"}, str(file))["flash_forward_kernel"]
 
 
-def flash_forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, stamps: torch.Tensor, sm: torch.Tensor
-) -> torch.Tensor:
-    """o. stamps: (programs, blocks + 1, 5) int64; sm: (programs,) int32, gets each one's SM."""
+@contextlib.contextmanager
+def ptx_changed(change: Callable[[str], str]) -> Iterator[None]:
+    """Within, what is compiled is compiled anew, from its PTX so changed."""
+    from triton import knobs
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    make_ptx, always = CUDABackend.make_ptx, knobs.compilation.always_compile
+    CUDABackend.make_ptx = lambda *arguments: change(make_ptx(*arguments))
+    knobs.compilation.always_compile = True
+    try:
+        yield
+    finally:
+        CUDABackend.make_ptx, knobs.compilation.always_compile = make_ptx, always
+
+
+def flash_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, stamps: torch.Tensor) -> torch.Tensor:
+    """o. stamps: (programs, blocks + 1, 4) int64. Its first call is compiled within ptx_changed(with_its_wait)."""
     B, H, S, D = q.shape
     tile = steps.LARGER[D]
     o = torch.empty_like(q)
@@ -78,44 +113,33 @@ def flash_forward(
     rows = tile.block_m, tile.block_n, tile.block_n, tile.block_m
     tensors = [descriptor_template(x, n)(x) for x, n in zip((q, k, v, o), rows, strict=True)]
     kernel()[(triton.cdiv(S, tile.block_m) * B * H,)](
-        *tensors, lse, stamps, sm, H, H, 1, S, S, D, D**-0.5, IS_CAUSAL=False, BLOCK_D=padded_d(D), STAMPED=True,
+        *tensors, lse, stamps, H, H, 1, S, S, D, D**-0.5, IS_CAUSAL=False, BLOCK_D=padded_d(D), STAMPED=True,
         **tile.launch(),
     )  # fmt: skip
     return o
 
 
 def clocked_cases() -> Iterator[Measurement]:
-    """Chapter 8's programs, D = 128, full, S = 4,096, by the SM's clock."""
+    """Chapter 8's programs, D = 128, full, S = 4,096, by the SM's clock: two on an SM, as they run, and one."""
     shape = at_4096(128, False)
     yield about(9, "clocked", "tuned", **vars(shape)), partial(_clocked_row, shape)
 
 
-def room(shape: Shape) -> dict[str, torch.Tensor]:
-    """Empty stamps and sm for flash_forward."""
+def _clocked_row(shape: Shape) -> dict[str, Any]:
+    """SM cycles of a call; the mean cycles from each of STAMPS to the next, in the middle of the loops. A block has
+    BLOCK_M x BLOCK_N scores, as many as 64 x 128 in steps.LARGER's tile."""
+    q, k, v = inputs(shape)
     tile = steps.LARGER[shape.D]
     programs = shape.B * shape.H_q * shape.S_q // tile.block_m
-    stamps = torch.zeros(programs, shape.S_k // tile.block_n + 1, STAMPS, dtype=torch.int64, device="cuda")
-    return {"stamps": stamps, "sm": torch.zeros(programs, dtype=torch.int32, device="cuda")}
-
-
-def _clocked_row(shape: Shape) -> dict[str, Any]:
-    """As chapter_9's of two consumers: "call", "cycles", "stamps" of four blocks of the programs of one SM,
-    "softmax_at_once". A block has BLOCK_M x BLOCK_N scores, as many as 64 x 128 in steps.LARGER's tile."""
-    q, k, v = inputs(shape)
-    into = room(shape)
-    call = cycles_in_turns({"": partial(flash_forward, q, k, v, **into)}, rounds=1)[""]
-    clock, sm = into["stamps"].cpu(), into["sm"].cpu()
-    clock[:, :, 0], clock[:, :, 4] = clock[:, :, 1], clock[:, :, 3]
-    clock = clock[:, 4:-5]
-    groups = groups_of(clock, sm)
-    group = groups[len(groups) // 2]
-    shown = clock[group]
-    start = shown[:, 8, 0].max()
-    first = [int((of[:, 0] <= start).sum()) - 1 for of in shown]
-    shown = torch.stack([of[n : n + 5] for of, n in zip(shown, first, strict=True)])
-    return {
-        "call": call,
-        "cycles": mean_parts(clock[:, None]),
-        "stamps": (shown - shown.min()).tolist(),
-        "softmax_at_once": mean_shares(clock[group] for group in groups if len(group) == len(groups[0])),
-    }
+    stamps = torch.zeros(programs, shape.S_k // tile.block_n + 1, len(STAMPS), dtype=torch.int64, device="cuda")
+    call = partial(flash_forward, q, k, v, stamps=stamps)
+    with ptx_changed(with_its_wait):
+        call()
+    cycles = cycles_in_turns({"": call}, rounds=1)[""]
+    clock = stamps.cpu()[:, 4:-5]
+    asked, there, p_v, stop = clock.double().unbind(-1)
+    parts = {
+        "p v to asked": asked - p_v, "asked to k": there - asked, "k to stop": stop - there,
+        "away": p_v.roll(-1, 1)[:, :-1] - stop[:, :-1],
+    }  # fmt: skip
+    return {"call": cycles, "cycles": {name: round(of.mean().item()) for name, of in parts.items()}}

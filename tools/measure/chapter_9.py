@@ -23,7 +23,7 @@ from measure.stamps import completed, mean_parts, mean_shares
 from measure.turns import by_shape, in_turns
 
 hardware.require_triton("Chapter 9's measurements")
-from fa_tutorial.bench.chapter_9 import BY_TURNS, LATER, STAMPS  # noqa: E402
+from fa_tutorial.bench.chapter_9 import BY_TURNS, LATER, STAMPS, TWO_STAGES  # noqa: E402
 from fa_tutorial.hopper import ladder  # noqa: E402
 
 SPEEDS = ("hopper", "tuned", "basic", "sdpa_cudnn", "sdpa_flash", "flash_attn_4")
@@ -57,7 +57,7 @@ def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 def clocked_cases() -> Iterator[Measurement]:
     """When a consumer is where in its loop, by the SM's clock: D = 128, full, S = 4,096, 3 stages."""
     shape = at_4096(128, False)
-    for loop in ("9.3", "9.4, one wait"):
+    for loop in ("9.3", "9.4, one wait", "9.4, second step"):
         yield about(9, "clocked", loop, **vars(shape)), partial(_clocked_row, shape, loop)
     yield about(9, "clocked", "9.4, one wait, its maximum", **vars(shape)), partial(_maximum_row, shape)
 
@@ -121,6 +121,7 @@ def remedies_of() -> dict[str, Call]:
     found: dict[str, Call] = {"chapter 8's": partial(tuned.flash_forward, tile=steps.LARGER[128])}
     found["9.3, consumer 1 late"] = partial(loops.flash_forward, loop="9.3", late=LATER)
     found |= {loop: partial(loops.flash_forward, loop=loop) for loop in loops.LOOPS if loop not in BY_TURNS}
+    found[TWO_STAGES] = partial(loops.flash_forward, loop="9.4, one wait", stages=2)
     return found | {"persistent": partial(hopper.flash_forward, step=hopper.forward.STEPS["order"])}
 
 

@@ -39,18 +39,3 @@ def softmax_at_once(alive: torch.Tensor) -> list[float]:
 def mean_shares(groups: Iterable[torch.Tensor]) -> list[float]:
     """The mean of softmax_at_once over these groups of consumers, each of as many."""
     return torch.tensor([softmax_at_once(of) for of in groups], dtype=torch.float64).mean(0).round(decimals=3).tolist()
-
-
-def together(clock: torch.Tensor, sm: torch.Tensor, one: int) -> list[int]:
-    """`one` and the programs that share most of its time on its SM. clock: their stamps, (programs, blocks, n);
-    sm: each one's."""
-    begun, ended = clock[:, 0, 1], clock[:, -1, 3]
-    shared = torch.minimum(ended, ended[one]) - torch.maximum(begun, begun[one])
-    many = (sm == sm[one]) & (2 * shared > ended[one] - begun[one])
-    return many.nonzero()[:, 0].tolist()
-
-
-def groups_of(clock: torch.Tensor, sm: torch.Tensor) -> list[list[int]]:
-    """Of every 37th program those that are `together` with it, where there are others."""
-    groups = [together(clock, sm, one) for one in range(5, len(sm), 37)]
-    return [group for group in groups if len(group) > 1]
