@@ -206,7 +206,7 @@ def steps_in_turns(shape: Shape, in_turns: Callable = timed_in_turns) -> dict[st
     return {name: row | ({"tile": in_words(tile_of[name])} if name in tile_of else {}) for name, row in rows.items()}
 
 
-ORDERS = ("chapter 5", "side by side")  # of causal programs: as they come; heads side by side (8.5)
+ORDERS = ("chapter 5", "side by side")  # of causal programs: as they come; heads side by side (8.6)
 SHORT_GRIDS = ((8, 4096), (2, 16_384))  # heads, S
 
 
@@ -348,6 +348,7 @@ def tiles_of_h200() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+ASKED = 128, (64, 64, 4, 2)  # the tile whose waits the chapter looks into
 PROGRAM_LOOKS = {1: ("^", "vermilion"), 2: ("o", "yellow"), 3: ("s", "sky"), 4: ("D", "blue")}  # by programs on an SM
 
 
@@ -365,7 +366,9 @@ def draw_tiles(tiles: pd.DataFrame) -> Figure:
             ax.plot(row["cycles"], y, marker, color=COLOURS[colour], markeredgecolor="black", markersize=8)
             why = {"spills": row["spills loaded"], "HMMA": block_m == 32, "q kᵀ twice": (block_m, warps) == (64, 8)}
             words = ", ".join([percent(row["cycles"] / row["by (8.4)"]), *(word for word, so in why.items() if so)])
-            ax.annotate(words, (row["cycles"], y), (9, 0), textcoords="offset points", fontsize=9, va="center")
+            weight = "bold" if (D, row["tile"]) == ASKED else "normal"
+            place = {"textcoords": "offset points", "fontsize": 9, "va": "center", "weight": weight}
+            ax.annotate(words, (row["cycles"], y), (9, 0), **place)
         ends = {64: 2000, 128: 4000}[D]
         ax.set(title=f"D = {D}", xlabel="cycles for 64 x 64 scores", xlim=(0, ends), ylim=(len(of) - 0.4, -0.6))
         ax.set_xticks(range(0, ends, ends // 4))
@@ -382,12 +385,11 @@ def draw_tiles(tiles: pd.DataFrame) -> Figure:
 
 CHAIN = ("chapter 5", "base 2", "descriptors", "descriptors, larger tile")  # the chapter's steps
 WORDS = ("chapter 5", "1: base 2", "2: descriptors", "3: a larger tile")
-LADDER = dict(zip(CHAIN, WORDS, strict=True)) | {"sdpa_cudnn": "cuDNN"}
-POWERED = {"round up, larger tile": "finished"} | LADDER  # in words
+LADDER = dict(zip(CHAIN, WORDS, strict=True)) | {LARGER_TILE: "finished", "sdpa_cudnn": "cuDNN"}
 
 
 def print_power(*names: str) -> None:
-    """Print the H200's joules and cycles a call of some of POWERED, full, repeated until the clock settles, and power,
+    """Print the H200's joules and cycles a call of some of LADDER, full, repeated until the clock settles, and power,
     clock and rate meanwhile, and by how much these differ from the line before.
     """
     print(f"{'H200, full, repeated':28} {'joules':>13} {'million cycles':>15} {'watts':>7} {'MHz':>13} {'TFLOP/s':>12}")
@@ -401,14 +403,14 @@ def print_power(*names: str) -> None:
                 change = f"({percent(row[key] / before[key])})" if before else ""
                 told.append(f"{form.format(row[key] / (1e6 if key == 'cycles' else 1)):>5} {change:>7}")
             joules, cycles, clock, rate = told
-            words = f"D = {D:3}, {POWERED[name]:19} {joules} {cycles:>15} {row['watts']:7} {clock} {rate:>12}"
+            words = f"D = {D:3}, {LADDER[name]:19} {joules} {cycles:>15} {row['watts']:7} {clock} {rate:>12}"
             print(words.rstrip())
             before = row
 
 
 def draw_ladder() -> Figure:
     """The H200's cycles for 64 x 64 scores, full, of each of LADDER: 4 D of matmuls, the rest; its rate; the wall."""
-    figure = Figure(figsize=(10.5, 3.4))
+    figure = Figure(figsize=(10.5, 3.8))
     for ax, D in zip(figure.subplots(1, 2, sharey=True), (64, 128), strict=True):
         found, wall = [stored_steps()[D, False][name] for name in LADDER], 4 * D + 256
         for y, row in enumerate(found):

@@ -319,7 +319,7 @@ def forward_kernel(q_desc, k_desc, v_desc, o_desc, lse_ptr, counter_ptr, heads_a
 class Step:
     """What a step of the chapter switches on. overlap: next_block's; persistent: one program a multiprocessor, not one
     a work tile;
-    counter: work tiles that differ are handed out as programs ask; order: under a causal mask (8.5), longest first;
+    counter: work tiles that differ are handed out as programs ask; order: under a causal mask (8.6), longest first;
     else head by head, from the first row on; turns: three consumers issue their matmuls by turns."""
 
     overlap: bool = True

@@ -19,7 +19,7 @@ grouped_tile_in_gluon = gluon.jit(grouped_tile)
 
 class Sizes(NamedTuple):
     """heads = B · H_q; row_blocks of CONSUMERS · ROWS rows each; heads_at_once: heads whose work tiles alternate
-    (8.5)."""
+    (8.6)."""
 
     H_q: object
     H_k: object

@@ -26,7 +26,7 @@ def prepare_kernel(
     o, do, lse_ptr, dlse_ptr, lse2_ptr, delta_ptr, H_q, S_q, D,
     BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr,
 ):  # fmt: skip
-    """lse2 = lse · log2(e) and delta = rowsum(do ∘ o) − dlse, once for both kernels (8.6).
+    """lse2 = lse · log2(e) and delta = rowsum(do ∘ o) − dlse, once for both kernels (8.5).
 
     o, do: Heads (B, H_q, S_q, D); lse_ptr, dlse_ptr (or None): (B, H_q, S_q) float32;
     lse2_ptr, delta_ptr: (B, H_q, S_padded) float32. A row that sees nothing, and a row beyond S_q,

@@ -59,7 +59,7 @@ def forward_kernel(q, k, v, o, lse_ptr, H_q, H_k, heads_at_once, S_q, S_k, D, sc
 
     q, o: (B, H_q, S_q, D), k, v: (B, H_k, S_k, D), as Heads or as descriptors of tiles
     (1, 1, BLOCK_M or BLOCK_N, BLOCK_D); lse_ptr: (B, H_q, S_q) float32.
-    Causal programs take heads_at_once heads at a time, from the longest row block to the shortest (8.5).
+    Causal programs take heads_at_once heads at a time, from the longest row block to the shortest (8.6).
     Grid: (ceil(S_q / BLOCK_M) · B · H_q,).
     """
     row_blocks = tl.cdiv(S_q, BLOCK_M)
@@ -109,7 +109,7 @@ KEYS_AT_ONCE = 32_768
 
 
 def heads_at_once(S_k: int) -> int:
-    """Heads whose programs run side by side (8.5): as many as hold KEYS_AT_ONCE keys, at least 2, at most 64."""
+    """Heads whose programs run side by side (8.6): as many as hold KEYS_AT_ONCE keys, at least 2, at most 64."""
     return min(max(2, KEYS_AT_ONCE // S_k), 64)
 
 

@@ -21,7 +21,7 @@ import triton.language as tl  # noqa: E402
 
 
 class Sizes(NamedTuple):
-    """The sizes of a call as one argument of a kernel. heads_at_once: heads whose programs run side by side (8.5)."""
+    """The sizes of a call as one argument of a kernel. heads_at_once: heads whose programs run side by side (8.6)."""
 
     H_q: Any
     H_k: Any

@@ -222,7 +222,7 @@ ROW_BLOCKS, HEADS, SMS = 8, 2, 4
 
 
 def programs_in_order(heads_at_once: int, longest_first: bool) -> list[tuple[int, int]]:
-    """(head, row block) of each program in launch order: tuned.forward's with longest_first (8.5), else chapter 5's."""
+    """(head, row block) of each program in launch order: tuned.forward's with longest_first (8.6), else chapter 5's."""
     programs = [grouped_tile(pid, HEADS, ROW_BLOCKS, heads_at_once) for pid in range(HEADS * ROW_BLOCKS)]
     return [(head, ROW_BLOCKS - 1 - row if longest_first else row) for head, row in programs]
 

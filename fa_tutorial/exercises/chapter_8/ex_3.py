@@ -70,6 +70,8 @@ S_BY_TL, PV_BY_TL = ("scale * dot(q", "scale * tl.dot(q"), (f"{ACC}(p", f"{ACC.r
 HIDDEN = '        s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))  # a key of zeros has the score 0\n'
 MISTAKES = {
     "keys past S_k count: they are zeros, and a score of 0 weighs exp(0 − m), so set the scores with offs_n ≥ S_k to −inf": (HIDDEN, ""),
+    "a key that is there may score 0, too: hide keys by their numbers, offs_n ≥ S_k": (
+        HIDDEN, '        s = tl.where(s == 0.0, -float("inf"), s)\n'),
     "only the first head of the first batch entry is stored: b and h come from the program's number, and o's row is q's, which starts anew in each head": (
         "o_desc.store([b, h, start_m,", "o_desc.store([b, h, tl.program_id(0) * BLOCK_M,"),
     "k is not transposed: a descriptor gives [BLOCK_N, D], and tl.trans turns it": ("tl.trans(k)", "k"),
