@@ -10,8 +10,11 @@ import math
 from collections.abc import Iterable
 
 import torch
+from torch.nn.functional import pad
 
-# ---------------------------------------------------------------- their loop, for exercise 12.2's softmax
+from fa_tutorial.algorithm import softmax_step
+
+# ---------------------------------------------------------------- their loop, around a softmax such as exercise 12.2's
 
 BLOCK_N, SCALE = 16, 0.25
 
@@ -27,6 +30,14 @@ def copy(x, keys, past_end):
 def by_thread(x):
     """[rows, columns] -> [rows, 4, columns / 4]: thread t of a row holds columns 2t and 2t + 1 of each eight."""
     return x.unflatten(1, (-1, 4, 2)).transpose(1, 2).flatten(2)
+
+
+def your_softmax(s, row_max, row_sum, acc, scale_log2, is_first):
+    """softmax_step and acc · alpha of chapter 4, called as FA2 calls its own. A row's sum is its first thread's."""
+    unset = torch.full_like(row_max, -math.inf), torch.zeros_like(row_max)
+    m, l = unset if is_first else (row_max, row_sum.sum(dim=1))
+    p, m, l, alpha = softmax_step(scale_log2 * math.log(2) * s, m, l)
+    return p, m, pad(l[:, None], (0, 3)), acc if is_first else alpha[:, None] * acc
 
 
 def one_warp(softmax, q, k, v, last_seen, share, shared, unset,
@@ -84,7 +95,7 @@ def their_loop(softmax, q, k, v, unset=math.nan, **change):
     return torch.cat(o)
 
 
-# ---------------------------------------------------------------- their backward, for exercise 12.3's step
+# ---------------------------------------------------------------- their backward, for exercise 12.4's step
 
 
 def their_backward(step, q, k, v, do, lse, delta, past_end=math.inf):
