@@ -45,6 +45,7 @@ def one_warp(softmax, q, k, v, last_seen, share, shared, unset,
     """A warp's rows of o, by FA2's loop. share: the rows of each tile that the warp copies.
 
     unset: what memory and registers hold before anybody has written there. deleted: lines.
+    clear_acc to rescale: what else can be taken out.
     """
     row_max = torch.full((len(q),), unset)
     row_sum = torch.full((len(q), 4), unset)  # each of a row's four threads has its own

@@ -303,6 +303,7 @@ def draw_before_key_0(ax: Axes) -> None:
     S_q, S_k, side, left, top = 62, 30, 0.062, 1.05, 0.65
     wrong = ruined(S_q, S_k)
     note(ax, left, 0.2, "keys", ha="right")
+    note(ax, left + 2 * BLOCK_N * side + 0.4, 0.2, f"S_q = {S_q}, S_k = {S_k}")
     for key in (-BLOCK_N, 0, BLOCK_N):
         write(ax, left + (key + BLOCK_N) * side, 0.45, f"{key}".replace("-", "−"))
     for row in range(ROWS_OF_LOOP):
@@ -371,34 +372,38 @@ def draw_lagging_shift(ax: Axes) -> None:
     legend(ax, y, ((4.4, {"colour": "sky", "share": 0.45}, f"from the old shift to {THRESHOLD} · ln 2 = {room:.1f} above it"),))
 
 
-# (call of fwd_step, what it does), in their order; and from which line to which something is under way.
-FWD_STEP = (("consumer_wait", "wait until k has arrived"), ("warp_scheduler_barrier_sync", "wait for the turn"), ("gemm", "issue q kᵀ of block n"),
-            ("consumer_wait", "wait until v has arrived"), ("gemm", "issue p v of block n + 1"),
-            ("warp_scheduler_barrier_arrive", "pass the turn on"), ("warpgroup_wait<1>", "wait for q kᵀ"), ("consumer_release", "give k's buffer back"), ("mask_fn", "mask s"),
-            ("max_get_scale", "m and alpha, l · alpha"), ("online_softmax", "p, and l plus its sum"), ("warpgroup_wait<0>", "wait for p v"),
-            ("consumer_release", "give v's buffer back"), ("convert_type_out", "p to 16 bits"), ("rescale_o", "acc · alpha"))  # fmt: skip
+# (call of fwd_step, what it does, the lines of FA2's loop and of its softmax that do it there), in their order; and from which line to
+# which something is under way.
+FWD_STEP = (("consumer_wait", "wait until k has arrived", "305, 306"), ("warp_scheduler_barrier_sync", "wait for the turn", ""),
+            ("gemm", "issue q kᵀ of block n", "319"), ("consumer_wait", "wait until v has arrived", "332, 333"),
+            ("gemm", "issue p v of block n + 1", "367"), ("warp_scheduler_barrier_arrive", "pass the turn on", ""), ("warpgroup_wait<1>", "wait for q kᵀ", ""),
+            ("consumer_release", "give k's buffer back", "333"), ("mask_fn", "mask s", "328"), ("max_get_scale", "m and alpha, l · alpha", "148–158"),
+            ("online_softmax", "p, and l plus its sum", "162, 165"), ("warpgroup_wait<0>", "wait for p v", ""),
+            ("consumer_release", "give v's buffer back", "306"), ("convert_type_out", "p to 16 bits", "347"), ("rescale_o", "acc · alpha", "160"))  # fmt: skip
 MEETS = ("give v's buffer back", "p to 16 bits", "acc · alpha")  # what p v, still under way, would meet
-UNDER_WAY = (("the turn", 1, 5, "black", 0.15), ("q kᵀ of block n", 2, 6, "yellow", 0.5), ("p v of block n + 1", 4, 11, "green", 0.4))
+UNDER_WAY = (("the turn", 1, 5, "black", 0.15), ("q kᵀ of\nblock n", 2, 6, "yellow", 0.5), ("p v of\nblock n + 1", 4, 11, "green", 0.4))
 
 
 @image("12_fa3_step.png", 6.3)
 def draw_fa3_step(ax: Axes) -> None:
-    """The calls of FA3's step, one below the other, and beside them which matmul may run during which, and which calls must wait for
-    p v."""
-    top, high = 0.55, 0.35
-    for x, name in ((0.15, "fwd_step calls"), (3.0, "to"), (5.4, "what may be under way")):
+    """The calls of FA3's step, one below the other, beside FA2's lines for the same, which matmul may run during which, and which calls must
+    wait for p v."""
+    top, high, lines, does_at, way_at = 0.55, 0.35, 0.95, 3.8, 5.95
+    heading(ax, 0.15, 0.25, "in FA2")
+    for x, name in ((lines, "fwd_step calls"), (does_at, "to"), (way_at, "what may be under way")):
         heading(ax, x, 0.25, name)
-    for n, (call, does) in enumerate(FWD_STEP):
+    for n, (call, does, line) in enumerate(FWD_STEP):
         y = top + n * high
         if call in ("max_get_scale", "online_softmax") or does in MEETS:
             look = {"colour": "orange", "share": 0.4} if does in MEETS else {"colour": "sky", "share": 0.3}
-            box(ax, 0.08, y, WIDTH - 0.16, high, **look)
+            box(ax, 0.02, y, WIDTH - 0.04, high, **look)
         colour = "dimgrey" if call == "consumer_wait" else "black"
-        note(ax, 0.15, y + high / 2, call, family="DejaVu Sans Mono", color=colour)
-        note(ax, 3.0, y + high / 2, does, BODY, color=colour)
+        write(ax, lines - 0.1, y + high / 2, line, ha="right")
+        note(ax, lines, y + high / 2, call, family="DejaVu Sans Mono", color=colour)
+        note(ax, does_at, y + high / 2, does, BODY, color=colour)
     for n, (name, first, last, colour, share) in enumerate(UNDER_WAY):
         y = top + (first + 0.5) * high
-        box(ax, 5.4 + 1.18 * n, y, 1.12, (last - first) * high, name.replace(" of", "\nof"), colour, share=share)
+        box(ax, way_at + n, y, 0.95, (last - first) * high, name, colour, share=share)
     note(ax, 0.15, 6.05, "blue: the softmax; orange: calls that change what p v reads or writes; grey: waits for the producer")
 
 

@@ -29,6 +29,8 @@ MISTAKES = {
     f"dq and dk are multiplied by scale_log2: {AFTER}, by the scale alone": (
         RESULTS, "scale_log2 * (ds @ k), scale_log2 * (ds.T @ q), p.T @ do"),
     "dq's and dk's shares are swapped: return those of dq, dk and dv, in this order": (RESULTS, "ds.T @ q, ds @ k, p.T @ do"),
+    "the shares of dv, dk and dq are returned: return those of dq, dk and dv, in this order": (RESULTS, "p.T @ do, ds.T @ q, ds @ k"),
+    "the shares of dk, dv and dq are returned: return those of dq, dk and dv, in this order": (RESULTS, "ds.T @ q, p.T @ do, ds @ k"),
     "a hidden key's score is 0, and p = 2^(0 − lse · log₂ e) is more than 0: the score is −∞, so that p is 0": (S, S.replace("-math.inf", "0.0")),
     "delta is added: pointwise_mult is p · (dp − delta)": (DS, DS.replace("- delta", "+ delta")),
     "delta is summed over this block's keys alone: it is the whole row's, and comes as an argument": (
