@@ -154,6 +154,29 @@ def draw_schedules(ax: Axes) -> None:
     ))  # fmt: skip
 
 
+# What the products read in their order, without barrier 306: who multiplies, what, and both halves of the buffer, with what comes of it.
+WITHOUT_306 = (("first warp", "q kᵀ of block 2", ("k[2]", ""), "the other half isn't there yet"),
+               ("second warp", "q kᵀ of block 2", ("k[2]", "k[2]"), ""), ("first warp", "p v of block 2", ("v[2]", "v[2]"), ""),
+               ("first warp", "q kᵀ of block 1", ("k[1]", "k[2]"), "the other half is still the old one"),
+               ("second warp", "p v of block 2", ("v[1]", "v[2]"), "the first warp's copy came too early"))  # fmt: skip
+
+
+@image("12_lost_barrier.png", 2.75)
+def draw_lost_barrier(ax: Axes) -> None:
+    """The first products of two warps without barrier 306, and what each half of the buffer that they read holds then."""
+    for x, name in ((0.1, "who"), (1.45, "computes"), (3.3, "from a tile's halves"), (5.65, "what is wrong")):
+        heading(ax, x, 0.2, name)
+    for n, (who, what, halves, harm) in enumerate(WITHOUT_306):
+        y = 0.45 + n * 0.46
+        note(ax, 0.1, y + 0.18, who, BODY)
+        note(ax, 1.45, y + 0.18, what, BODY)
+        for half, text in enumerate(halves):
+            look = {"colour": "orange" if what.startswith("q") else "green", "share": 0.5 if text else 0.0}
+            box(ax, 3.3 + 1.1 * half, y, 1.1, 0.36, text or "NaN", **look)
+        if harm:
+            note(ax, 5.65, y + 0.18, harm)
+
+
 SHARED_ROWS, THREADS, MARKED = (0, 1, 2, None, 15, 16, 17, 18), 128, 0  # None: rows that aren't drawn; whose pieces are marked
 
 
@@ -410,7 +433,7 @@ def draw_fa3_step(ax: Axes) -> None:
 PARTS = ("s and p\ntile 0", "s and p\ntile 1", "acc\ntile 0", "acc\ntile 1")  # of tensor memory
 
 
-@image("12_fa4_warps.png", 5.3)
+@image("12_fa4_warps.png", 5.65)
 def draw_fa4_warps(ax: Axes) -> None:
     """FA4's warps around shared and tensor memory: who writes the scores, p and acc, who takes acc out to rescale it, and where o leaves."""
     left, part, high, warps = 1.3, 1.9, 0.62, {"colour": "black", "share": 0.08}
@@ -449,4 +472,10 @@ def draw_fa4_warps(ax: Axes) -> None:
     write(ax, left + 1.75 * part, 4.88, "alpha, through shared memory")
     arrow(ax, (left + 3.5 * part, 4.4), (left + 3.5 * part, 4.95))
     write(ax, left + 3.5 * part, 5.13, "after the last block: o, lse")
-    note(ax, 0.1, 5.13, "thick: what FA4 often leaves out")
+    notes(
+        ax,
+        0.1,
+        5.13,
+        ("thick: what FA4 often leaves out", "two tiles of q: the tensor cores multiply for one while the softmax of the other runs"),
+        step=0.32,
+    )
