@@ -437,38 +437,35 @@ print(json.dumps(found))
     return of_a_kernel(kernel, course, code)
 
 
-def loop_orders(kernel: Any, stages: Iterable[int]) -> list[list[str]]:
+def loop_order(kernel: Any) -> list[str]:
     """What an iteration of a flash_forward_kernel's loop without a mask does by Ampere's mma.sync, in the order of its
-    PTX, for each num_stages. fp16, D = 128, tiles of 128 rows and 32 keys, 4 warps, on an H200.
+    PTX. fp16, D = 128, tiles of 128 rows and 32 keys, 4 warps, 2 stages, on an H200.
 
     kernel: as forward_rows takes it.
     """
-    code = f"""
+    code = """
 import re, torch
 from fa_tutorial.tiles import TileConfig, heads
 
 q, k, v, o, _, lse = compiling.inputs(torch.float16, 128)
-orders = []
-for num_stages in {list(stages)!r}:
-    with compiling.compiling_for(90) as launched:
-        kernel[(1,)](
-            *map(heads, (q, k, v, o)), lse, *[compiling.HEADS] * 2, *[compiling.LENGTH] * 2, 128, 0.1,
-            IS_CAUSAL=False, BLOCK_D=128, **TileConfig(128, 32, 4, num_stages).launch(), arch="sm80")
-    ptx = launched[-1][1].asm["ptx"]
-    loop = re.search(r"(\\$L\\w+):.*?bra\\S*\\s+\\1;", ptx, re.DOTALL)[0]
-    steps, products = [], iter(("q kᵀ", "p v"))
-    for step in re.findall(r"wait_group\\s+\\d+|commit_group|mma\\.sync|ex2", loop):
-        if step == "mma.sync":
-            steps += [] if steps[-1] in ("q kᵀ", "p v") else [next(products)]
-        elif step == "ex2":
-            steps += [] if steps[-1] == "softmax" else ["softmax"]
-        elif step == "commit_group":
-            steps.append("begin a copy")
-        else:
-            left = int(step.split()[1])
-            steps.append(f"wait until {{left}} copies are under way" if left else "wait for all copies")
-    orders.append(steps)
-print(json.dumps(orders))
+with compiling.compiling_for(90) as launched:
+    kernel[(1,)](
+        *map(heads, (q, k, v, o)), lse, *[compiling.HEADS] * 2, *[compiling.LENGTH] * 2, 128, 0.1,
+        IS_CAUSAL=False, BLOCK_D=128, **TileConfig(128, 32, 4, 2).launch(), arch="sm80")
+ptx = launched[-1][1].asm["ptx"]
+loop = re.search(r"(\\$L\\w+):.*?bra\\S*\\s+\\1;", ptx, re.DOTALL)[0]
+steps, products = [], iter(("q kᵀ", "p v"))
+for step in re.findall(r"wait_group\\s+\\d+|commit_group|mma\\.sync|ex2", loop):
+    if step == "mma.sync":
+        steps += [] if steps[-1] in ("q kᵀ", "p v") else [next(products)]
+    elif step == "ex2":
+        steps += [] if steps[-1] == "softmax" else ["softmax"]
+    elif step == "commit_group":
+        steps.append("begin a copy")
+    else:
+        left = int(step.split()[1])
+        steps.append(f"wait until {left} copies are under way" if left else "wait for all copies")
+print(json.dumps(steps))
 """
     return of_a_kernel(kernel, forward.flash_forward_kernel, code)
 

@@ -10,8 +10,11 @@ import math
 from collections.abc import Iterable
 
 import torch
+from torch.nn.functional import pad
 
-# ---------------------------------------------------------------- their loop, for exercise 12.2's softmax
+from fa_tutorial.algorithm import softmax_step
+
+# ---------------------------------------------------------------- their loop, around a softmax such as exercise 12.2's
 
 BLOCK_N, SCALE = 16, 0.25
 
@@ -29,11 +32,20 @@ def by_thread(x):
     return x.unflatten(1, (-1, 4, 2)).transpose(1, 2).flatten(2)
 
 
+def your_softmax(s, row_max, row_sum, acc, scale_log2, is_first):
+    """softmax_step and acc · alpha of chapter 4, called as FA2 calls its own. A row's sum is its first thread's."""
+    unset = torch.full_like(row_max, -math.inf), torch.zeros_like(row_max)
+    m, l = unset if is_first else (row_max, row_sum.sum(dim=1))
+    p, m, l, alpha = softmax_step(scale_log2 * math.log(2) * s, m, l)
+    return p, m, pad(l[:, None], (0, 3)), acc if is_first else alpha[:, None] * acc
+
+
 def one_warp(softmax, q, k, v, last_seen, share, shared, unset,
              clear_acc=True, clear_v=True, peel=True, masked=3, rescale=True, deleted=()):  # fmt: skip
     """A warp's rows of o, by FA2's loop. share: the rows of each tile that the warp copies.
 
     unset: what memory and registers hold before anybody has written there. deleted: lines.
+    clear_acc to rescale: what else can be taken out.
     """
     row_max = torch.full((len(q),), unset)
     row_sum = torch.full((len(q), 4), unset)  # each of a row's four threads has its own
@@ -84,7 +96,7 @@ def their_loop(softmax, q, k, v, unset=math.nan, **change):
     return torch.cat(o)
 
 
-# ---------------------------------------------------------------- their backward, for exercise 12.3's step
+# ---------------------------------------------------------------- their backward, for exercise 12.4's step
 
 
 def their_backward(step, q, k, v, do, lse, delta, past_end=math.inf):

@@ -264,7 +264,7 @@ def test_chapter_12s_kernels_are_measured(monkeypatch):
     monkeypatch.setattr(chapter_12, "TILES", [TileConfig(64, 64, 4, 2)])
     monkeypatch.setattr(chapter_12, "LOOP_TILES", [(64, 64, 4)])
     rows = chapter_12.kernels_in_turns(Shape(1, 2, 2, 256, 256, 64, False))
-    assert list(rows) == ["sdpa_flash", *chapter_12.LOOPS, *chapter_12.INSTRUCTIONS, chapter_12.THREE_STAGES]
+    assert list(rows) == ["sdpa_flash", *chapter_12.LOOPS, *chapter_12.INSTRUCTIONS]
     assert all(0 < row["ms_20"] <= row["ms"] <= row["ms_80"] < 100 for row in rows.values())
 
 

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_tutorial import reading
+from fa_tutorial import reading, reference
+from fa_tutorial.bench.chapter_12 import row_states
+from fa_tutorial.exercises.chapter_12.ex_2 import fa2_softmax
 
 
 def counting(seen):
@@ -45,6 +47,18 @@ def test_without_a_barrier_a_warp_reads_too_early_and_spoils_a_tile_for_the_othe
     else:  # the one ahead has overwritten half of the k that the other multiplies by
         assert k_of["ahead"] == [[3, 3], [2, 2], [1, 1]] and k_of["behind"] == [[2, 3], [1, 2], [1, 1]]
         assert o[:16].isnan().all() and (o[16:] == 8 * 2 * (3 + 2 + 1) / 4).all()
+
+
+@pytest.mark.parametrize("softmax", [reading.your_softmax, fa2_softmax])
+def test_where_every_row_sees_every_key_a_lost_wait_is_nan_and_a_lost_barrier_is_only_wrong_for_the_second_warp(softmax):
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(S, 16, generator=draw) for S in (32, 48, 48))
+    truth = reference.attention(*(x[None, None] for x in (q, k, v)), scale=reading.SCALE)[0][0, 0]
+    found = {
+        line: row_states(reading.their_loop(softmax, q, k, v, masked=0, deleted=[line]), truth).tolist() for line in (0, 305, 306, 332, 333)
+    }
+    all_nan, one_nan = [2] * 32, [2] * 16 + [1] * 16
+    assert found == {0: [0] * 32, 305: all_nan, 306: one_nan, 332: all_nan, 333: one_nan}
 
 
 def test_a_rows_four_threads_hold_two_columns_of_each_eight():
@@ -85,7 +99,6 @@ QUOTED = (
     BACKWARD,
     BACKWARD,
     "flash_attn/cute/softmax.py",
-    "flash_attn/cute/flash_fwd_sm100.py",
 )  # a file for each of the page's listings
 
 

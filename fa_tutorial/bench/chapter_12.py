@@ -30,13 +30,15 @@ def marked(guess: str, rows: torch.Tensor) -> str:
 
 
 def ruined_rows(changes: dict[str, torch.Tensor], guesses: dict[str, str]) -> Figure:
-    """A strip for each change, with a square for each row of o as `row_states` gives it, and beside it the guess."""
+    """A strip for each change, with a square for each row of o as `row_states` gives it, and beside it the guess, if
+    there is one.
+    """
     width = max(map(len, changes.values()))
     figure, ax = plt.subplots(figsize=(10, 0.95 + 0.27 * len(changes)), layout="constrained")
     for line, (name, rows) in enumerate(changes.items()):
         for row, state in enumerate(rows.tolist()):
             ax.add_patch(Rectangle((row, line + 0.12), 1, 0.76, linewidth=0.5, **list(LOOKS.values())[state]))
-        text = marked(guesses[name], rows)
+        text = marked(guesses.get(name, ""), rows)
         colour = "black" if text.startswith("✓") else COLOURS["vermilion"]
         ax.text(width + 0.4, line + 0.5, text, va="center", color=colour)
     ax.set(xlim=(-0.1, width + 0.1), ylim=(len(changes), 0), title="rows of o")

@@ -63,13 +63,12 @@ def draw_kernel_lines(ax: Axes) -> None:
 SLOTS = ("one thread's share?", "for which copy or product", "where", "of which tensor", "transposed?")
 SLOT_NAMES = (("gK", "", "", "g: global memory", "K: k", ""), ("tKgK", "t: yes", "K: the copy of k", "g: global memory", "K: k", ""),
               ("tKsK", "t: yes", "K: the copy of k", "s: shared memory", "K: k", ""), ("tSrK", "t: yes", "S: s = q kᵀ", "r: registers", "K: k", ""),
-              ("tPaP", "t: yes", "P: the copy of p", "a: registers, too", "P: p", ""),
               ("tdVsPt", "t: yes", "dV: dv = pᵀ do", "s: shared memory", "P: p", "t: yes"))  # fmt: skip
 
 
-@image("12_names.png", 3.2)
+@image("12_names.png", 2.75)
 def draw_names(ax: Axes) -> None:
-    """Six names of FA2's, each cut into its slots."""
+    """Five names of FA2's, each cut into its slots."""
     left, wide, high = (0.95, 2.75, 4.65, 6.3, 7.75), (1.75, 1.85, 1.6, 1.4, 1.1), 0.36
     for x, width, text in zip(left, wide, SLOTS, strict=True):
         write(ax, x + width / 2, 0.25, text)
@@ -82,7 +81,7 @@ def draw_names(ax: Axes) -> None:
 
 
 # A step: its text, and its colour, that of the tensor. Theirs have a line, and the number of the step of yours that they do.
-ATTEND = (("load k", "orange"), ("q kᵀ", "yellow"), ("times scale", "yellow"), ("mask", "black"), ("softmax_step: m, alpha, l", "sky"), ("softmax_step: p", "sky"),
+ATTEND = (("load k", "orange"), ("q kᵀ", "yellow"), ("times scale", "yellow"), ("mask", "black"), ("softmax_step: m, alpha", "sky"), ("softmax_step: p, l", "sky"),
           ("acc · alpha", "purple"), ("load v", "green"), ("acc + p v", "purple"))  # fmt: skip
 THEIRS = (("305, 306", "wait: k is there, v was read", None, None), ("310", "begin to copy v", "green", 7), ("319", "q kᵀ", "yellow", 1),
           ("328", "mask", "black", 3), ("332, 333", "wait: v is there, k was read", None, None), ("335", "begin to copy the next k", "orange", 0))  # fmt: skip
@@ -123,60 +122,19 @@ def draw_two_loops(ax: Axes) -> None:
                         color="black" if moved else DARK, linewidth=2.2 if moved else 1, linestyle="-" if moved else ":")  # fmt: skip
     scale_to = inside_top + (0.85 + 4) * ROW + BOX / 2  # the scale goes with p
     ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - 0.16), (mine[2] + BOX / 2, scale_to), color="black", linewidth=2.2)
-    note(ax, YOURS_AT, 7.65, "thick lines: what has moved; one dotted line for m, alpha and l; not drawn: 304 and 365")
-
-
-# A lane's bars of the forward loop, as (start, end, text, whether it is a copy), in inches. Copies are drawn shorter than the work that
-# hides them.
-STEPS = (2.3, 3.7, 5.45, 6.85, 8.6)  # where an iteration's two halves begin: q kᵀ and the mask, softmax and p v
-COPY, AHEAD = 1.1, 0.3  # AHEAD: how long the faster warp stands at a barrier
-LANES = {"k's buffer": 0.75, "v's buffer": 1.25, "a fast warp": 1.75, "a slow warp": 2.25}
-
-
-@image("12_copies_and_work.png", 3.6)
-def draw_copies_and_work(ax: Axes) -> None:
-    """Two iterations of FA2's forward loop: what the buffers of k and v hold, what two warps compute meanwhile, and their barriers."""
-    for lane, y in LANES.items():
-        note(ax, 0.05, y + 0.2, lane, HEAD)
-    key, value, *warps = LANES.values()
-    for work in warps:
-        box(ax, STEPS[0] - COPY + 0.05, work, COPY - 0.05, 0.4, **WAITS)
-    draw_held(ax, key, "orange", "k[n]", STEPS[0] - COPY, STEPS[1])
-    for step, name in ((0, "n"), (2, "n − 1")):
-        begin, middle, end = STEPS[step : step + 3]
-        bracket(ax, begin + 0.03, end - 0.03, 0.4, high=0.07)
-        write(ax, (begin + end) / 2, 0.16, f"n_block = {name}")
-        draw_held(ax, value, "green", f"v[{name}]", begin, end)
-        draw_held(ax, key, "orange", "k[n − 1]" if step == 0 else "k[n − 2]", middle, STEPS[3] if step == 0 else end)
-        for work, idle in zip(warps, (AHEAD, 0), strict=True):
-            for start, stop, text in ((begin, middle, "q kᵀ, mask"), (middle, end, "softmax, p v")):
-                box(ax, start, work, stop - start - idle, 0.4, text, "sky", share=0.5)
-                if idle:
-                    box(ax, stop - idle, work, idle, 0.4, **WAITS)
-    for barrier, line in zip(STEPS, (306, 333, 306, 333, 306), strict=True):
-        ax.plot([barrier, barrier], [0.74, 2.75], color="black", linewidth=2, linestyle="--", zorder=3)
-        write(ax, barrier, 0.6, f"{line}", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1}, zorder=4)
-    note(ax, 0.05, 2.98, "dashed: barriers. There both warps' copies have come, and both have read what is overwritten next")
-    legend(ax, 3.38, (
-        (0.1, {"colour": "orange", "share": 0.8}, "copy of k"),
-        (1.75, {"colour": "green", "share": 0.6}, "copy of v"),
-        (3.4, {"colour": "orange", "share": 0.2}, "k is there"),
-        (5.05, {"colour": "green", "share": 0.2}, "v is there"),
-        (6.7, WAITS, "nothing to work on"),
-    ))  # fmt: skip
+    note(ax, YOURS_AT, 7.65, "thick lines: what has moved; one dotted line for m and alpha, one for p and l; not drawn: 304 and 365")
 
 
 # A schedule -> how long the work waits after p v, and its copies: the place of each (k above v), its beginning in steps, its block.
 SCHEDULES = (
     ("FA2", 0.0, ((1, 0.0, "v[n]"), (0, 1.0, "k[n − 1]"), (1, 3.0, "v[n − 1]"), (0, 4.0, "k[n − 2]"))),
-    ("yours, 2 stages", 0.85, ((0, 3.0, "k[n + 1]"), (1, 3.0, "v[n + 1]"))),
-    ("yours, 3 stages", 0.0, ((0, 0.0, "k[n + 1]"), (1, 0.0, "v[n + 1]"), (0, 3.0, "k[n + 2]"), (1, 3.0, "v[n + 2]"))),
+    ("yours", 0.85, ((0, 3.0, "k[n + 1]"), (1, 3.0, "v[n + 1]"))),
 )
 
 
-@image("12_schedules.png", 3.95)
+@image("12_schedules.png", 2.83)
 def draw_schedules(ax: Axes) -> None:
-    """Two iterations of three schedules: which work hides which copy, and where the warps wait for one. Not to scale."""
+    """Two iterations of two schedules: which work hides which copy, and where the warps wait for one. Not to scale."""
     left, wide, long, lane = 1.75, 1.03, 0.85, 0.26
     for n, (name, idle, copies) in enumerate(SCHEDULES):
         top = 0.2 + n * 1.12
@@ -188,7 +146,7 @@ def draw_schedules(ax: Axes) -> None:
         for below, begin, text in copies:
             colour, share = (("orange", 0.8), ("green", 0.6))[below]
             box(ax, left + begin * wide, top + 0.44 + below * lane, long * wide, lane, text, colour, share=share)
-    legend(ax, 3.72, (
+    legend(ax, 2.6, (
         (0.1, {"colour": "sky", "share": 0.5}, "block n, and the next one"),
         (3.3, {"colour": "orange", "share": 0.8}, "copy of k"),
         (4.95, {"colour": "green", "share": 0.6}, "copy of v"),
@@ -196,10 +154,27 @@ def draw_schedules(ax: Axes) -> None:
     ))  # fmt: skip
 
 
-def draw_held(ax: Axes, y: float, colour: str, text: str, start: float, end: float) -> None:
-    """A tile in its buffer: the copy from `start` on, then what it holds until the next copy may overwrite it."""
-    box(ax, start, y, COPY, 0.4, text, colour, share=0.8 if colour == "orange" else 0.6)
-    box(ax, start + COPY, y, end - start - COPY, 0.4, colour=colour, share=0.2)
+# What the products read in their order, without barrier 306: who multiplies, what, and both halves of the buffer, with what comes of it.
+WITHOUT_306 = (("first warp", "q kᵀ of block 2", ("k[2]", ""), "the other half isn't there yet"),
+               ("second warp", "q kᵀ of block 2", ("k[2]", "k[2]"), ""), ("first warp", "p v of block 2", ("v[2]", "v[2]"), ""),
+               ("first warp", "q kᵀ of block 1", ("k[1]", "k[2]"), "the other half is still the old one"),
+               ("second warp", "p v of block 2", ("v[1]", "v[2]"), "the first warp's copy came too early"))  # fmt: skip
+
+
+@image("12_lost_barrier.png", 2.75)
+def draw_lost_barrier(ax: Axes) -> None:
+    """The first products of two warps without barrier 306, and what each half of the buffer that they read holds then."""
+    for x, name in ((0.1, "who"), (1.45, "computes"), (3.3, "from a tile's halves"), (5.65, "what is wrong")):
+        heading(ax, x, 0.2, name)
+    for n, (who, what, halves, harm) in enumerate(WITHOUT_306):
+        y = 0.45 + n * 0.46
+        note(ax, 0.1, y + 0.18, who, BODY)
+        note(ax, 1.45, y + 0.18, what, BODY)
+        for half, text in enumerate(halves):
+            look = {"colour": "orange" if what.startswith("q") else "green", "share": 0.5 if text else 0.0}
+            box(ax, 3.3 + 1.1 * half, y, 1.1, 0.36, text or "NaN", **look)
+        if harm:
+            note(ax, 5.65, y + 0.18, harm)
 
 
 SHARED_ROWS, THREADS, MARKED = (0, 1, 2, None, 15, 16, 17, 18), 128, 0  # None: rows that aren't drawn; whose pieces are marked
@@ -224,7 +199,8 @@ def draw_share(ax: Axes) -> None:
     write(ax, left + PIECES * wide / 2, bottom + 0.18, "⋮")
     notes(ax, 5.3, top + 0.15, ("a box: a piece, 8 elements", "its number: the thread that copies it"), step=0.3)
     notes(ax, 5.3, top + 1.35, (f"orange: thread {MARKED}'s share, tVgV:", "one piece in each sixteenth row"), step=0.3)
-    note(ax, left, bottom + 0.5, "128 threads copy 16 rows at once, and then the next 16")
+    notes(ax, 5.3, top + 2.15, ("its shape for a block of 64 keys:", "(8, 4, 1, nblocksN)"), step=0.3)
+    note(ax, left, bottom + 0.5, "128 threads copy 16 rows together, and then the next 16")
 
 
 PIECE = 3  # the piece of each row that is marked: eight columns in fp16, 16 bytes, four banks
@@ -234,10 +210,10 @@ PIECE = 3  # the piece of each row that is marked: eight columns in fp16, 16 byt
 def draw_banks(ax: Axes) -> None:
     """Eight rows of a tile in shared memory, each in the same 32 banks, and the piece of each that is read together."""
     draw_pieces(ax, 0.75, swizzled=False)
-    heading(ax, 0.75, 0.2, "eight rows of a tile, plain")
+    heading(ax, 0.75, 0.2, "eight rows of a tile, one below the other")
     note(ax, 4.75, 0.65, "32 banks: 4 bytes of each in an access")
     notes(ax, 4.75, 1.1, ("a row: 64 elements, 128 bytes, all 32 banks", "a piece: 8 elements, 16 bytes, 4 banks"), step=0.3)
-    notes(ax, 4.75, 2.15, ("orange: what ldmatrix reads at once.", "All of it lies in banks 12 to 15: eight accesses"), step=0.3)
+    notes(ax, 4.75, 2.15, ("orange: what ldmatrix reads together.", "All of it lies in banks 12 to 15: eight accesses"), step=0.3)
 
 
 @image("12_swizzle.png", 3.4)
@@ -246,7 +222,7 @@ def draw_swizzle(ax: Axes) -> None:
     draw_pieces(ax, 0.75, swizzled=True)
     heading(ax, 0.75, 0.2, "the same rows, swizzled")
     notes(ax, 4.75, 1.1, ("each row has an order of its own:", "piece c of row r stands at place c ^ (r % 8)"), step=0.3)
-    notes(ax, 4.75, 2.15, ("orange: what ldmatrix reads at once.", "It lies in all 32 banks: one access"), step=0.3)
+    notes(ax, 4.75, 2.15, ("orange: what ldmatrix reads together.", "It lies in all 32 banks: one access"), step=0.3)
 
 
 def draw_pieces(ax: Axes, left: float, swizzled: bool) -> float:
@@ -309,40 +285,7 @@ def draw_registers(ax: Axes) -> None:
         for x, y in marked:
             outline(ax, x + 0.03, y + 0.03, wide - 0.06, high - 0.06, line=1.5)
     note(ax, 0.85, 3.4, f"a number: the thread of the warp; framed: thread {LANE}; a colour: one of the four threads that share a row")
-    note(ax, 0.85, 3.65, "left: two pieces of 16 x 8 side by side; right: one piece of 16 x 16")
-
-
-# (text, kind): a matmul, something a thread does in its registers, or a way out of them.
-DKDV = (("sᵀ = k qᵀ", "matmul"), ("pᵀ, from lse", ""), ("dv + pᵀ do", "matmul"), ("dpᵀ = v doᵀ", "matmul"), ("dsᵀ", ""),
-        ("dk + dsᵀ q", "matmul"))  # fmt: skip
-DQ = (("s = q kᵀ", "matmul"), ("p, from lse", ""), ("dp = do vᵀ", "matmul"), ("ds", ""), ("dq + ds k", "matmul"))
-ONE_LOOP = ((472, "s = q kᵀ", "matmul"), (534, "p, from lse", ""), (553, "p to shared memory", "out"), (575, "dp = do vᵀ", "matmul"),
-            (589, "ds", ""), (625, "ds to shared memory", "out"), (633, "dv + pᵀ do", "matmul"), (653, "ds k", "matmul"),
-            (676, "added to dq in memory, fp32", "out"), (687, "dk + dsᵀ q", "matmul"))  # fmt: skip
-LOOKS = {"matmul": {"colour": "blue", "share": 0.45}, "": {"colour": "black", "share": 0.06}, "out": {"colour": "orange", "share": 0.6}}
-
-
-@image("12_backward_loops.png", 6.25)
-def draw_backward_loops(ax: Axes) -> None:
-    """A step of chapter 7's two kernels, and one of FA2's loop: seven matmuls, or five and three ways out of the registers."""
-    columns = ((0.15, 2.4, "yours: dkdv_kernel", DKDV), (2.85, 2.4, "and dq_kernel", DQ), (5.35, 2.9, "theirs", ONE_LOOP))
-    for x, wide, name, steps in columns:
-        heading(ax, x, 0.25, name)
-        theirs = len(steps[0]) == 3
-        for n, (*line, text, kind) in enumerate(steps):
-            y = 0.55 + n * 0.44
-            box(ax, x + 0.5 * theirs, y, wide - 0.5 * theirs, 0.36, text, **LOOKS[kind])
-            if line:
-                write(ax, x + 0.4, y + 0.18, f"{line[0]}", ha="right")
-        count = sum(kind == "matmul" for *_, kind in steps)
-        note(ax, x + 0.5 * theirs, 0.55 + len(steps) * 0.44 + 0.15, f"{count} matmuls", HEAD)
-    for writes, reads, x in ((2, 6, 8.42), (5, 7, 8.7), (5, 9, 8.7)):
-        start, end = (0.55 + n * 0.44 + 0.18 for n in (writes, reads))
-        ax.plot((8.27, x, x), (start, start, end), color="black", linewidth=1.6)
-        arrow(ax, (x, end), (8.27, end))
-    write(ax, 8.75, 5.5, "arrows: other threads read p back as pᵀ, and ds as ds and dsᵀ", ha="right")
-    texts = ("matmul", "in registers", "through shared memory, or to memory")
-    legend(ax, 5.95, tuple(zip((0.15, 2.3, 4.9), LOOKS.values(), texts, strict=True)))
+    note(ax, 0.85, 3.65, "left: two results of 16 x 8 side by side; right: one operand of 16 x 16")
 
 
 HIDDEN = {"colour": "black", "share": 0.0}
@@ -383,6 +326,7 @@ def draw_before_key_0(ax: Axes) -> None:
     S_q, S_k, side, left, top = 62, 30, 0.062, 1.05, 0.65
     wrong = ruined(S_q, S_k)
     note(ax, left, 0.2, "keys", ha="right")
+    note(ax, left + 2 * BLOCK_N * side + 0.4, 0.2, f"S_q = {S_q}, S_k = {S_k}")
     for key in (-BLOCK_N, 0, BLOCK_N):
         write(ax, left + (key + BLOCK_N) * side, 0.45, f"{key}".replace("-", "−"))
     for row in range(ROWS_OF_LOOP):
@@ -451,41 +395,45 @@ def draw_lagging_shift(ax: Axes) -> None:
     legend(ax, y, ((4.4, {"colour": "sky", "share": 0.45}, f"from the old shift to {THRESHOLD} · ln 2 = {room:.1f} above it"),))
 
 
-# (call of fwd_step, what it does), in their order; and from which line to which something is under way.
-FWD_STEP = (("consumer_wait", "wait until k has arrived"), ("warp_scheduler_barrier_sync", "wait for the turn"), ("gemm", "issue q kᵀ of block n"),
-            ("consumer_wait", "wait until v has arrived"), ("gemm", "issue p v of block n + 1"),
-            ("warp_scheduler_barrier_arrive", "pass the turn on"), ("warpgroup_wait<1>", "wait for q kᵀ"), ("consumer_release", "give k's buffer back"), ("mask_fn", "mask s"),
-            ("max_get_scale", "m and alpha, l · alpha"), ("online_softmax", "p, and l plus its sum"), ("warpgroup_wait<0>", "wait for p v"),
-            ("consumer_release", "give v's buffer back"), ("convert_type_out", "p to 16 bits"), ("rescale_o", "acc · alpha"))  # fmt: skip
+# (call of fwd_step, what it does, the lines of FA2's loop and of its softmax that do it there), in their order; and from which line to
+# which something is under way.
+FWD_STEP = (("consumer_wait", "wait until k has arrived", "305, 306"), ("warp_scheduler_barrier_sync", "wait for the turn", ""),
+            ("gemm", "issue q kᵀ of block n", "319"), ("consumer_wait", "wait until v has arrived", "332, 333"),
+            ("gemm", "issue p v of block n + 1", "367"), ("warp_scheduler_barrier_arrive", "pass the turn on", ""), ("warpgroup_wait<1>", "wait for q kᵀ", ""),
+            ("consumer_release", "give k's buffer back", "333"), ("mask_fn", "mask s", "328"), ("max_get_scale", "m and alpha, l · alpha", "148–158"),
+            ("online_softmax", "p, and l plus its sum", "162, 165"), ("warpgroup_wait<0>", "wait for p v", ""),
+            ("consumer_release", "give v's buffer back", "306"), ("convert_type_out", "p to 16 bits", "347"), ("rescale_o", "acc · alpha", "160"))  # fmt: skip
 MEETS = ("give v's buffer back", "p to 16 bits", "acc · alpha")  # what p v, still under way, would meet
-UNDER_WAY = (("the turn", 1, 5, "black", 0.15), ("q kᵀ of block n", 2, 6, "yellow", 0.5), ("p v of block n + 1", 4, 11, "green", 0.4))
+UNDER_WAY = (("the turn", 1, 5, "black", 0.15), ("q kᵀ of\nblock n", 2, 6, "yellow", 0.5), ("p v of\nblock n + 1", 4, 11, "green", 0.4))
 
 
 @image("12_fa3_step.png", 6.3)
 def draw_fa3_step(ax: Axes) -> None:
-    """The calls of FA3's step, one below the other, and beside them which matmul may run during which, and which calls must wait for
-    p v."""
-    top, high = 0.55, 0.35
-    for x, name in ((0.15, "fwd_step calls"), (3.0, "to"), (5.4, "what may be under way")):
+    """The calls of FA3's step, one below the other, beside FA2's lines for the same, which matmul may run during which, and which calls must
+    wait for p v."""
+    top, high, lines, does_at, way_at = 0.55, 0.35, 0.95, 3.8, 5.95
+    heading(ax, 0.15, 0.25, "in FA2")
+    for x, name in ((lines, "fwd_step calls"), (does_at, "to"), (way_at, "what may be under way")):
         heading(ax, x, 0.25, name)
-    for n, (call, does) in enumerate(FWD_STEP):
+    for n, (call, does, line) in enumerate(FWD_STEP):
         y = top + n * high
         if call in ("max_get_scale", "online_softmax") or does in MEETS:
             look = {"colour": "orange", "share": 0.4} if does in MEETS else {"colour": "sky", "share": 0.3}
-            box(ax, 0.08, y, WIDTH - 0.16, high, **look)
+            box(ax, 0.02, y, WIDTH - 0.04, high, **look)
         colour = "dimgrey" if call == "consumer_wait" else "black"
-        note(ax, 0.15, y + high / 2, call, family="DejaVu Sans Mono", color=colour)
-        note(ax, 3.0, y + high / 2, does, BODY, color=colour)
+        write(ax, lines - 0.1, y + high / 2, line, ha="right")
+        note(ax, lines, y + high / 2, call, family="DejaVu Sans Mono", color=colour)
+        note(ax, does_at, y + high / 2, does, BODY, color=colour)
     for n, (name, first, last, colour, share) in enumerate(UNDER_WAY):
         y = top + (first + 0.5) * high
-        box(ax, 5.4 + 1.18 * n, y, 1.12, (last - first) * high, name.replace(" of", "\nof"), colour, share=share)
+        box(ax, way_at + n, y, 0.95, (last - first) * high, name, colour, share=share)
     note(ax, 0.15, 6.05, "blue: the softmax; orange: calls that change what p v reads or writes; grey: waits for the producer")
 
 
 PARTS = ("s and p\ntile 0", "s and p\ntile 1", "acc\ntile 0", "acc\ntile 1")  # of tensor memory
 
 
-@image("12_fa4_warps.png", 5.3)
+@image("12_fa4_warps.png", 5.65)
 def draw_fa4_warps(ax: Axes) -> None:
     """FA4's warps around shared and tensor memory: who writes the scores, p and acc, who takes acc out to rescale it, and where o leaves."""
     left, part, high, warps = 1.3, 1.9, 0.62, {"colour": "black", "share": 0.08}
@@ -524,4 +472,10 @@ def draw_fa4_warps(ax: Axes) -> None:
     write(ax, left + 1.75 * part, 4.88, "alpha, through shared memory")
     arrow(ax, (left + 3.5 * part, 4.4), (left + 3.5 * part, 4.95))
     write(ax, left + 3.5 * part, 5.13, "after the last block: o, lse")
-    note(ax, 0.1, 5.13, "thick: what FA4 often leaves out")
+    notes(
+        ax,
+        0.1,
+        5.13,
+        ("thick: what FA4 often leaves out", "two tiles of q: the tensor cores multiply for one while the softmax of the other runs"),
+        step=0.32,
+    )

@@ -39,6 +39,14 @@ def fa2_softmax_in_base_e(s, row_max, row_sum, acc, scale_log2, is_first):
     return p, new_max, torch.addcmul(own, alpha[:, None], row_sum), torch.einsum("r,rd->rd", alpha, acc)
 
 
+def two_tests_in_lists():
+    return [24, 41, 0], [28, 37, 200]
+
+
+def two_tests_with_as_many_rows_as_may_be():
+    return (30, 79, 20.0), (31, 97, 104.0)
+
+
 def fa2_backward_step_in_base_e(q, k, v, do, lse, delta, seen, scale_log2):
     p = torch.exp(scale_log2 * math.log(2) * torch.einsum("id,jd->ij", q, k) - lse.unsqueeze(1)).masked_fill(~seen, 0.0)
     ds = torch.addcmul(p * (do @ v.mT), p, delta.unsqueeze(1), value=-1.0)
@@ -73,14 +81,6 @@ def lagging_step_line_by_line(s, shift, l, threshold):
     return p, new, l * alpha + p.sum(dim=1), alpha
 
 
-def two_tests_in_lists():
-    return [24, 41, 0], [28, 37, 200]
-
-
-def two_tests_with_as_many_rows_as_may_be():
-    return (30, 79, 20.0), (31, 97, 104.0)
-
-
 def fa3_step_in_a_list():
     step = ["gemm q kᵀ", "gemm p v", "mask_fn", "max_get_scale", "online_softmax", "convert_type_out", "rescale_o"]
     step[5:5] = ["warpgroup_wait<0>", "release v"]
@@ -103,10 +103,10 @@ RIGHT_ANSWERS = (
     ("12.1", place_in_numpy),
     ("12.2", fa2_softmax_with_a_state_that_is_set_first),
     ("12.2", fa2_softmax_in_base_e),
-    ("12.3", fa2_backward_step_in_base_e),
-    ("12.3", fa2_backward_step_with_a_guard),
-    ("12.4", two_tests_in_lists),
-    ("12.4", two_tests_with_as_many_rows_as_may_be),
+    ("12.3", two_tests_in_lists),
+    ("12.3", two_tests_with_as_many_rows_as_may_be),
+    ("12.4", fa2_backward_step_in_base_e),
+    ("12.4", fa2_backward_step_with_a_guard),
     ("12.5", fa3_step_in_a_list),
     ("12.6", lagging_step_line_by_line),
     ("12.6", lagging_step_with_the_blocks_own_maximum),

@@ -4,7 +4,6 @@ instruction and by Ampere's, which is FA2's.
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -33,7 +32,6 @@ TILES = [
         (128, 32, 4, 3), (128, 32, 4, 2), (128, 128, 8, 2), (64, 32, 4, 3), (128, 32, 8, 3),
     )
 ]  # fmt: skip
-THREE_STAGES = "mma.sync, 3 stages"  # at the tile at which mma.sync is the fastest
 FA2 = "sdpa_flash"  # it chooses its tile by itself
 # FA2's loop, whole and with changes -> what fa2_kernel is compiled with
 WHOLE = {"EARLY": True, "SWIZZLED": True, "FOLDED": True}
@@ -50,7 +48,7 @@ SHAPE = Shape(1, 16, 16, 16_384, 16_384, 128, False)
 
 def kernels_cases() -> Iterator[Measurement]:
     """All of them in turns: 16,384 tokens, full."""
-    return by_shape(12, "fa2_loop", kernels_in_turns, [SHAPE], (FA2, *LOOPS, *INSTRUCTIONS, THREE_STAGES))
+    return by_shape(12, "fa2_loop", kernels_in_turns, [SHAPE], (FA2, *LOOPS, *INSTRUCTIONS))
 
 
 def kernels_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
@@ -94,8 +92,8 @@ def launched(tensors: tuple[torch.Tensor, ...], instruction: str, tile: TileConf
 
 
 def instructions(*tensors: torch.Tensor) -> dict[str, tuple[Callable, str]]:
-    """(a call, its tile in words) of chapter 5's kernel by each of INSTRUCTIONS, at the fastest of TILES, and of
-    THREE_STAGES. A tile that doesn't fit is left out; a kernel that multiplies by another instruction is an error.
+    """(a call, its tile in words) of chapter 5's kernel by each of INSTRUCTIONS, at the fastest of TILES. A tile that
+    doesn't fit is left out; a kernel that multiplies by another instruction is an error.
     """
     found = {}
     for instruction in INSTRUCTIONS:
@@ -111,8 +109,6 @@ def instructions(*tensors: torch.Tensor) -> dict[str, tuple[Callable, str]]:
             calls[tile] = call
         tile = fastest(calls)
         found[instruction] = calls[tile], in_words(tile)
-    tile = replace(tile, num_stages=3)
-    found[THREE_STAGES] = partial(launched, tensors, "mma.sync", tile), in_words(tile)
     return found
 
 

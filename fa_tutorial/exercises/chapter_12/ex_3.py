@@ -1,120 +1,123 @@
-import math
-
 import torch
 
+from fa_tutorial.exercises.chapter_12.ex_2 import fa2_softmax
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import INF
+from fa_tutorial.exercises.ring_play import verdict
+from fa_tutorial.exercises.running import Wrong, adapting, kind
+from fa_tutorial.reading import BLOCK_N, SCALE, their_loop
+from fa_tutorial.reference import attention
 
 
-def fa2_backward_step(q, k, v, do, lse, delta, seen, scale_log2):
-    """What lines 472 to 687 add to dq, dk and dv for one block of rows and one of keys."""
-    s = torch.where(seen, q @ k.T, -math.inf)
-    max_scaled = torch.where(lse == -math.inf, 0.0, lse * math.log2(math.e))  # softmax.h, 76
-    p = torch.exp2(s * scale_log2 - max_scaled[:, None])
-    ds = p * (do @ v.T - delta[:, None])
-    return ds @ k, ds.T @ q, p.T @ do
+def two_tests():
+    """(S_q, S_k, lower) of a test that changes 3 and 4 pass, and of one that both fail."""
+    both_pass = 24, 46, 0.0  # row 0 sees keys 0 … 22, and the last two blocks begin at key 16
+    both_fail = 31, 100, 110.0  # row 0 sees a part of the third block from the end; e^−110 is 0
+    return both_pass, both_fail
 
 
-S, GUARDED, P, DS = (
-    "torch.where(seen, q @ k.T, -math.inf)",
-    "torch.where(lse == -math.inf, 0.0, lse * math.log2(math.e))",
-    "torch.exp2(s * scale_log2 - max_scaled[:, None])",
-    "p * (do @ v.T - delta[:, None])",
-)
-RESULTS, SCALE = "ds @ k, ds.T @ q, p.T @ do", "scale_log2 * math.log(2)"
-AFTER = "line 731 scales dk after the loop, and convert_dQ scales dq"
+FEWEST, MOST, D, MOST_KEYS, LOWEST = 24, 31, 16, 1024, 1e6
+CHANGES = {3: {"peel": False, "unset": 0.0}, 4: {"masked": 2}}
+RIGHT, WRONG = 1e-3, 1e-2  # the largest error of o that passes a test, and the least that fails it
+ARE_SEEN = {
+    3: "change 3 fails the first test: so far below 0, e to the power of a score has few digits or none in float32",
+    4: "change 4 fails the first test: a block before the last two holds a key after S_k − S_q, the last one that row 0 sees",
+}
+HIDE = {
+    3: "change 3 passes the second test: float32 still holds e to the power of these scores, so a shift of 0 is as good as another",
+    4: "change 4 passes the second test: row 0 sees every key before the last two blocks, so only these two need a mask",
+}
+SWAPPED = "the two tests are swapped: return the one that changes 3 and 4 pass first"
+FIRST, SECOND = "both_pass = 24, 46, 0.0", "both_fail = 31, 100, 110.0"
 MISTAKES = {
-    f"dq and dk are scaled: {AFTER}": (RESULTS, f"{SCALE} * (ds @ k), {SCALE} * (ds.T @ q), p.T @ do"),
-    f"dq and dk are multiplied by scale_log2: {AFTER}, by the scale alone": (
-        RESULTS, "scale_log2 * (ds @ k), scale_log2 * (ds.T @ q), p.T @ do"),
-    "dq's and dk's shares are swapped: return those of dq, dk and dv, in this order": (RESULTS, "ds.T @ q, ds @ k, p.T @ do"),
-    "a hidden key's score is 0, and p = 2^(0 − lse · log₂ e) is more than 0: the score is −∞, so that p is 0": (S, S.replace("-math.inf", "0.0")),
-    "delta is added: pointwise_mult is p · (dp − delta)": (DS, DS.replace("- delta", "+ delta")),
-    "delta is summed over this block's keys alone: it is the whole row's, and comes as an argument": (
-        DS, "p * (do @ v.T - (p * (do @ v.T)).sum(dim=1, keepdim=True))"),
-    "lse is multiplied by scale_log2: it is a logarithm of scaled scores, so it needs only log₂ e": (
-        GUARDED, GUARDED.replace("math.log2(math.e)", "scale_log2")),
-    "lse is in base e: p is a power of two, so lse is multiplied by log₂ e": (GUARDED, GUARDED.replace(" * math.log2(math.e)", "")),
-    "p is e to a power that is in base 2: scale_log2 and lse · log₂ e hold log₂ e already, so p is exp2 of their difference": (
-        P, P.replace("exp2", "exp")),
-    "p is in base e: scale_log2 holds log₂ e already, so p is exp2, of lse · log₂ e": [
-        (GUARDED, GUARDED.replace(" * math.log2(math.e)", "")), (P, P.replace("exp2", "exp"))],
-    "p and ds are rounded to 16 bits: FA2 rounds them for its matmuls, but here all stays in float32": (
-        f"    return {RESULTS}", f"    p, ds = p.half().float(), ds.half().float()\n    return {RESULTS}"),
-    "an lse of −∞ gives NaN: line 534 calls scale_apply_exp2, and its line 76 takes 0 for a −∞": (
-        GUARDED, "lse * math.log2(math.e)"),
-    "the mask is left out: a hidden key's score is −∞, so its p is 0": (S, "q @ k.T"),
-    "p is multiplied by the mask: a hidden score may lie so far above the row's own that its exp2 is ∞, and ∞ · 0 is NaN; replace the score by −∞": [
-        (S, "q @ k.T"), (P, P + " * seen")],
-    "delta isn't subtracted: pointwise_mult is p · (dp − delta)": (DS, "p * (do @ v.T)"),
-    "p is a softmax of this block alone: lse is the whole row's, so p is 2^(s · scale_log2 − lse · log₂ e)": (
-        P, f"torch.softmax(s * {SCALE}, dim=1)"),
-}  # fmt: skip
-CONDITIONS = {"hidden": "a row may see no key, in this block or at all; in the second case its lse is +∞ or −∞"}
-RULES = {
-    "dq": "dq's share is ds k, as the loop leaves it (convert_dQ scales dq, after the loop), where ds = p · (dp − delta), with p of (6.7), all in float32",
-    "dk": "dk's share is dsᵀ q, as the loop leaves it (line 731 scales dk, after the loop), where ds = p · (dp − delta), with p of (6.7), all in float32",
-    "dv": "dv's share is pᵀ do, with p of (6.7), all in float32",
+    ARE_SEEN[3]: (FIRST, "both_pass = 24, 46, 110.0"),
+    ARE_SEEN[4]: (FIRST, "both_pass = 24, 66, 0.0"),
+    HIDE[3]: (SECOND, "both_fail = 31, 100, 0.0"),
+    SWAPPED: ("return both_pass, both_fail", "return both_fail, both_pass"),
+    HIDE[4]: (SECOND, "both_fail = 24, 46, 110.0"),
 }
 
 
-def truth(q, k, v, do, lse, delta, seen, scale_log2):
-    q, k, v, do, lse, delta = (x.double() for x in (q, k, v, do, lse, delta))
-    p = torch.where(seen, torch.exp(math.log(2) * scale_log2 * (q @ k.T) - lse[:, None]), 0.0)
-    ds = p * (do @ v.T - delta[:, None])
-    return ds @ k, ds.T @ q, p.T @ do
+def errors(S_q, S_k, lower):
+    """The largest errors of o of the loop as it is, None, and of each change, with scaled scores that lie around −lower."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(S, D, generator=draw) for S in (S_q, S_k, S_k))
+    q[:, 0], k[:, 0] = 1.0, -lower / SCALE
+    truth = attention(*(x[None, None] for x in (q, k, v)), scale=SCALE, is_causal=True)[0][0, 0]
+    changes = {None: {}, **CHANGES}
+    return {name: float((their_loop(fa2_softmax, q, k, v, **change) - truth).abs().max()) for name, change in changes.items()}
+
+
+def valid(test, which):
+    """The three numbers of a test. Wrong where they are none, or out of bounds."""
+    if not isinstance(test, tuple | list) or len(test) != 3:
+        raise Wrong(f"the {which} test is {kind(test)}, want a tuple (S_q, S_k, lower)")
+    S_q, S_k, lower = test
+    for name, length, least, most in (("S_q", S_q, FEWEST, MOST), ("S_k", S_k, 2 * BLOCK_N + 1, MOST_KEYS)):
+        if isinstance(length, bool) or not isinstance(length, int) or not least <= length <= most:
+            raise Wrong(f"{name} of the {which} test is {length!r}, want a whole number from {least} to {most:,}")
+    if S_k % BLOCK_N == 0:
+        raise Wrong(f"S_k of the {which} test is {S_k}, a multiple of {BLOCK_N}: want a last block that isn't full")
+    if (edge := (S_k - S_q) % BLOCK_N) in (0, BLOCK_N - 1):
+        raise Wrong(f"S_k − S_q of the {which} test is {S_k - S_q}, which is {edge} modulo {BLOCK_N}: want neither 0 nor {BLOCK_N - 1}")
+    if isinstance(lower, bool) or not isinstance(lower, int | float) or not 0 <= lower <= LOWEST:
+        raise Wrong(f"lower of the {which} test is {lower!r}, want a number from 0 to {LOWEST:,.0f}")
+    return S_q, S_k, float(lower)
+
+
+def judged(test, which, told):
+    """What comes of a test, in words, with what to tell of the first change that should have done otherwise."""
+    found = errors(*valid(test, which))
+    if not found.pop(None) <= RIGHT:
+        raise Wrong(f"the loop as it is fails the {which} test: scores near −{test[2]:,g} have too few digits in float32")
+    want, words, cause = "passes" if told is ARE_SEEN else "fails", [], ""
+    for change, error in found.items():
+        word = "passes" if error <= RIGHT else "fails" if error >= WRONG else "is off by less than 0.01"
+        words.append(f"change {change} {word}")
+        if word != want:
+            small = told is HIDE and word != "passes"
+            few = ": with fewer keys one that leaks weighs more" if change == 4 else ""
+            cause = cause or (f"change {change} is off by less than 0.01, which is too little for a test{few}" if small else told[change])
+    return verdict(" and ".join(words), cause)
+
+
+@adapting
+def adapt(answer):
+    """The answer with the verdicts of their loop in place of its tests."""
+    tests = answer()
+    if not isinstance(tests, tuple | list) or len(tests) != 2:
+        raise Wrong(f"returns {kind(tests)}, want two tuples (S_q, S_k, lower)")
+    first, second = judged(tests[0], "first", ARE_SEEN), judged(tests[1], "second", HIDE)
+    if (second, first) == truth():
+        first = verdict(first, SWAPPED)
+    return first, second
+
+
+def truth():
+    return tuple(" and ".join(f"change {change} {word}" for change in CHANGES) for word in ("passes", "fails"))
 
 
 def inputs():
-    def step(q, k, v, do, lse, delta, seen, **options):
-        tensors = (torch.as_tensor(x) for x in (q, k, v, do, lse, delta, seen))
-        return case(*tensors, 0.5, **{"otherwise": RULES} | options)
-
-    draw = torch.Generator().manual_seed(3)  # the same in every call, unlike what a fresh case has
-    every, two = [[True, True], [True, True]], ([[1.0], [2.0]], [[2.0], [-1.0]], [[1.0], [3.0]], [[1.0], [-2.0]])
-    yield step(*two, [1.0, 2.0], [0.5, -1.0], every, on="two rows and two keys, D = 1")
-    yield step(*two, [1.0, 2.0], [0.5, -1.0], [[True, False], [True, True]], on="row 0 doesn't see key 1")
-    q, k, v, do = (torch.randn(rows, 4, generator=draw) for rows in (3, 5, 5, 3))
-    yield step(q, k, v, do, torch.ones(3), torch.ones(3), torch.rand(3, 5, generator=draw) > 0.3, on="3 rows, 5 keys, D = 4")
-    draw = generator()
-    q, k, v, do = (torch.randn(rows, 8, generator=draw) for rows in (6, 4, 4, 6))
-    lse, delta = 2 + torch.rand(6, generator=draw), torch.randn(6, generator=draw)
-    yield step(q, k, v, do, lse, delta, torch.rand(6, 4, generator=draw) > 0.3, on="6 rows, 4 keys, D = 8", fresh=True)
-    nothing = "a row that sees no key of this block adds nothing: its scores are −∞, so its p is 0, and no result is NaN"
-    some = [[False, False], [True, True]]
-    yield step(*two, [1.0, 2.0], [0.5, -1.0], some, on="row 0 sees no key of this block", edge="hidden", otherwise=nothing)
-    yield step(*two, [INF, 2.0], [0.0, -1.0], some, on="row 0 sees no key at all", edge="hidden", otherwise=nothing)
-    low = "a hidden key's p is 0, because its score is −∞: a row's own scores may lie below any number but −∞"
-    (q, _, v, do), k, seen = two, [[-25_000.0], [-25_001.0]], [[True, False], [True, True]]
-    lse, on = [-12_500 * math.log(2), -25_000 * math.log(2) + math.log(1.5)], "row 0 doesn't see key 1, and all scores are below −10,000"
-    yield step(q, k, v, do, lse, [0.5, -1.0], seen, on=on, edge="hidden", otherwise=low)
-    high = "a hidden key's p is 0, however far its score lies above the row's own: exp2 of that is ∞, and ∞ · 0 is NaN, so −∞ replaces the score"
-    (q, _, v, do), k, seen = two, [[1.0], [400.0]], [[True, False], [True, False]]
-    lse, on = [0.5 * math.log(2), math.log(2)], "no row sees key 1, whose scores are hundreds above those of key 0"
-    yield step(q, k, v, do, lse, [0.5, -1.0], seen, on=on, edge="hidden", otherwise=high)
-    guard = "a row whose lse is −∞ adds nothing, and no result is NaN: line 534 calls scale_apply_exp2, and so runs its line 76"
-    q, k, v, do = (torch.randn(rows, 4, generator=draw) for rows in (2, 3, 3, 2))
-    seen, on = [[False] * 3, [True] * 3], "row 0 sees no key at all, and its lse is −∞"
-    # fresh, so that an answer without line 76 is still told its other mistake
-    yield step(q, k, v, do, [-INF, 2.0], [0.0, -1.0], seen, on=on, fresh=True, edge="hidden", otherwise=guard)
+    yield case(on="run with their loop")
 
 
 EXERCISE = Exercise(
-    task="Write in PyTorch what a step of FA2's backward adds to dq, dk and dv.",
-    conditions=CONDITIONS,
+    task="Find a test that two broken loops pass, and one that both fail.",
     hints=(
-        "Begin with the scores, and go through the calls. Which of them reads a scale?",
-        "lse is a logarithm of scaled scores, and softmax_scale_log2 is the scale times log₂ e. So what must exp2 subtract from s · scale_log2? "
-        "(Scale_max is false in this call.) And what does line 76 do with an lse of −∞?",
-        "The matmuls read what their operands are called: tdVsPt is pᵀ, tdKsdSt is dsᵀ, and tdQsdS is ds as it is. None of these lines has a scale.",
+        "Only the lengths decide what change 4 does, and only the size of the scores what change 3 does. Which is the last key that row 0 "
+        "sees? And what is p if a score is far below the shift that it is measured from?",
+        "Row 0 sees keys 0 … S_k − S_q. Change 4 is right where all blocks before the last two end there or earlier: with fewer rows than 32, "
+        "row 0 stands nearer to the last key. Change 3 begins with row_max = 0 and row_sum = 0, so p is e to the power of the score as long as no score exceeds 0.",
+        "Write b for the first key of the last two blocks: 16 · (⌈S_k / 16⌉ − 2). Change 4 passes where S_k − S_q is at least b − 1. For change 3: "
+        "from which x on is e^−x 0 in float32, whose smallest number is 2^−149?",
     ),
-    solution=fa2_backward_step,
-    reasoning="The scale enters once, inside exp2, and lse joins it there in base 2. dq and dk are sums over blocks, and a factor that all of "
-    "them have is multiplied once, at the end: line 731 for dk, convert_dQ for dq.",
+    solution=two_tests,
+    reasoning="Of 46 keys row 0 of 24 sees keys 0 … 22, and the last two blocks begin at key 16. So the block before them needs no mask, "
+    "though the diagonal starts inside a block: 24 rows end before they reach a third. Of 100 keys row 0 of 31 sees keys 0 … 69, and the "
+    "last two blocks begin at key 80: block 4, keys 64 … 79, needs a mask. Scores around −110 lie so far below change 3's shift of 0 that p, row_sum and acc are 0.",
     inputs=inputs,
     truth=truth,
-    rule="dq += ds k, dk += dsᵀ q, dv += pᵀ do, with the scale inside exp2 alone",
+    rule="changes 3 and 4 pass the first test, and both fail the second",
     mistakes=MISTAKES,
-    parts=("dq", "dk", "dv"),
-)  # fmt: skip
+    adapt=adapt,
+    parts=("the first test", "the second test"),
+)
