@@ -128,21 +128,16 @@ def two_lanes(start: float, tiles: float, transfer: float, merge: float, measure
     return figure
 
 
-def by_splits(cases: list[tuple[int, dict[int, float], dict[int, int]]], sms: int = 132) -> Figure:
-    """The measured µs by the number of splits, and the choices with one slot on each SM and with three.
-
-    cases: (B, µs by splits, the chosen splits by slots).
-    """
-    figure, axes = plt.subplots(1, len(cases), figsize=(9, 2.9), layout="constrained")
+def by_splits(us: dict[int, float], chosen: dict[int, int], sms: int = 132) -> Figure:
+    """The measured µs by the number of splits, and the choices by slots: with one on each SM, and with three."""
+    figure, ax = plt.subplots(figsize=(7, 2.9), layout="constrained")
+    ax.plot(list(us), list(us.values()), ".-", color="black", linewidth=0.8, markersize=9)
     looks = {sms: ("blue", "o"), 3 * sms: ("vermilion", "s")}
-    for (B, us, chosen), ax in zip(cases, axes, strict=True):
-        ax.plot(list(us), list(us.values()), ".-", color="black", linewidth=0.8, markersize=9)
-        for slots, splits in chosen.items():
-            colour, mark = looks[slots]
-            look = {"color": COLOURS[colour], "markersize": 11, "fillstyle": "none", "markeredgewidth": 2}
-            ax.plot(splits, us[splits], mark, label=f"{splits}: your choice with {slots} slots", **look)
-        ax.set(title=f"B = {B}", xlabel="splits")
-        ax.margins(y=0.15)
-        ax.legend(fontsize="small")
-    axes[0].set(ylabel="measured µs")
+    for slots, splits in chosen.items():
+        colour, mark = looks[slots]
+        look = {"color": COLOURS[colour], "markersize": 11, "fillstyle": "none", "markeredgewidth": 2}
+        ax.plot(splits, us[splits], mark, label=f"{splits}: your choice with {slots} slots", **look)
+    ax.set(xlabel="splits", ylabel="measured µs", xticks=range(min(us), max(us) + 1))
+    ax.margins(y=0.15)
+    ax.legend(fontsize="small")
     return figure
