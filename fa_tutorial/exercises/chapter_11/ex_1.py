@@ -23,6 +23,8 @@ MISTAKES = {
     "keys are counted, and programs started, once per query head: each of the H_k key heads is read once, by one program a part": [
         (BYTES, "4 * B * H_q * S * D"), (PROGRAMS, "math.ceil(B * H_q * splits / sms)")],
     "the sequences are counted once: each of the B brings its own cache, and its own programs": [("4 * B", "4"), ("ceil(B * H_k", "ceil(H_k")],
+    "the programs of one sequence are counted: each of the B brings its own": (PROGRAMS, "math.ceil(H_k * splits / sms)"),
+    "the programs of one split are counted: each key head has one program a part": (PROGRAMS, "math.ceil(B * H_k / sms)"),
     "the faster of SMs and memory is taken: the slower one decides": (TIME, TIME.replace("max", "min")),
     "the times of SMs and memory are added: both go on at once, so the slower one alone decides": (
         TIME, f"part * programs * tile_us + {MEMORY}"),
@@ -46,31 +48,20 @@ def truth(B, H_q, H_k, S, D, splits, sms, tile_us, copy_gb_s):
 
 
 def inputs():
-    yield case(
-        1, 8, 2, 640, 10, 1, 100, 2.0, 4.0, otherwise="2 key heads are 2 programs of 10 tiles, so 20 µs; their 51,200 bytes take 12.8 µs"
-    )
-    yield case(1, 8, 2, 640, 10, 1, 100, 1.0, 4.0, otherwise="10 tiles take 10 µs, and 51,200 bytes at 4 GB/s take 12.8 µs; a GB is 10⁹")
-    yield case(1, 6, 3, 640, 10, 1, 100, 0.5, 4.0, otherwise="3 key heads are 76,800 bytes, so 19.2 µs, and 10 tiles take 5 µs")
-    yield case(1, 8, 2, 640, 10, 5, 100, 8.0, 4.0, otherwise="5 splits are parts of 2 tiles, so 16 µs, and all parts are read in a step")
-    yield case(1, 8, 2, 640, 10, 4, 100, 8.0, 4.0, otherwise="10 tiles in 4 parts: the longest has ceil(10 / 4) = 3")
-    yield case(
-        1,
-        8,
-        2,
-        610,
-        10,
-        9,
-        100,
-        8.0,
-        4.0,
-        otherwise="610 keys are 10 tiles, the last of them with 34 keys, so the longest of 9 parts has 2",
-    )
-    yield case(3, 6, 2, 640, 10, 5, 100, 8.0, 4.0, otherwise="3 sequences bring three caches, so 153,600 bytes, and 30 programs on 100 SMs")
-    yield case(1, 8, 2, 640, 10, 5, 5, 8.0, 4.0, otherwise="10 programs on 5 SMs are 2 on each, of 2 tiles")
-    yield case(1, 8, 2, 640, 10, 5, 4, 8.0, 4.0, otherwise="10 programs on 4 SMs: some SMs have 3, one after another")
-    yield case(
-        2, 12, 3, 640, 10, 2, 5, 1.5, 4.0, otherwise="2 sequences with 3 key heads in 2 splits are 12 programs, up to 3 on each of 5 SMs"
-    )
+    for numbers, otherwise in (
+        ((1, 8, 2, 640, 10, 1, 100, 2.0), "2 key heads are 2 programs of 10 tiles, so 20 µs; their 51,200 bytes take 12.8 µs"),
+        ((1, 8, 2, 640, 10, 1, 100, 1.0), "10 tiles take 10 µs, and 51,200 bytes at 4 GB/s take 12.8 µs; a GB is 10⁹"),
+        ((1, 6, 3, 640, 10, 1, 100, 0.5), "3 key heads are 76,800 bytes, so 19.2 µs, and 10 tiles take 5 µs"),
+        ((1, 8, 2, 610, 10, 1, 100, 0.5), "610 keys are read, so 48,800 bytes, though a tile has room for more"),
+        ((1, 8, 2, 640, 10, 5, 100, 8.0), "5 splits are parts of 2 tiles, so 16 µs, and all parts are read in a step"),
+        ((1, 8, 2, 640, 10, 4, 100, 8.0), "10 tiles in 4 parts: the longest has ceil(10 / 4) = 3"),
+        ((1, 8, 2, 610, 10, 9, 100, 8.0), "610 keys are 10 tiles, the last of them with 34 keys, so the longest of 9 parts has 2"),
+        ((3, 6, 2, 640, 10, 5, 100, 8.0), "3 sequences bring three caches, so 153,600 bytes, and 30 programs on 100 SMs"),
+        ((1, 8, 2, 640, 10, 5, 5, 8.0), "10 programs on 5 SMs are 2 on each, of 2 tiles"),
+        ((1, 8, 2, 640, 10, 5, 4, 8.0), "10 programs on 4 SMs: some SMs have 3, one after another"),
+        ((2, 12, 3, 640, 10, 2, 5, 8.0), "2 sequences with 3 key heads in 2 splits are 12 programs, up to 3 on each of 5 SMs"),
+    ):
+        yield case(*numbers, 4.0, otherwise=otherwise)
     for _ in range(10):
         B, group, H_k, D, splits, sms = (random.randint(1, 9) for _ in range(6))
         yield case(B, group * H_k, H_k, random.randint(1, 999), D, splits, sms, 2.5, 4.0, on="random sizes", fresh=True)
