@@ -17,7 +17,6 @@ import torch
 from fa_tutorial import decode
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Shape, about
-from fa_tutorial.bench.chapter_11 import call_of, shape_of
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import graph_of, randn, timed, timed_in_turns
 from fa_tutorial.exercises import catalogue
@@ -29,6 +28,38 @@ from measure.turns import Rows, graphs_in_turns, in_turns
 
 Provider = tuple[str, int | None]  # and its splits
 DECODE = ((32_768, "sdpa_flash"), (32_768, "sdpa_cudnn"), *itertools.product((131_072, 32_768), ("decode", "basic")))
+
+
+def shape_of(B: int, S: int, S_q: int = 1) -> Shape:
+    """64 query heads, 8 key heads, D = 128: the heads of many models of 70 billion parameters."""
+    return Shape(B, 64, 8, S_q, S, 128, True)
+
+
+def call_of(provider: str, shape: Shape) -> tuple[Callable[[], Any], int]:
+    """A call of the provider, and the bytes of the keys and values that it reads.
+
+    provider: "decode", "fp8", "window 1024" for a window of the last 1,024 keys, or one of peers.PROVIDERS.
+    """
+    kind, _, number = provider.partition(" ")
+    q = randn(shape.B, shape.H_q, shape.S_q, shape.D)
+    cache_shape = shape.B, shape.H_k, shape.S_k, shape.D
+    if kind == "fp8":  # any positive numbers of the format will do
+        k, v = (
+            torch.randint(0, 100, cache_shape, dtype=torch.uint8, device=q.device).view(decode.FP8) for _ in range(2)
+        )
+    else:
+        k, v = randn(*cache_shape), randn(*cache_shape)
+    live_bytes = k.nbytes + v.nbytes
+    if provider in peers.PROVIDERS:  # the one new token sees every key, as without a mask
+        return partial(peers.provider(provider), q, k, v, False), live_bytes
+    lengths = torch.full((shape.B,), shape.S_k, dtype=torch.int32, device=device())
+    options: dict[str, Any] = {}
+    if kind == "window":
+        live_bytes = live_bytes // shape.S_k * int(number)
+        options["window"] = (int(number) - 1, 0)  # the token's own key is one of them
+    if kind == "fp8":
+        options["k_scale"] = options["v_scale"] = torch.full((shape.H_k,), 0.01, device=device())
+    return partial(decode.flash_decode, q, k, v, lengths, **options), live_bytes
 
 
 def decode_cases() -> Iterator[Measurement]:
