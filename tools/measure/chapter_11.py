@@ -85,7 +85,6 @@ STEPS: dict[tuple[int, int], list[Provider]] = {  # by sequences and keys
         *(("11.3", n) for n in (8, 16)),
         *(("11.3, no merge, keys in L2", n) for n in (1, 8, 16)),
         ("11.3, keys in L2", 16),
-        ("nothing", None),
     ],
     (1, 34_816): [("11.3", n) for n in (8, 12, 16, 17, 20, 24, 28, 32, 33, 34, 40, 46, 49, 50, 56, 64)],
     (8, 32_768): [
@@ -99,7 +98,7 @@ FEWER = (  # a provider, new tokens
 
 
 def step_cases() -> Iterator[Measurement]:
-    """The chapter's step by the number of splits, what it consists of, and a launch that does nothing; clean_us: see
+    """The chapter's step by the number of splits and what it consists of; clean_us: see
     _clean_us."""
     for (B, S), providers in STEPS.items():
         yield from _by_splits("steps", _steps_in_turns, shape_of(B, S), providers)
@@ -146,11 +145,6 @@ def _package_call(name: str, shape: Shape) -> tuple[Callable[[], Any], int]:
     return near_call, live_bytes
 
 
-@triton.jit
-def nothing(o_ptr):
-    """A kernel that does nothing."""
-
-
 def _own_kernels_in_turns(shape: Shape, providers: Sequence[Provider]) -> dict[Any, dict[str, Any]]:
     calls = {
         (name, splits): _own_call(shape, name, splits) if name.startswith("11") else call_of(name, shape)[0]
@@ -161,10 +155,7 @@ def _own_kernels_in_turns(shape: Shape, providers: Sequence[Provider]) -> dict[A
 
 def _own_call(shape: Shape, name: str, splits: int) -> Callable[[], torch.Tensor]:
     """split and merge as the chapter launches them, checked once. With "keys in L2" a program reads two tiles again and
-    again, and with "no merge" nothing is merged, which are other results. With "nothing" a kernel does
-    nothing."""
-    if name == "nothing":
-        return partial(nothing[(128,)], torch.empty(1, device=device()))
+    again, and with "no merge" nothing is merged, which are other results."""
     split_kernel, merge_kernel = (catalogue.find(number).solution for number in ("11.3", "11.2"))
     if "L2" in name:
         text = edited(source_of(split_kernel), ("h_k, start_n,", f"h_k, {NEAR}"))
