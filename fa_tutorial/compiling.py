@@ -375,22 +375,6 @@ print(json.dumps(list(compiling.compile_calls(90, calls))))
     return [Row(*row) for row in of_a_kernel(kernel, forward.flash_forward_kernel, code)]
 
 
-def decoding_shared_bytes() -> int:
-    """Bytes of shared memory that a block of flash_decode's split kernel takes on an H200, in fp16 with D = 128 and
-    eight query heads on a key head."""
-    code = """
-from functools import partial
-import torch
-from fa_tutorial import compiling, decode
-
-q, k = torch.empty(1, 64, 1, 128, dtype=torch.float16), torch.empty(1, 8, 1024, 128, dtype=torch.float16)
-lengths = torch.tensor([1024], dtype=torch.int32)
-call = partial(decode.flash_decode, q, k, k, lengths, num_splits=2)
-print(json.dumps(next(row.shared for row in compiling.compile_calls(90, [("", call)]))))
-"""
-    return in_a_process(code)
-
-
 def forward_loop(kernel: Any, D: int, tile: TileConfig) -> dict[str, int]:
     """How many instructions of each name the loop without a mask has, of a flash_forward_kernel in fp16 on an H200:
     {"FMUL": 166, …}.

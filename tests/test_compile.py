@@ -80,8 +80,19 @@ def test_with_the_masked_loop_first_the_matmuls_of_128_columns_wait():
 
 @pytest.mark.slow
 def test_two_programs_of_decoding_fit_on_an_sm():
-    """As choose_num_splits counts on: 228 KiB hold two blocks, of which each takes 1 KiB more, and no third."""
-    assert 228 * 1024 // (compiling.decoding_shared_bytes() + 1024) == decode.PROGRAMS_PER_SM
+    """As choose_num_splits counts on, for fp16 with D = 128 and eight query heads on a key head: 228 KiB hold two blocks, of which
+    each takes 1 KiB more, and no third."""
+    code = """
+from functools import partial
+import torch
+from fa_tutorial import compiling, decode
+
+q, k = torch.empty(1, 64, 1, 128, dtype=torch.float16), torch.empty(1, 8, 1024, 128, dtype=torch.float16)
+lengths = torch.tensor([1024], dtype=torch.int32)
+call = partial(decode.flash_decode, q, k, k, lengths, num_splits=2)
+print(json.dumps(next(row.shared for row in compiling.compile_calls(90, [("", call)]))))
+"""
+    assert 228 * 1024 // (compiling.in_a_process(code) + 1024) == decode.PROGRAMS_PER_SM
 
 
 def test_with_two_stages_the_copies_by_mma_sync_begin_after_both_products():

@@ -15,46 +15,31 @@ SMS, KEY_HEADS = 132, 8
 STEPS = (
     ("chapter 5: 64 programs of 512 tiles", 64, stored("basic", 32_768, kernel="own_kernels")),
     ("a shared tile: 8 programs of 512 tiles", 8, stored("11.3", 32_768, kernel="own_kernels", splits=1)),
-    ("8 splits: 64 programs of 64 tiles", 64, stored("11.3", 32_768, kernel="own_kernels", splits=8)),
-    ("16 splits: 128 programs of 32 tiles", 128, stored("11.3", 32_768, kernel="own_kernels", splits=16)),
 )
 
 
 @image("11_time_of_the_sms.png", 0.9 + 2 * 1.17)
 def draw_time_of_the_sms(ax: Axes) -> None:
     """The SMs that work in a step of one sequence, and for how long: a program for each query head, or for each key head."""
-    draw_time(ax, STEPS[:2])
-
-
-@image("11_time_of_the_splits.png", 0.9 + 3 * 1.17)
-def draw_time_of_the_splits(ax: Axes) -> None:
-    """The same of the shared tile, whose keys are then split."""
-    draw_time(ax, STEPS[1:])
-
-
-def draw_time(ax: Axes, steps: tuple) -> None:
     left, unit, sm = 1.0, 0.0125, 0.8 / SMS  # inches a µs, and an SM
-    repeats = False
-    for place, (title, busy, found) in enumerate(steps):
-        top, us, seen = 0.5 + place * 1.17, found["us"], KEY_HEADS if found["provider"] == "basic" else busy
+    repeated = {"colour": "orange", "share": 0.9, "hatch": MASKED}
+    for place, (title, busy, found) in enumerate(STEPS):
+        top, us = 0.5 + place * 1.17, found["us"]
         note(ax, left, top - 0.2, f"{title}, {us:.0f} µs", BODY, weight="bold")
         write(ax, left - 0.1, top + 0.4, f"{SMS} SMs", ha="right")
         box(ax, left, top, us * unit, SMS * sm)
-        if busy > seen:
-            repeats = True
-            box(ax, left, top + seen * sm, us * unit, (busy - seen) * sm, colour="orange", share=0.9, hatch=MASKED)
-        box(ax, left, top, us * unit, seen * sm, colour="orange", share=0.9)
+        if busy > KEY_HEADS:
+            box(ax, left, top + KEY_HEADS * sm, us * unit, (busy - KEY_HEADS) * sm, **repeated)
+        box(ax, left, top, us * unit, KEY_HEADS * sm, colour="orange", share=0.9)
         x = left + (0.12 if busy == KEY_HEADS else us * unit + 0.12)  # where there is room
         note(ax, x, top + 0.4, f"{busy} SMs · {us:.0f} µs = {busy * us / 1000:.1f} ms")
-    bottom = 0.5 + 1.17 * len(steps)
+    bottom = 0.5 + 1.17 * len(STEPS)
     for us in range(0, 501, 100):
         write(ax, left + us * unit, bottom - 0.2, f"{us} µs" if us == 0 else f"{us}", 10)
-    idle = 7.05 if repeats else 2.75
-    again = ((2.75, {"colour": "orange", "share": 0.9, "hatch": MASKED}, "… on keys that others work through, too"),)
     legend(ax, bottom + 0.17, (
         (0.15, {"colour": "orange", "share": 0.9}, "an SM has a program"),
-        *(again if repeats else ()),
-        (idle, {}, "an SM does nothing"),
+        (2.75, repeated, "… on keys that others work through, too"),
+        (7.05, {}, "an SM does nothing"),
     ))  # fmt: skip
 
 

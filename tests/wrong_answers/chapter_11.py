@@ -38,11 +38,13 @@ def choose_splits_by_the_true_lengths(n, tiles, slots):
 
 
 WRONG_ANSWERS = (
-    edit("11.1", "a rate for each program", ("bytes_read / gb_s", "bytes_read / sm_gb_s"), told="2 programs on 100 SMs pull 10 GB/s, and 2 key heads are 80,000 bytes"),
-    edit("11.1", "MiB", ("gb_s / 1e3", "gb_s / 1e3 / 1.048576"), told="a GB is 10⁹"),
-    edit("11.1", "half of the bytes, by query heads", ("4 * B * H_k", "2 * B * H_q"), told="2 programs on 100 SMs pull 10 GB/s"),
-    edit("11.1", "divided by S", ("H_k * S", "H_k / S"), told="2 programs on 100 SMs pull 10 GB/s, and 2 key heads are 80,000 bytes"),
-    edit("11.1", "one key head", ("4 * B * H_k", "4 * B"), told="2 programs on 100 SMs pull 10 GB/s, and 2 key heads are 80,000 bytes"),
+    edit("11.1", "a tile for the whole step", ("part * programs * tile_us", "tile_us"), told="2 key heads are 2 programs of 10 tiles"),
+    edit("11.1", "MiB", ("copy_gb_s / 1e3", "copy_gb_s / 1e3 / 1.048576"), told="a GB is 10⁹"),
+    edit("11.1", "one key head", ("4 * B * H_k", "4 * B"), told="51,200 bytes at 4 GB/s take 12.8 µs; a GB is 10⁹"),
+    edit("11.1", "whole tiles alone", ("math.ceil(S / 64)", "(S // 64)"), told="610 keys are 10 tiles, the last of them with 34 keys"),
+    edit("11.1", "a part's bytes", ("bytes_read / copy", "bytes_read / splits / copy"), told="3 sequences bring three caches"),
+    edit("11.1", "a program more where they divide", ("math.ceil(B * H_k * splits / sms)", "(B * H_k * splits // sms + 1)"),
+         told="10 programs on 5 SMs are 2 on each"),
     edit("11.2", "a finite number for missing parts", ('other=-float("inf")', "other=-1e6"), told="missing parts have −∞"),
     edit("11.2", "no masks", (', mask=offs_s < splits, other=-float("inf")', ""), (", mask=mask, other=0.0", ""), (", mask=offs_d < D", ""),
          told="offs_s < splits"),

@@ -1,77 +1,85 @@
+import math
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def step_us(B, H_q, H_k, S, D, splits, sms, sm_gb_s, copy_gb_s):
+def step_us(B, H_q, H_k, S, D, splits, sms, tile_us, copy_gb_s):
     """µs of one decoding step in fp16; a program takes one of `splits` parts of a key head."""
+    part = math.ceil(math.ceil(S / 64) / splits)
+    programs = math.ceil(B * H_k * splits / sms)
     bytes_read = 4 * B * H_k * S * D
-    busy = min(B * H_k * splits, sms)
-    gb_s = min(busy * sm_gb_s, copy_gb_s)
-    return bytes_read / gb_s / 1e3
+    return max(part * programs * tile_us, bytes_read / copy_gb_s / 1e3)
 
 
-BYTES, PROGRAMS = "4 * B * H_k * S * D", "B * H_k * splits"
-RATE, TIME = "min(busy * sm_gb_s, copy_gb_s)", "bytes_read / gb_s / 1e3"
+PART, PROGRAMS = "math.ceil(math.ceil(S / 64) / splits)", "math.ceil(B * H_k * splits / sms)"
+BYTES, MEMORY = "4 * B * H_k * S * D", "bytes_read / copy_gb_s / 1e3"
+TIME = f"max(part * programs * tile_us, {MEMORY})"
 MISTAKES = {
     "keys are counted once per query head: the cache holds H_k heads, and each is read once": (BYTES, "4 * B * H_q * S * D"),
     "the values are missing, or a number's second byte: the cache holds a key and a value for each token, in fp16": (BYTES, "2 * B * H_k * S * D"),
     "a number has 4 bytes: fp16 has 2": (BYTES, "8 * B * H_k * S * D"),
+    "programs are counted once per query head: each of the H_k key heads has one program a part": (PROGRAMS, "math.ceil(B * H_q * splits / sms)"),
     "keys are counted, and programs started, once per query head: each of the H_k key heads is read once, by one program a part": [
-        (BYTES, "4 * B * H_q * S * D"), (PROGRAMS, "B * H_q * splits")],
-    "programs are counted once per query head: each of the H_k key heads has one program a part": (PROGRAMS, "B * H_q * splits"),
-    "the sequences are counted once: each of the B brings its own cache, and its own programs": [("4 * B", "4"), (PROGRAMS, "H_k * splits")],
-    "the larger of the two rates is taken: the slower of SMs and memory decides": (RATE, RATE.replace("min", "max")),
-    "the times of the two limits are added: the slower one alone decides": (
-        TIME, "(bytes_read / (busy * sm_gb_s) + bytes_read / copy_gb_s) / 1e3"),
+        (BYTES, "4 * B * H_q * S * D"), (PROGRAMS, "math.ceil(B * H_q * splits / sms)")],
+    "the sequences are counted once: each of the B brings its own cache, and its own programs": [("4 * B", "4"), ("ceil(B * H_k", "ceil(H_k")],
+    "the programs of one sequence are counted: each of the B brings its own": (PROGRAMS, "math.ceil(H_k * splits / sms)"),
+    "the programs of one split are counted: each key head has one program a part": (PROGRAMS, "math.ceil(B * H_k / sms)"),
+    "the faster of SMs and memory is taken: the slower one decides": (TIME, TIME.replace("max", "min")),
+    "the times of SMs and memory are added: both go on at once, so the slower one alone decides": (
+        TIME, f"part * programs * tile_us + {MEMORY}"),
+    "the programs of the busiest SM are not rounded up: it has a whole number of them": (PROGRAMS, "B * H_k * splits / sms"),
+    "the programs of the busiest SM are rounded down: where they don't divide, some SMs have one more": (
+        PROGRAMS, "max(B * H_k * splits // sms, 1)"),
+    "an SM with several programs computes only one of them: it computes them one after another": (PROGRAMS, "1"),
+    "the parts are not rounded up: a part is whole tiles, ceil(tiles / splits)": (PART, "math.ceil(S / 64) / splits"),
+    "each program has all tiles of its key head: a part is ceil(tiles / splits) of them": (PART, "math.ceil(S / 64)"),
+    "keys are taken for tiles: a tile is 64 keys": (PART, "math.ceil(S / splits)"),
+    "the memory's time is in ns: bytes / (GB/s) are ns, a thousandth of a µs": (MEMORY, "bytes_read / copy_gb_s"),
+    "the memory's time is in seconds: return µs": (MEMORY, "bytes_read / copy_gb_s / 1e9"),
     "the time is cut to whole µs: return all of it": (TIME, f"int({TIME})"),
-    "that is ns: return µs, a thousand of them": (TIME, "bytes_read / gb_s"),
-    "that is seconds: return µs": (TIME, f"{TIME} / 1e6"),
 }  # fmt: skip
 
 
-def truth(B, H_q, H_k, S, D, splits, sms, sm_gb_s, copy_gb_s):
+def truth(B, H_q, H_k, S, D, splits, sms, tile_us, copy_gb_s):
+    tiles, programs = -(-S // 64), -(-splits * H_k * B // sms)
     numbers = 2 * B * H_k * S * D
-    return 2 * numbers / min(sm_gb_s * min(splits * H_k * B, sms), copy_gb_s) / 1000
+    return max(programs * -(-tiles // splits) * tile_us, 2 * numbers / copy_gb_s / 1000)
 
 
 def inputs():
-    yield case(
-        1, 8, 2, 1000, 10, 1, 100, 5.0, 400.0, otherwise="2 programs on 100 SMs pull 10 GB/s, and 2 key heads are 80,000 bytes; a GB is 10⁹"
-    )
-    yield case(1, 8, 2, 1000, 10, 4, 100, 5.0, 400.0, otherwise="4 splits of 2 key heads are 8 programs, and all parts are read in a step")
-    yield case(3, 6, 2, 1000, 10, 4, 100, 5.0, 400.0, otherwise="3 sequences bring three caches, and 24 programs")
-    yield case(
-        2,
-        12,
-        3,
-        700,
-        10,
-        2,
-        100,
-        5.0,
-        400.0,
-        otherwise="2 sequences with 3 key heads of 700 tokens are 168,000 bytes, and 12 programs pull 60 GB/s",
-    )
-    yield case(1, 8, 2, 1000, 10, 64, 100, 3.0, 400.0, otherwise="128 programs on 100 SMs: 100 are busy")
-    yield case(1, 8, 2, 1000, 10, 64, 100, 5.0, 400.0, otherwise="the SMs could pull 500 GB/s, and the memory gives 400")
+    for numbers, otherwise in (
+        ((1, 8, 2, 640, 10, 1, 100, 2.0), "2 key heads are 2 programs of 10 tiles, so 20 µs; their 51,200 bytes take 12.8 µs"),
+        ((1, 8, 2, 640, 10, 1, 100, 1.0), "10 tiles take 10 µs, and 51,200 bytes at 4 GB/s take 12.8 µs; a GB is 10⁹"),
+        ((1, 6, 3, 640, 10, 1, 100, 0.5), "3 key heads are 76,800 bytes, so 19.2 µs, and 10 tiles take 5 µs"),
+        ((1, 8, 2, 610, 10, 1, 100, 0.5), "610 keys are read, so 48,800 bytes, though a tile has room for more"),
+        ((1, 8, 2, 640, 10, 5, 100, 8.0), "5 splits are parts of 2 tiles, so 16 µs, and all parts are read in a step"),
+        ((1, 8, 2, 640, 10, 4, 100, 8.0), "10 tiles in 4 parts: the longest has ceil(10 / 4) = 3"),
+        ((1, 8, 2, 610, 10, 9, 100, 8.0), "610 keys are 10 tiles, the last of them with 34 keys, so the longest of 9 parts has 2"),
+        ((3, 6, 2, 640, 10, 5, 100, 8.0), "3 sequences bring three caches, so 153,600 bytes, and 30 programs on 100 SMs"),
+        ((1, 8, 2, 640, 10, 5, 5, 8.0), "10 programs on 5 SMs are 2 on each, of 2 tiles"),
+        ((1, 8, 2, 640, 10, 5, 4, 8.0), "10 programs on 4 SMs: some SMs have 3, one after another"),
+        ((2, 12, 3, 640, 10, 2, 5, 8.0), "2 sequences with 3 key heads in 2 splits are 12 programs, up to 3 on each of 5 SMs"),
+    ):
+        yield case(*numbers, 4.0, otherwise=otherwise)
     for _ in range(10):
-        B, group, H_k, S, D, splits = (random.randint(1, 9) for _ in range(6))
-        yield case(B, group * H_k, H_k, S, D, splits, 50, 2.5, 90.0, on="random sizes", fresh=True)
+        B, group, H_k, D, splits, sms = (random.randint(1, 9) for _ in range(6))
+        yield case(B, group * H_k, H_k, random.randint(1, 999), D, splits, sms, 2.5, 4.0, on="random sizes", fresh=True)
 
 
 EXERCISE = Exercise(
-    task="Predict the time of a step from the bytes that it reads and the SMs that have a program.",
+    task="Predict the time of a step: the busiest SM's time for its tiles, or the memory's for the bytes, whichever is longer.",
     hints=(
-        "What is read: the keys and values of which heads, and how many bytes has a number? Then: how many SMs pull at once?",
-        "There are B · H_k · splits programs, so min of that and sms are busy. Together they pull busy · sm_gb_s, if the memory can give it.",
-        "4 · B · H_k · S · D bytes at min(busy · sm_gb_s, copy_gb_s) GB/s, and bytes / GB/s are nanoseconds.",
+        "What is read: the keys and values of which heads, and how many bytes has a number? How many programs are there, and how many "
+        "of them has the busiest SM?",
+        "There are B · H_k · splits programs, and the busiest SM has ceil(programs / sms) of them. How many tiles has each?",
+        "A part has ceil(ceil(S / 64) / splits) tiles. The 4 · B · H_k · S · D bytes at copy_gb_s GB/s take bytes / copy_gb_s nanoseconds.",
     ),
     solution=step_us,
-    reasoning="Query heads compute and key heads are read, so H_q doesn't appear. While SMs are idle, time goes as 1 / splits; once all are "
-    "busy, or the memory gives all that it has, more splits gain nothing.",
+    reasoning="Query heads compute and key heads are read, so H_q doesn't appear. While SMs are idle, time goes as 1 / splits; once the "
+    "memory is the slower side, more splits gain nothing.",
     inputs=inputs,
     truth=truth,
-    rule="the bytes of the key heads' keys and values in fp16, divided by what the busy SMs pull together, at most a copy's rate",
+    rule="the tiles of the busiest SM times tile_us, or the bytes of the key heads' keys and values in fp16 at a copy's rate, whichever is longer",
     mistakes=MISTAKES,
 )  # fmt: skip
