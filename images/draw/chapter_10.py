@@ -214,33 +214,6 @@ def draw_two_directions(ax: Axes) -> None:
     legend(ax, 4.2, ((left, LOOKS["mixed"], "mixed"), (left + 1.4, LOOKS["whole"], "whole"), (left + 2.8, {}, "skipped")))
 
 
-# Each slot's programs, by their numbers of tiles, in a run of long programs and in one of short ones; a start takes START tiles.
-RUNS = (("a run of long programs", ((8, 4), (4, 8), (6, 6))), ("a run of as many short ones", ((2, 1), (1, 2), (2, 1))))
-START = 1.5
-
-
-@image("10_prices.png", 3.75)
-def draw_prices(ax: Axes) -> None:
-    """Two runs on three slots without a wait: as many starts, and a quarter of the tiles."""
-    left, tall, unit, top = 1.0, 0.36, 0.5, 0.25
-    for name, slots in RUNS:
-        programs, tiles = sum(map(len, slots)), sum(map(sum, slots))
-        note(ax, left, top, f"{name}: {programs} starts and {tiles} tiles", BODY, weight="bold")
-        for row, lengths in enumerate(slots):
-            x, y = left, top + 0.22 + row * tall
-            write(ax, left - 0.12, y + 0.15, f"slot {row}", ha="right")
-            for length in lengths:
-                box(ax, x, y, START * unit, 0.3, "start", "vermilion", share=0.45)
-                for tile in range(length):
-                    box(ax, x + (START + tile) * unit, y, unit, 0.3, "tile", "sky", share=0.45)
-                outline(ax, x, y, (START + length) * unit, 0.3, line=1.8)
-                x += (START + length) * unit
-        end, below = top + 0.22 + len(slots) * tall, left + (len(slots[0]) * START + sum(slots[0])) * unit
-        arrow(ax, (left, end + 0.12), (below, end + 0.12))
-        note(ax, below + 0.08, end + 0.12, "T", BODY, weight="bold")
-        top = end + 0.6
-
-
 @image("10_shared_memory.png", 4.75)
 def draw_shared_memory(ax: Axes) -> None:
     """An SM's shared memory with two programs at D = 128, by two masks, to scale, and the KiB before each q, enlarged."""
