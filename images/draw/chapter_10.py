@@ -44,23 +44,22 @@ CAP, SLOPES = 2.0, ((1 / 2, "blue", "-"), (1 / 4, "vermilion", "--"), (1 / 8, "g
 SCORES, SINK = (0.5, 1.5, -1.0, 1.0), 2.0
 
 
+def panel_at(ax: Axes, left: float, title: str, below: str, wide: float = 2.6) -> Axes:
+    """A plot inside the drawing, with its title above and what its x axis shows below."""
+    high = ax.get_ylim()[0]
+    write(ax, left + wide / 2, 0.25, title, BODY, weight="bold")
+    write(ax, left + wide / 2, high - 0.22, below)
+    panel = ax.figure.add_axes((left / 9, 0.72 / high, wide / 9, (high - 1.2) / high))
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.tick_params(labelsize=SMALL)
+    return panel
+
+
 @image("10_scores.png", 3.6)
 def draw_scores(ax: Axes) -> None:
-    """What the soft cap makes of a score, what ALiBi takes off it, and what a sink leaves of a row's weights."""
-    high = ax.get_ylim()[0]
-    panels = []
-    for left, title, below in (
-        (0.75, "soft cap: the new score", "score, with c = 2"),
-        (3.85, "ALiBi: added to a score", "key's number less the query's"),
-        (6.85, "sink: a row's weights", ""),
-    ):
-        write(ax, left + 1.0, 0.25, title, BODY, weight="bold")
-        write(ax, left + 1.0, high - 0.22, below)
-        panels.append(ax.figure.add_axes((left / 9, 0.72 / high, 2.0 / 9, (high - 1.2) / high)))
-    for panel in panels:
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.tick_params(labelsize=SMALL)
-    cap, alibi, sink = panels
+    """What the soft cap makes of a score, and what ALiBi takes off it."""
+    cap = panel_at(ax, 1.2, "soft cap: the new score", "score, with c = 2")
+    alibi = panel_at(ax, 5.4, "ALiBi: added to a score", "key's number less the query's")
 
     scores = [x / 20 for x in range(-120, 121)]
     cap.plot(scores, scores, color=GREY, linewidth=1.2, linestyle=":")
@@ -84,6 +83,11 @@ def draw_scores(ax: Axes) -> None:
     alibi.spines[["left"]].set_visible(False)
     alibi.spines[["right"]].set_visible(True)
 
+
+@image("10_sink.png", 3.3)
+def draw_sink(ax: Axes) -> None:
+    """What a sink leaves of a row's weights."""
+    sink = panel_at(ax, 2.9, "a row's weights", "", wide=3.4)
     terms = [math.exp(x) for x in SCORES]
     for place, term in enumerate(terms):
         without, with_sink = term / sum(terms), term / (sum(terms) + math.exp(SINK))
