@@ -17,7 +17,6 @@ from fa_tutorial import algorithm, barriers, figures, forward, fp8, layout, ledg
 from fa_tutorial.bench import chapter_5, chapter_8, chapter_12, chapter_13, results
 from fa_tutorial.exercises.chapter_8 import ex_1, ex_4
 from fa_tutorial.exercises.chapter_10.ex_3 import lists
-from fa_tutorial.exercises.chapter_10.ex_10 import idle_times
 from fa_tutorial.exercises.chapter_11.ex_4 import choose_splits
 from fa_tutorial.exercises.chapter_12.ex_2 import fa2_softmax
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
@@ -503,34 +502,6 @@ def test_mask_tiles_answer_their_question(page, by):
     x, y = middle(page.locator("#tiles circle"))
     drag(page, (x, y), (x - 4 * pair, y), by)
     assert state(page)["left"] == 15
-
-
-def check_queue(shown: dict) -> None:
-    """The slots fall idle when exercise 10.10 says, and no order that it tries ends before `soonest`."""
-    tiles, slots, start = (shown[name] for name in ("order", "slots", "start"))
-    assert sorted(shown["idle"]) == idle_times(tiles, slots, start, 1.0) and shown["end"] == max(shown["idle"])
-    assert shown["soonest"] == min(idle_times(order, slots, start, 1.0)[-1] for order in set(itertools.permutations(tiles)))
-
-
-def test_queue_plays_exercise_10_10(page):
-    check_queue(open_figure(page, "queue"))
-    for values in ({"longest": 2}, {"slots": 6, "start": 3}, {"slots": 1}, {"slots": 3, "start": 0}):
-        check_queue(put(page, **values))
-    for button in ("longest_first", "shortest_first", "as_launched"):
-        page.locator(f"#{button}").click()
-        check_queue(state(page))
-    assert state(page)["order"] == [1, 2, 3, 1, 2, 2, 1, 5]
-
-
-@by_mouse_or_touch
-def test_queue_answers_its_question(page, by):
-    """The longest program ends the kernel at 5.5 wherever it starts at once, first or third."""
-    open_on_phone(page, "queue", "#launch")
-    boxes = page.locator("#launch rect")
-    drag(page, middle(boxes.nth(7)), middle(boxes.nth(2)), by)
-    shown = state(page)
-    assert shown["order"] == [1, 2, 5, 3, 1, 2, 2, 1] and shown["end"] == shown["soonest"] == 5.5
-    assert put(page, longest=0)["end"] == 5.5 and put(page, longest=7)["end"] > 5.5
 
 
 def test_in_step_is_the_package_s_model(page):

@@ -268,19 +268,6 @@ def test_chapter_12s_kernels_are_measured(monkeypatch):
     assert all(0 < row["ms_20"] <= row["ms"] <= row["ms_80"] < 100 for row in rows.values())
 
 
-@pytest.mark.parametrize("order", chapter_10.ORDERS)
-def test_another_order_of_programs_computes_the_same(order):
-    """aux[1] tells the order of the blocks, and here it is shuffled."""
-    q, k, v = (randn(1, 4, 128, 16, seed=seed) for seed in range(3))
-    lengths = torch.tensor([50, 14, 64])
-    first = (lengths.cumsum(0) - lengths).repeat_interleave(lengths).int().to(DEVICE)
-    order_of_blocks, mask = torch.tensor([2, 0, 3, 1], dtype=torch.int32, device=DEVICE), chapter_10.mods.causal_documents
-    tiles = chapter_10.make_block_mask(mask, 128, 128, aux=(first,), B=1, H=1, device=first.device)
-    config, mods = chapter_10.forward.INTERPRETER_CONFIG, chapter_10.mods.Mods(mask=mask, scale=0.25)
-    changed, _ = chapter_10.in_order(order)(q, k, v, mods, (first, order_of_blocks), tiles, config=config)
-    assert torch.equal(changed, chapter_10.forward.variant_forward(q, k, v, mods, (first,), tiles, config=config)[0])
-
-
 def test_what_the_finished_kernels_are_changed_at_stands_in_their_source():
     assert callable(finished_clock.forward())
     assert all(callable(backward_orders.backward(order)) for order in backward_orders.ORDERS)

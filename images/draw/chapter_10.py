@@ -44,23 +44,22 @@ CAP, SLOPES = 2.0, ((1 / 2, "blue", "-"), (1 / 4, "vermilion", "--"), (1 / 8, "g
 SCORES, SINK = (0.5, 1.5, -1.0, 1.0), 2.0
 
 
+def panel_at(ax: Axes, left: float, title: str, below: str, wide: float = 2.6) -> Axes:
+    """A plot inside the drawing, with its title above and what its x axis shows below."""
+    high = ax.get_ylim()[0]
+    write(ax, left + wide / 2, 0.25, title, BODY, weight="bold")
+    write(ax, left + wide / 2, high - 0.22, below)
+    panel = ax.figure.add_axes((left / 9, 0.72 / high, wide / 9, (high - 1.2) / high))
+    panel.spines[["top", "right"]].set_visible(False)
+    panel.tick_params(labelsize=SMALL)
+    return panel
+
+
 @image("10_scores.png", 3.6)
 def draw_scores(ax: Axes) -> None:
-    """What the soft cap makes of a score, what ALiBi takes off it, and what a sink leaves of a row's weights."""
-    high = ax.get_ylim()[0]
-    panels = []
-    for left, title, below in (
-        (0.75, "soft cap: the new score", "score, with c = 2"),
-        (3.85, "ALiBi: added to a score", "key's number less the query's"),
-        (6.85, "sink: a row's weights", ""),
-    ):
-        write(ax, left + 1.0, 0.25, title, BODY, weight="bold")
-        write(ax, left + 1.0, high - 0.22, below)
-        panels.append(ax.figure.add_axes((left / 9, 0.72 / high, 2.0 / 9, (high - 1.2) / high)))
-    for panel in panels:
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.tick_params(labelsize=SMALL)
-    cap, alibi, sink = panels
+    """What the soft cap makes of a score, and what ALiBi takes off it."""
+    cap = panel_at(ax, 1.2, "soft cap: the new score", "score, with c = 2")
+    alibi = panel_at(ax, 5.4, "ALiBi: added to a score", "key's number less the query's")
 
     scores = [x / 20 for x in range(-120, 121)]
     cap.plot(scores, scores, color=GREY, linewidth=1.2, linestyle=":")
@@ -84,6 +83,11 @@ def draw_scores(ax: Axes) -> None:
     alibi.spines[["left"]].set_visible(False)
     alibi.spines[["right"]].set_visible(True)
 
+
+@image("10_sink.png", 3.3)
+def draw_sink(ax: Axes) -> None:
+    """What a sink leaves of a row's weights."""
+    sink = panel_at(ax, 2.9, "a row's weights", "", wide=3.4)
     terms = [math.exp(x) for x in SCORES]
     for place, term in enumerate(terms):
         without, with_sink = term / sum(terms), term / (sum(terms) + math.exp(SINK))
@@ -212,33 +216,6 @@ def draw_two_directions(ax: Axes) -> None:
             box(ax, 4.75 + place * side, y, side, side, f"{tile[axis]}", **LOOKS[kind_of(*tile)])
         outline(ax, 4.75, y, len(needed) * side, side, dashed=dashed)
     legend(ax, 4.2, ((left, LOOKS["mixed"], "mixed"), (left + 1.4, LOOKS["whole"], "whole"), (left + 2.8, {}, "skipped")))
-
-
-# Each slot's programs, by their numbers of tiles, in a run of long programs and in one of short ones; a start takes START tiles.
-RUNS = (("a run of long programs", ((8, 4), (4, 8), (6, 6))), ("a run of as many short ones", ((2, 1), (1, 2), (2, 1))))
-START = 1.5
-
-
-@image("10_prices.png", 3.75)
-def draw_prices(ax: Axes) -> None:
-    """Two runs on three slots without a wait: as many starts, and a quarter of the tiles."""
-    left, tall, unit, top = 1.0, 0.36, 0.5, 0.25
-    for name, slots in RUNS:
-        programs, tiles = sum(map(len, slots)), sum(map(sum, slots))
-        note(ax, left, top, f"{name}: {programs} starts and {tiles} tiles", BODY, weight="bold")
-        for row, lengths in enumerate(slots):
-            x, y = left, top + 0.22 + row * tall
-            write(ax, left - 0.12, y + 0.15, f"slot {row}", ha="right")
-            for length in lengths:
-                box(ax, x, y, START * unit, 0.3, "start", "vermilion", share=0.45)
-                for tile in range(length):
-                    box(ax, x + (START + tile) * unit, y, unit, 0.3, "tile", "sky", share=0.45)
-                outline(ax, x, y, (START + length) * unit, 0.3, line=1.8)
-                x += (START + length) * unit
-        end, below = top + 0.22 + len(slots) * tall, left + (len(slots[0]) * START + sum(slots[0])) * unit
-        arrow(ax, (left, end + 0.12), (below, end + 0.12))
-        note(ax, below + 0.08, end + 0.12, "T", BODY, weight="bold")
-        top = end + 0.6
 
 
 @image("10_shared_memory.png", 4.75)

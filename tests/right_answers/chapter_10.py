@@ -1,4 +1,3 @@
-import heapq
 import itertools
 
 import torch
@@ -76,13 +75,6 @@ def packed_tiles_by_sequences(cu, block):
     return cu[own[::block]] // block, (cu[own[last] + 1] - 1) // block + 1
 
 
-def idle_times_by_a_heap(tiles, slots, start, tile):
-    idle = [0] * slots
-    for n in tiles:
-        heapq.heapreplace(idle, idle[0] + start + n * tile)
-    return torch.tensor(idle).sort().values
-
-
 RIGHT_ANSWERS = (
     ("10.1", window_by_keys),
     ("10.2", window_kinds_by_loop),
@@ -118,5 +110,4 @@ RIGHT_ANSWERS = (
     ("10.9", packed_tiles_by_tokens),
     ("10.9", packed_tiles_by_a_loop),
     ("10.9", packed_tiles_by_sequences),
-    ("10.10", idle_times_by_a_heap),
 )  # fmt: skip

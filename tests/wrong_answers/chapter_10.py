@@ -13,23 +13,6 @@ def soft_cap_by_growing_exponentials(s, b, h, i, j, aux):
     return aux.c * (e - 1) / (e + 1), 4 * e / ((e + 1) * (e + 1))
 
 
-def idle_times_by_pieces(tiles, slots, start, tile):
-    size = -(-len(tiles) // slots)
-    return sorted(sum(start + n * tile for n in tiles[slot * size : (slot + 1) * size]) for slot in range(slots))
-
-
-def idle_times_by_the_fewest_programs(tiles, slots, start, tile):
-    own = [[] for _ in range(slots)]
-    for n in tiles:
-        min(own, key=len).append(n)
-    return sorted(sum(start + n * tile for n in programs) for programs in own)
-
-
-def idle_times_by_waves(tiles, slots, start, tile):
-    waves = (tiles[t : t + slots] for t in range(0, len(tiles), slots))
-    return [sum(start + max(wave) * tile for wave in waves)] * slots
-
-
 def window_kinds_by_pairs(left, S, block_m, block_n):
     distance = torch.arange(S) - torch.arange(S)[:, None]
     seen = ((distance <= 0) & (distance >= -left)).view(S // block_m, block_m, S // block_n, block_n)
@@ -219,14 +202,4 @@ WRONG_ANSWERS = (
     edit("10.9", "in float32", ("start // block", "(start // block).float()"), told="a tile's number is an integer"),
     ("10.9", packed_tiles_by_pairs, "a tensor of all 256 pairs is made: two queries decide a block"),
     ("10.9", packed_tiles_by_the_pairs_of_a_block, "a tensor holds the 256 pairs of a tile, or more: two queries decide a block"),
-    *(edit("10.10", f"not sorted: {words}", ("sorted(idle)", order), told="the times are right, but not in order")
-      for words, order in (("by slot", "idle"), ("late to early", "sorted(idle)[::-1]"))),
-    edit("10.10", "the list is emptied", ("for n in tiles:", "while tiles:\n        n = tiles.pop(0)"), told="changes its input tiles in place"),
-    edit("10.10", "the last of them", ("sorted(idle)", "max(idle)"), told="returns one number, want a list of 2"),
-    edit("10.10", "one start for each slot that works", ("start + n * tile", "n * tile"), ("sorted(idle)", "sorted(x + start * (x > 0) for x in idle)"),
-         told="has a start of its own"),
-    ("10.10", idle_times_by_pieces, "each slot computes its own piece of the list"),
-    ("10.10", idle_times_by_the_fewest_programs, "the slots take turns, so each gets as many programs"),
-    ("10.10", idle_times_by_waves, "a program keeps its own slot, and no other"),
-    edit("10.10", "a slot without a program is left out", ("sorted(idle)", "sorted(x for x in idle if x)"), told="idle from 0 on"),
 )  # fmt: skip

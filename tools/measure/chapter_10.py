@@ -1,12 +1,12 @@
-"""Chapter 10: each variant beside FlexAttention, compiled, and chapter 8's causal kernel, in turns, and what a
-block mask costs and saves.
+"""Chapter 10: each variant beside FlexAttention, compiled, and chapter 8's causal kernel, in turns; what a loop without
+the mask saves, and what a soft cap costs.
 
 FlexAttention's block mask and the documents' are made once, outside of what is timed; packed rows find their tiles in
 every call.
 """
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,18 +14,16 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.attention import flash_attention, flash_attention_varlen
-from fa_tutorial.bench.cases import HEAD_DIMS, HIDDEN, TOKENS, about
+from fa_tutorial.bench.cases import HIDDEN, TOKENS, about
 from fa_tutorial.bench.chapter_10 import documents
 from fa_tutorial.bench.measure import call_of
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import randn, timed, timed_in_turns
-from fa_tutorial.source import defined, edited, source_of
-from fa_tutorial.variants import attention_with, forward, make_block_mask, mods
+from fa_tutorial.bench.timing import randn, timed_in_turns
+from fa_tutorial.variants import attention_with, make_block_mask, mods
 from fa_tutorial.variants.forward import CONFIGS, tl, triton
 from measure.turns import in_turns
 
-LENGTHS = (4096, 16_384)
-WINDOW, SOFTCAP = 1024, 30.0
+D, WINDOW, SOFTCAP = 128, 1024, 30.0
 
 
 class Contest(NamedTuple):
@@ -116,14 +114,11 @@ CONTESTS = {name: partial(causal_contest, variant=name) for name in ("causal", "
 
 
 def variant_cases() -> Iterator[Measurement]:
-    """Every variant, forward and backward, on 16,384 tokens; packed rows as one row of them, and so the documents
-    by number, forward alone."""
-    for variant, S, D, mode in itertools.product(CONTESTS, LENGTHS, HEAD_DIMS, ("fwd", "bwd")):
-        if variant in ("packed", "documents_by_number") and S != TOKENS:
-            continue
+    """Every variant on 16,384 tokens, forward and backward; the documents by number forward alone."""
+    for variant, mode in itertools.product(CONTESTS, ("fwd", "bwd")):
         if variant == "documents_by_number" and mode == "bwd":
             continue
-        sizes = {"B": TOKENS // S, "H": HIDDEN // D, "S": S, "D": D}
+        sizes = {"B": 1, "H": HIDDEN // D, "S": TOKENS, "D": D}
         yield about(10, "variant", variant, **sizes) | {"mode": mode}, partial(contest_row, variant, mode, **sizes)
 
 
@@ -152,64 +147,31 @@ def contest_row(variant: str, mode: str, B: int, H: int, S: int, D: int) -> dict
     return rows["ours"] | flex | {"causal_ms": rows["causal"]["ms"], "difference": difference}
 
 
-def block_mask_cases() -> Iterator[Measurement]:
-    """What a block mask costs, for one batch entry and head.
-
-    The package's lists for the forward and the backward, and FlexAttention's block mask.
-    """
-    for mask, S, provider in itertools.product(("window", "documents"), LENGTHS, ("course", "flex")):
-        yield about(10, "block_mask", provider, mask=mask, S=S), partial(block_mask_row, provider, mask, S)
-
-
-def block_mask_row(provider: str, mask: str, S: int) -> dict[str, Any]:
-    first, flex_mask, _ = same_document(S)
-    if mask == "window":
-        flex_mask = in_window
-    mod, aux = (
-        (mods.first_keys_and_window, (0, WINDOW - 1, 0)) if mask == "window" else (mods.causal_documents, (first,))
-    )
-    tile = CONFIGS[64].block_m, CONFIGS[64].block_n
-
-    def ours():
-        block_mask = make_block_mask(mod, S, S, aux=aux, B=1, H=1, device=first.device)
-        return block_mask.tiles(*tile), block_mask.tiles(*tile, of_keys=True)
-
-    def flex():
-        from torch.nn.attention.flex_attention import create_block_mask
-
-        return create_block_mask(flex_mask, None, None, S, S, device=first.device)
-
-    return timed(ours if provider == "course" else flex)
-
-
 def mixed_cases() -> Iterator[Measurement]:
     """Forwards of 16,384 tokens as they are, and with every whole tile listed as a mixed one, in turns."""
-    for mask, D in itertools.product(("causal", "window", "documents"), HEAD_DIMS):
+    for mask in ("causal", "window"):
         wholes = ("asks no mask", "asks the mask")
         words = {whole: about(10, "whole_tile", whole, mask=mask, S=TOKENS, D=D) for whole in wholes}
-        yield from in_turns(words, _mixed_in_turns, mask, D)
+        yield from in_turns(words, _mixed_in_turns, mask)
 
 
-def _mixed_in_turns(mask: str, D: int) -> dict[str, dict[str, Any]]:
-    H, sizes = HIDDEN // D, {"device": hardware.device(), "B": 1, "H": 1}
-    q, k, v = (randn(1, H, TOKENS, D) for _ in range(3))
-    first, _, _ = same_document(TOKENS)
+def _mixed_in_turns(mask: str) -> dict[str, dict[str, Any]]:
+    sizes = {"device": hardware.device(), "B": 1, "H": 1}
+    q, k, v = (randn(1, HIDDEN // D, TOKENS, D) for _ in range(3))
     left = WINDOW - 1 if mask == "window" else TOKENS - 1
     mod, aux = mods.first_keys_and_window, (0, left, 0)
-    if mask == "documents":
-        mod, aux = mods.causal_documents, (first,)
     found = {}
     for whole in ("asks no mask", "asks the mask"):
         block_mask = make_block_mask(mod, TOKENS, TOKENS, aux=aux, **sizes)
         if whole == "asks the mask":
-            list_all_as_mixed(block_mask, D)
+            list_all_as_mixed(block_mask)
         found[whole] = partial(attention_with, q, k, v, mask_mod=mod, aux=aux, block_mask=block_mask)
     same, changed = (found[whole]() for whole in found)
     assert torch.equal(same, changed), "every tile asks the mask, and the result is another"
     return timed_in_turns(found)
 
 
-def list_all_as_mixed(block_mask: Any, D: int) -> None:
+def list_all_as_mixed(block_mask: Any) -> None:
     """Move every whole tile of the forward's lists to the mixed ones, in the order in which the kernel takes them."""
     index, count = block_mask.tiles(CONFIGS[D].block_m, CONFIGS[D].block_n)[:2]
     for row, (n_mixed, n_whole) in zip(index[0, 0], count[:, 0, 0].T.tolist(), strict=True):
@@ -233,11 +195,10 @@ CAPS = {"none": None, "tanh": mods.soft_cap, "tanh.approx": cap_of_one_instructi
 
 def cap_cases() -> Iterator[Measurement]:
     """Causal forwards of 16,384 tokens without a cap, with the package's, and with the GPU's own tanh, in turns."""
-    for D in HEAD_DIMS:
-        yield from in_turns({cap: about(10, "cap", cap, S=TOKENS, D=D) for cap in CAPS}, _caps_in_turns, D)
+    yield from in_turns({cap: about(10, "cap", cap, S=TOKENS, D=D) for cap in CAPS}, _caps_in_turns)
 
 
-def _caps_in_turns(D: int) -> dict[str, dict[str, Any]]:
+def _caps_in_turns() -> dict[str, dict[str, Any]]:
     """With the largest difference of o from that of the package's cap, as `difference`."""
     q, k, v = (randn(1, HIDDEN // D, TOKENS, D) for _ in range(3))
     aux = mods.Aux(offset=0, left=TOKENS, right=0, softcap=SOFTCAP)
@@ -252,87 +213,7 @@ def _caps_in_turns(D: int) -> dict[str, dict[str, Any]]:
     return {name: row | {"difference": difference[name]} for name, row in timed_in_turns(calls).items()}
 
 
-ORDERS = ("last block first", "longest first, heads as they are", "longest first")
-
-
-def in_order(order: str) -> Callable:
-    """variant_forward whose programs start in this order of a head's blocks: aux[1] tells it, (blocks,) int32.
-
-    "longest first" starts each block in all heads before the next, the others in as many heads as the package does.
-    """
-    by_list = ("start_m = (row_blocks - 1 - row_block)", "start_m = tl.load(aux[1] + row_block)")
-    kernel = edited(source_of(forward.forward_kernel), by_list)
-    sizes = source_of(forward.sizes_of)
-    if order == "longest first":
-        sizes = edited(sizes, ("heads_at_once(S_k)", "H_q"))
-    text = "\n\n\n".join((kernel, sizes, source_of(forward.variant_forward)))
-    return defined(text, vars(forward))["variant_forward"]
-
-
-def order_cases() -> Iterator[Measurement]:
-    """Forwards of the documents' 16,384 tokens whose programs start in another order, in turns."""
-    for D in HEAD_DIMS:
-        yield from in_turns({order: about(10, "order", order, S=TOKENS, D=D) for order in ORDERS}, _orders_in_turns, D)
-
-
-def _orders_in_turns(D: int) -> dict[str, dict[str, Any]]:
-    q, k, v = (randn(1, HIDDEN // D, TOKENS, D) for _ in range(3))
-    first, _, _ = same_document(TOKENS)
-    mask = mods.causal_documents
-    tiles = make_block_mask(mask, TOKENS, TOKENS, aux=(first,), B=1, H=1, device=q.device)
-    needed = tiles.tiles(CONFIGS[D].block_m, CONFIGS[D].block_n).count.sum(dim=0)[0, 0]
-    last_first = torch.arange(len(needed) - 1, -1, -1, device=q.device)
-    longest_first = last_first[needed[last_first].argsort(descending=True, stable=True)]
-    calls = {}
-    for name in ORDERS:
-        order = last_first if name == "last block first" else longest_first
-        aux = first, order.int()
-        calls[name] = partial(in_order(name), q, k, v, mods.Mods(mask=mask, scale=D**-0.5), aux, tiles)
-    truth, *others = (call()[0] for call in calls.values())
-    assert all(torch.equal(truth, o) for o in others), "another order of programs, and the result is another"
-    return timed_in_turns(calls)
-
-
-@triton.jit
-def in_range(b, h, i, j, aux):
-    """Keys from query i's first one on, and before the last. aux: (each query's first key, keys)."""
-    return (j >= tl.load(aux[0] + i)) & (j <= i + aux[1])
-
-
-CROWDS = {64: (1, 2, 3), 128: (1, 2)}  # D -> programs on an SM
-
-
-def crowded_cases() -> Iterator[Measurement]:
-    """Forwards of one block of 64 queries a head, with 1, 2 or 3 programs for each SM, in turns.
-
-    Their tiles are all whole or all listed as mixed. All heads share k and v, which stay in the L2 cache.
-    """
-    for D in HEAD_DIMS:
-        words = {
-            (kind, crowd, tiles): about(10, "crowded", kind, D=D, on_an_sm=crowd, tiles=tiles)
-            for kind, crowd, tiles in itertools.product(("whole", "mixed"), CROWDS[D], (256, 768))
-        }
-        yield from in_turns(words, _crowds_in_turns, D, words)
-
-
-def _crowds_in_turns(D: int, cases: Iterable[tuple[str, int, int]]) -> dict[tuple, dict[str, Any]]:
-    block_m, block_n = CONFIGS[D].block_m, CONFIGS[D].block_n
-    sms = torch.cuda.get_device_properties(0).multi_processor_count
-    first = torch.zeros(block_m, dtype=torch.int32, device=hardware.device())
-    calls = {}
-    for kind, crowd, tiles in cases:
-        q, k, v = randn(1, sms * crowd, block_m, D), *(randn(1, 1, tiles * block_n, D) for _ in range(2))
-        aux = first, tiles * block_n
-        mask = make_block_mask(in_range, block_m, tiles * block_n, aux=aux, B=1, H=1, device=q.device)
-        if kind == "mixed":
-            list_all_as_mixed(mask, D)
-        calls[kind, crowd, tiles] = partial(
-            attention_with, q, k, v, mask_mod=in_range, aux=aux, block_mask=mask, scale=D**-0.5
-        )
-    return timed_in_turns(calls, rounds=5)
-
-
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
-    kinds = (variant_cases, block_mask_cases, mixed_cases, cap_cases, order_cases, crowded_cases)
+    kinds = (variant_cases, mixed_cases, cap_cases)
     return itertools.chain.from_iterable(cases() for cases in kinds)
