@@ -98,8 +98,8 @@ def show_tiles(card: dict, D: int) -> None:
 
 
 def count_loop(kernel: Any, D: int) -> tuple[float, float]:
-    """How many instructions of a reader's kernel, compiled here for an H200, one score takes: all, and those of the
-    softmax. Prints them by what they do."""
+    """How many instructions of a reader's kernel, compiled here for an H200, one score takes: for its softmax, and in
+    all. Prints them by what they do."""
     tile = TILES[D]
     loop = compiling.forward_loop(kernel, D, tile)
     scores = tile.block_m * tile.block_n / (32 * tile.num_warps)  # of one thread
@@ -111,7 +111,7 @@ def count_loop(kernel: Any, D: int) -> tuple[float, float]:
     print("softmax".ljust(42), f"{softmax:6.1f}")
     print("loads, addresses, waiting and products".ljust(42), f"{every - softmax:6.1f}")
     print("all".ljust(42), f"{every:6.1f}")
-    return every, softmax
+    return softmax, every
 
 
 def busy_share(row: Mapping[str, Any]) -> float:
@@ -141,7 +141,7 @@ def draw_limits(card: dict, yours: tuple, cudnn: tuple) -> None:
         ),
     }
     _, ax = plt.subplots(figsize=(9, 3.2))
-    for y, ((at_once, in_turns, in_series), marks) in zip((1, 0), kernels.values(), strict=True):
+    for y, ((in_series, in_turns, at_once), marks) in zip((1, 0), kernels.values(), strict=True):
         ax.plot([0, 100], [y, y], color=GREY, linestyle="-", linewidth=1, zorder=1)
         ticks = ((in_series, "in series", "right"), (in_turns, "in turns", "left"), (at_once, "at once", "right"))
         for at, what, ha in ticks:
