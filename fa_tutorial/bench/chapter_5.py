@@ -25,32 +25,28 @@ WORK = {
 
 
 def show_one_loop(card: dict) -> None:
-    """Print a single loop's times, and by how much they are those of two loops. card: results.load's."""
-    lengths, cases = (1_024, 4_096, 16_384), ((D, c) for D in (64, 128) for c in (False, True))
-
-    def times(loops: str, D: int, is_causal: bool) -> dict[int, float]:
-        case = {"kernel": "loops", "D": D, "is_causal": is_causal}
-        return results.select(card["kernels"], provider=loops, **case).set_index("S_q")["ms"]
-
-    full, causal = (times("one", 64, is_causal)[16_384] for is_causal in (False, True))
-    print(f"one loop, D = 64, S = 16,384: full {full:.2f} ms, causal {causal:.2f} ms   (stored, H200)\n")
-    print("time of one loop / of two, S =", *(f"{S:6,}" for S in lengths))
-    for D, is_causal in cases:
-        one, two = (times(loops, D, is_causal) for loops in ("one", "two"))
-        case = f"D = {D:3}, {2_048 // D} heads, {'causal' if is_causal else 'full'}"
-        print(f"{case:29}", *(f"{one[S] / two[S]:6.2f}" for S in lengths))
+    """Print the times of naive attention, of one loop that masks each tile, and of two, for 16,384 tokens. card:
+    results.load's."""
+    cases = [{"D": D, "is_causal": is_causal, "S_q": 16_384} for D in (64, 128) for is_causal in (False, True)]
+    naive = [results.select(card["rows"], provider="naive", H_q=2_048 // case["D"], **case, **LAYER) for case in cases]
+    print("stored, H200: 16,384 tokens, ms      D = 64, 32 heads   D = 128, 16 heads")
+    print("                                      full     causal     full     causal")
+    ways = {"naive attention": naive}
+    for loops, name in {"one": "one loop, all tiles masked", "two": "your two loops"}.items():
+        ways[name] = [results.select(card["kernels"], kernel="loops", provider=loops, **case) for case in cases]
+    for name, found in ways.items():
+        print(f"{name:33}", *(f"{rows.iloc[0]['ms']:9.2f}" for rows in found))
 
 
 def show_times(card: dict, names: dict[str, str]) -> None:
-    """Print times of D = 64: one sequence of S tokens with 16 heads, and 16,384 tokens with 32. names: by provider."""
-    lengths, rows = (512, 1_024, 2_048, 4_096), card["rows"]
+    """Print times and memory at D = 64 of one sequence of S tokens with 16 heads. names: by provider."""
+    lengths = (512, 1_024, 2_048, 4_096)
     print("ms, 16 heads, S =", *(f"{S:7,}" for S in lengths), "  MiB at 4,096")
     for provider in ("naive", "sdpa_flash", "basic"):
-        found = results.select(rows, provider=provider, H_q=16, D=64, is_causal=False, **LAYER).set_index("S_q")
+        rows = results.select(card["rows"], provider=provider, H_q=16, D=64, is_causal=False, **LAYER)
+        found = rows.set_index("S_q")
         times = [f"{found['ms'][S]:7.3f}" for S in lengths]
         print(f"{names[provider]:17}", *times, f"{found['peak_bytes'][4_096] / 2**20:14,.2f}")
-    long = results.select(rows, H_q=32, D=64, S_q=16_384, is_causal=False, **LAYER).set_index("provider")["ms"]
-    print("\nms, 32 heads, S = 16,384:", ", ".join(f"{name} {long[provider]:.2f}" for provider, name in names.items()))
 
 
 def time_here(flash: Callable, D: int = 64) -> None:
@@ -84,7 +80,7 @@ def show_tiles(card: dict, D: int) -> None:
     """Print what the compiler made of the kernel with each timed tile, and its time; * marks the package's. And cuDNN's
     time."""
     rows = results.select(card["kernels"], kernel="forward_tile", D=D, is_causal=False)
-    print(f"stored: H200, Triton {card['provenance']['triton']}, 4 sequences of 4,096 tokens, {2_048 // D} heads")
+    print(f"stored: H200, 4 sequences of 4,096 tokens, {2_048 // D} heads")
     print(f"D = {D:<3}                    registers  spilled  programs on an SM       time")
     for row in rows.to_dict("records"):
         sizes = [int(word) for word in re.findall(r"\d+", row["provider"])]
@@ -95,11 +91,12 @@ def show_tiles(card: dict, D: int) -> None:
     cudnn = results.select(card["kernels"], kernel="step", provider="sdpa_cudnn", D=D, is_causal=False).iloc[0]
     print(f"{'cuDNN, in another run':67}{cudnn['ms']:.2f} ms")
     print("a thread's registers, and the numbers that it spills; *: the tile of the package")
+    print(f"compiled by Triton {card['provenance']['triton']}: other versions take a few registers more or fewer")
 
 
 def count_loop(kernel: Any, D: int) -> tuple[float, float]:
-    """How many instructions of a reader's kernel, compiled here for an H200, one score takes: all, and those of the
-    softmax. Prints them by what they do."""
+    """How many instructions of a reader's kernel, compiled here for an H200, one score takes: for its softmax, and in
+    all. Prints them by what they do."""
     tile = TILES[D]
     loop = compiling.forward_loop(kernel, D, tile)
     scores = tile.block_m * tile.block_n / (32 * tile.num_warps)  # of one thread
@@ -111,7 +108,7 @@ def count_loop(kernel: Any, D: int) -> tuple[float, float]:
     print("softmax".ljust(42), f"{softmax:6.1f}")
     print("loads, addresses, waiting and products".ljust(42), f"{every - softmax:6.1f}")
     print("all".ljust(42), f"{every:6.1f}")
-    return every, softmax
+    return softmax, every
 
 
 def busy_share(row: Mapping[str, Any]) -> float:
@@ -119,42 +116,50 @@ def busy_share(row: Mapping[str, Any]) -> float:
     return 100 * row["tflops"] * row["ms"] * 1e9 / (row["cycles"] * 132 * 4096)
 
 
-def draw_limits(card: dict, yours: tuple, cudnn: tuple) -> None:
-    """Draw in which share of an SM's cycles tensor cores are busy at most at D = 128, and are. yours, cudnn: exercise
-    5.9's limits, in %."""
+def measured_limits(card: dict, yours: tuple, cudnn: tuple) -> dict[str, tuple[tuple, Mapping[str, Any]]]:
+    """Exercise 5.9's limits at D = 128, in %, and the stored measurement beside them, by the kernel's name."""
     tile = TILES[128]
     words = f"{tile.block_m}x{tile.block_n}, {tile.num_warps} warps"
 
     def row(**case: str) -> Mapping[str, Any]:
         return results.select(card["kernels"], D=128, is_causal=False, **case).iloc[0]
 
-    cudnn_row = row(kernel="step", provider="sdpa_cudnn")
-    two, one = (row(kernel="forward_tile", provider=f"{words}, {stages} stages") for stages in (3, 4))
-    kernels = {
-        "cuDNN\n4 instructions assumed": (cudnn, [(cudnn_row, "o", "C0", "full", "center", "")]),
-        f"this chapter\n{words}": (
-            yours,
-            [
-                (two, "o", "C0", "full", "left", "3 stages, room for two programs"),
-                (one, "D", "C1", "none", "right", "4 stages, room for one"),
-            ],
-        ),
+    three, four = (row(kernel="forward_tile", provider=f"{words}, {stages} stages") for stages in (3, 4))
+    return {
+        "yours, 4 stages: room for one program": (yours, four),
+        "yours, 3 stages: room for two": (yours, three),
+        "cuDNN, if it has 4 instructions": (cudnn, row(kernel="step", provider="sdpa_cudnn")),
     }
-    _, ax = plt.subplots(figsize=(9, 3.2))
-    for y, ((at_once, in_turns, in_series), marks) in zip((1, 0), kernels.values(), strict=True):
+
+
+def show_limits(card: dict, yours: tuple, cudnn: tuple) -> None:
+    """Print in which share of an SM's cycles tensor cores are busy, and could be. yours, cudnn: 5.9's limits, in %."""
+    print("D = 128, % of an SM's cycles             busy   in series  in turns  at once      GHz    ms")
+    for name, (limits, row) in measured_limits(card, yours, cudnn).items():
+        in_series, in_turns, at_once = limits
+        most = f"{in_series:9.0f} {in_turns:9.0f} {at_once:8.0f}"
+        print(f"{name:38} {busy_share(row):6.0f}   {most} {row['cycles'] / row['ms'] / 1e6:8.2f} {row['ms']:5.2f}")
+
+
+def draw_limits(card: dict, yours: tuple, cudnn: tuple) -> None:
+    """Draw show_limits' shares: a line for each of the two kernels, with its three limits."""
+    one, two, peer = measured_limits(card, yours, cudnn).values()
+    _, ax = plt.subplots(figsize=(9, 2.9))
+    for y, limits in ((1, cudnn), (0, yours)):
         ax.plot([0, 100], [y, y], color=GREY, linestyle="-", linewidth=1, zorder=1)
-        ticks = ((in_series, "in series", "right"), (in_turns, "in turns", "left"), (at_once, "at once", "right"))
-        for at, what, ha in ticks:
+        for at, what, ha in zip(limits, ("in series", "in turns", "at once"), ("right", "left", "right"), strict=True):
             ax.plot([at, at], [y - 0.17, y + 0.17], color="black", linestyle="-", linewidth=2, zorder=2)
             ax.text(at, y + 0.22, what, ha=ha, va="bottom", fontsize="small")
-        for measured, marker, colour, fill, ha, about in marks:
-            busy, shift = busy_share(measured), {"left": -1, "center": 0, "right": 1}[ha]
-            ax.plot(busy, y, marker, color=colour, fillstyle=fill, markersize=9, zorder=3)
-            said = f"{busy:.0f}, at {measured['cycles'] / measured['ms'] / 1e6:.2f} GHz\n{about}"
-            ax.text(busy + shift, y - 0.22, said, ha=ha, va="top", color=colour, fontsize="small")
+    marks = ((1, peer, "C0", "full", "center", ""), (0, two, "C0", "full", "left", "\nroom for two"))
+    for y, (_, row), colour, fill, ha, about in (*marks, (0, one, "C1", "none", "right", "\nroom for one")):
+        busy = busy_share(row)
+        ax.plot(busy, y, "D" if about.endswith("one") else "o", color=colour, fillstyle=fill, markersize=9, zorder=3)
+        ax.text(busy, y - 0.22, f"{busy:.0f}{about}", ha=ha, va="top", color=colour, fontsize="small")
+    start, end = (busy_share(row) for _, row in (one, two))
+    ax.annotate("", (end - 1, 0), (start + 1, 0), arrowprops={"arrowstyle": "-|>", "color": "black", "linewidth": 1.5})
     ax.set(xlim=(0, 101), ylim=(-0.8, 1.6), xlabel="tensor cores busy, % of an SM's cycles")
     ax.set_title("D = 128, full attention on an H200, S = 4,096: measured, and the three limits")
-    ax.set_yticks((1, 0), kernels)
+    ax.set_yticks((1, 0), ("cuDNN", "yours"))
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.grid(axis="y", visible=False)

@@ -410,7 +410,7 @@ def draw_loop(ax: Axes) -> None:
     node(at_max, y_m, "row\nmax", 34)
     arrow(ax, (at_alpha + 0.25, y_m), (x_p + 0.15, y_s + m))
     write(ax, at_alpha + 0.3, y_m - 0.55, "m after", ha="right")
-    box(ax, at_alpha - 0.4, y_alpha - 0.2, 0.8, 0.4, "alpha", "vermilion", size=BODY, weight="bold", share=0.25)
+    box(ax, at_alpha - 0.4, y_alpha - 0.2, 0.8, 0.4, "alpha", "sky", size=BODY, weight="bold", share=0.75)
     arrow(ax, (x_thin, y_m + m / 2 - 0.08), (at_alpha - 0.4, y_alpha))
     arrow(ax, (at_alpha, y_m), (at_alpha, y_alpha - 0.2))
     note(ax, at_alpha + 0.46, y_alpha, "exp(m before\n− m after)")
@@ -426,6 +426,7 @@ def draw_loop(ax: Axes) -> None:
     arrow(ax, (x_v + 0.3, y_k + n), (at_acc + 0.14, y_pv - 0.1))
     down(at_acc, y_pv, y_m, y_l, y_acc - 0.14)
     node(at_acc, y_pv, "p v", 24)
+    write(ax, at_l, y_l + 0.3, "(4.2)")
     write(ax, at_acc - 0.08, y_acc - 0.35, "(4.3)", ha="right")
     node(at_acc, y_acc, "+")
 
@@ -447,55 +448,42 @@ def draw_loop(ax: Axes) -> None:
 
 @image("05_kinds_of_work.png", 4.85)
 def draw_kinds_of_work(ax: Axes) -> None:
-    """496 cycles of an SM at D = 128, with eight instructions a score: in attend's order, in series and in turns, and all at once."""
-    left, window = 1.75, 496  # two tiles in series
+    """640 cycles of an SM at D = 128, with 12 instructions for a score's softmax and 5 others: in series, in turns, and at once."""
+    left, window = 1.75, 640  # two tiles in series
     cycle = 7.1 / window
-    lanes = (("tensor cores", "blue", 0.35), ("instructions", "green", 0.3), ("exponentials", "orange", 0.45))
-    first, last = (0, 64, "q kᵀ"), (0, 64, "p v")
-    ways = (  # for a tile: what begins when the work before it has ended, as (lane, cycles, text)
-        ("in series: 64 + 32 + 64 + 24 + 64", [[first], [(1, 32, "32")], [(2, 64, "64")], [(1, 24, "24")], [last]]),
-        ("in turns: 64 + 64 + 64", [[first], [(1, 64, "64"), (2, 64, "64")], [last]]),
-        ("all at once: 128", [[(0, 128, "q kᵀ and p v"), (1, 64, "64"), (2, 64, "64")]]),
-    )
-    for way, (how, steps) in enumerate(ways):
-        y = 0.25 + 1.4 * way
-        each = sum(max(cycles for _, cycles, _ in step) for step in steps)
-        total = f" = {each}" if "+" in how else ""
-        note(ax, 0.1, y, f"{how}{total} cycles for 1,024 scores, tensor cores {128 / each:.0%} busy", BODY, weight="bold")
-        for lane, (name, *_) in enumerate(lanes):
-            at = y + 0.2 + 0.3 * lane
-            note(ax, 0.1, at + 0.13, name)
-            box(ax, left, at, window * cycle, 0.26)
-        begin = 0
+    lanes = "tensor cores", "instructions", "exponentials"
+    looks = {"product": ("blue", 0.35), "softmax": ("green", 0.4), "other": ("purple", 0.3), "exponential": ("orange", 0.45)}
+    first, last, load = (64, "product", "q kᵀ"), (64, "product", "p v"), (20, "other", "")
+    exponentials = [(64, "exponential", "")]
+    ways = {  # for a tile of 1,024 scores: what begins when all before it has ended, as (cycles, kind, text) by lane
+        "in series": [
+            {1: [load]},
+            {0: [first]},
+            {1: [(52, "softmax", "")]},
+            {2: exponentials},
+            {1: [(36, "softmax", ""), load]},
+            {0: [last]},
+        ],
+        "in turns": [{0: [first], 1: [load]}, {1: [(96, "softmax", "")], 2: exponentials}, {0: [last], 1: [load]}],
+        "at once": [{0: [(128, "product", "q kᵀ and p v")], 1: [(96, "softmax", ""), (40, "other", "")], 2: exponentials}],
+    }
+    for way, (name, steps) in enumerate(ways.items()):
+        y, begin = 0.25 + 1.4 * way, 0
+        note(ax, 0.1, y, name, BODY, weight="bold")
+        for lane, unit in enumerate(lanes):
+            note(ax, 0.1, y + 0.33 + 0.3 * lane, unit)
+            box(ax, left, y + 0.2 + 0.3 * lane, window * cycle, 0.26)
         while begin < window:
             for step in steps:
-                for lane, cycles, text in step:
-                    seen = min(cycles, window - begin)
-                    if seen > 0:
-                        _, colour, share = lanes[lane]
-                        place = left + begin * cycle, y + 0.2 + 0.3 * lane
-                        box(ax, *place, seen * cycle, 0.26, text if seen == cycles else "", colour, share=share)
-                begin += max(cycles for _, cycles, _ in step)
-    note(ax, 0.1, 4.42, f"{window} cycles of an SM at D = 128; white: idle; at once, each kind of work is at another tile")
-    note(ax, 0.1, 4.68, "of a score's seven other instructions, four come before the exponential (32 cycles) and three after it (24)")
-
-
-@image("05_two_programs.png", 2.4)
-def draw_two_programs(ax: Axes) -> None:
-    """An SM over time, whose programs work and wait by turns: with room for one program, and for two."""
-    left, work, wait, end = 1.75, 1.1, 0.8, 7.1  # inches of time
-    lanes = (("room for one", 0.2, ("blue",)), ("room for two", 0.85, ("blue", "orange")))
-    for name, y, colours in lanes:
-        note(ax, 0.1, y + 0.2, name, BODY, weight="bold")
-        box(ax, left, y, end, 0.4, hatch="///")
-        at, turn = 0.0, 0
-        while at < end:
-            seen = min(work, end - at)
-            program = turn % len(colours)
-            box(ax, left + at, y, seen, 0.4, f"{'ab'[program]} works" if seen == work else "", colours[program], share=0.45)
-            at += work + (wait if len(colours) == 1 else 0)
-            turn += 1
-    arrow(ax, (left, 1.45), (left + end, 1.45), width=1.0)
-    write(ax, left + end, 1.62, "time", ha="right")
-    box(ax, 0.1, 1.95, 0.3, 0.25, hatch="///")
-    note(ax, 0.5, 2.07, "nobody works: program a waits, for loads or for results (a sketch)")
+                for lane, works in step.items():
+                    at = begin
+                    for cycles, kind, text in works:
+                        seen, (colour, share) = min(cycles, window - at), looks[kind]
+                        if seen > 0:
+                            place = left + at * cycle, y + 0.2 + 0.3 * lane
+                            box(ax, *place, seen * cycle, 0.26, text if seen == cycles else "", colour, share=share)
+                        at += cycles
+                begin += max(sum(cycles for cycles, *_ in works) for works in step.values())
+    words = {"softmax": (0.1, "instructions of the softmax"), "other": (3.1, "other instructions, as for loads")}
+    entries = [(x, dict(zip(("colour", "share"), looks[kind], strict=True)), text) for kind, (x, text) in words.items()]
+    legend(ax, 4.55, (*entries, (6.5, {}, "idle")))

@@ -6,7 +6,7 @@ import torch
 
 from fa_tutorial import forward, hardware
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, adapting, show
+from fa_tutorial.exercises.running import Wrong, adapting, kind
 from fa_tutorial.matmul import triton
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import Heads
@@ -20,18 +20,13 @@ LINES = {  # changes of the kernel; A and B are changes of its launch
     "E": ("h // (H_q // H_k)", "h % H_k"),
     "F": ("tl.where(l == 0.0, 1.0, l)", "l"),
 }
-RULES = {
-    "A": "A reads k with q's strides, which shows where these differ on an axis with more than one entry",
-    "B": "B launches too few programs, which shows where S_q is no multiple of BLOCK_M",
-    "C": "C sends a ragged tile of keys through the loop without a mask, which shows without a causal mask where S_k is no multiple of BLOCK_N",
-    "D": "D lets query i see keys 0 to i, which is wrong under a causal mask where S_q isn't S_k",
-    "E": "E deals key heads out in turns, which differs from groups where 1 < H_k < H_q",
-    "F": "F divides 0 by 0 where a row sees no key: under a causal mask with S_q > S_k, or where S_k is 0",
-}
 
 
 def review_inputs():
-    """{"A": (q, k, v, is_causal), …} up to "F", float32. q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D)."""
+    """{"A": (q, k, v, is_causal), …} up to "F", in float32, and finite.
+
+    q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D).
+    """
 
     def randn(H_q, S_q, H_k, S_k):
         return torch.randn(1, H_q, S_q, 16), torch.randn(1, H_k, S_k, 16), torch.randn(1, H_k, S_k, 16)
@@ -82,7 +77,9 @@ def same(found, right):
 def complaint(one):
     """Why `one` is no input of attention; "" if it is."""
     if not isinstance(one, tuple | list) or len(one) != 4 or not all(isinstance(x, torch.Tensor) and x.ndim == 4 for x in one[:3]):
-        return f"an input is (q, k, v, is_causal), with tensors of four axes; this one is {show(one)}"
+        is_whole = isinstance(one, tuple | list) and len(one) == 4
+        this = f"({', '.join(map(kind, one))})" if is_whole else kind(one)
+        return f"an input is (q, k, v, is_causal), with tensors of four axes; this one is {this}"
     (B, H_q, S_q, D), (H_k, S_k) = one[0].shape, one[1].shape[1:3]
     if any(x.shape != (B, H_k, S_k, D) for x in one[1:3]) or not 0 < H_k <= H_q or H_q % H_k:
         return f"q {tuple(one[0].shape)}, k {tuple(one[1].shape)}, v {tuple(one[2].shape)}: k and v are (B, H_k, S_k, D), H_q a multiple of H_k"
@@ -93,47 +90,56 @@ def complaint(one):
     return ""
 
 
-class Caught(str):
-    """What is told of an input for a letter, "" where it catches this kernel alone; `cause`: why one is missing, or too many."""
-
-    __slots__ = ("cause",)
-
-    def __new__(cls, told, cause=""):
-        made = super().__new__(cls, told)
-        made.cause = cause
-        return made
-
-
 def caught_by(letter, one):
-    """Which kernels the input for `letter` catches, unless it is this one alone. D may come along with F: nearly each input with a row that sees no key shows both."""
+    """The kernels that the input for `letter` catches, without D where F's catches F: nearly each input with a row that sees no key shows both."""
     if why := complaint(one):
         raise Wrong(f"{letter}: {why}")
     q, k, v = (padded(x, one[0]) for x in one[:3])
     with warnings.catch_warnings(action="ignore"):  # F divides 0 by 0
         right = launched("", q, k, v, bool(one[3]))
         found = [name for name in LINES if not same(launched(name, q, k, v, bool(one[3])), right)]
-    if letter == "F" and "F" in found:
-        found = [name for name in found if name != "D"]
-    if found == [letter]:
-        return Caught("")
-    cause = RULES[letter]
-    if letter in found:
-        other = next(name for name in found if name != letter)
-        cause = f"{letter}'s input catches {other}, too: {RULES[other]}"
-    return Caught(f"{' and '.join(found) or 'none'}, want {letter} alone", cause)
+    return ["F"] if letter == "F" and found == ["D", "F"] else found
+
+
+def listed(words):
+    """ "A", "A and B", "A, B and C"."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def verdict(caught):
+    """What each letter's input catches, in words, "" where it is its kernel alone. caught: by letter, for those that have an input."""
+    right = [letter for letter in caught if caught[letter] == [letter]]
+    idle = [letter for letter in caught if not caught[letter]]
+    missing = [letter for letter in LINES if letter not in caught]
+    told = [f"{letter}'s input catches {listed(caught[letter])}, want {letter}" for letter in caught if letter not in right + idle]
+    if len(idle) == 1:
+        told.insert(0, f"{idle[0]}'s input catches none, want {idle[0]}")
+    elif idle:
+        names = listed([f"{letter}'s" for letter in idle])
+        told.insert(0, f"{names} inputs catch none, want one each")
+    told += [
+        f"{listed(letters)} {'are' if len(letters) > 1 else 'is'} {what}"
+        for what, letters in (("right", right), ("missing", missing))
+        if letters
+    ]
+    return "; ".join(told) if len(right) < len(LINES) else ""
 
 
 @adapting
 def adapt(answer):
-    """The inputs, each run through the right kernel and the broken ones: what is wrong with each, "" for nothing."""
+    """Which inputs are right, which catch other kernels than theirs, and which are missing: "" where all are right."""
     found = answer()
-    if not isinstance(found, dict) or sorted(map(str, found)) != list(LINES):
-        raise Wrong(f"""it returns {show(found)}, want a dict of one input for each of "A" to "F": {{"A": (q, k, v, False), …}}""")
-    return tuple(caught_by(letter, found[letter]) for letter in LINES)
+    if not isinstance(found, dict):
+        raise Wrong(f'returns {kind(found)}, want a dict of inputs for "A" to "F": {{"A": (q, k, v, False), …}}')
+    if not set(found) <= set(LINES):
+        keys = ", ".join(map(repr, list(found)[:6]))
+        raise Wrong(f'returns a dict with the keys {keys}, want "A" to "F"')
+    return verdict({letter: caught_by(letter, found[letter]) for letter in LINES if found.get(letter) is not None})
 
 
 def inputs():
-    yield case(on="kernels that it catches", otherwise=RULES)
+    yield case(on="yours so far")
 
 
 EXERCISE = Exercise(
@@ -142,15 +148,16 @@ EXERCISE = Exercise(
         "Ask of each line: for which sizes, heads, strides and masks does it give the same as yours? Five lines must, and one mustn't.",
         "Begin with one head of 32 queries and keys, contiguous, without a mask: it catches nothing. Then change one thing for each letter.",
         "With one head, contiguous tensors have the same strides whatever S_q and S_k are, so A doesn't show. S_q = 40 shows B, S_k = 25 C.",
+        "A shows where q's and k's strides differ on an axis with more than one entry. D needs the mask, and S_q other than S_k; E needs "
+        "1 < H_k < H_q; F a row that sees no key: the mask with S_q > S_k, or S_k = 0.",
     ),
     solution=review_inputs,
     reasoning="Each line is right wherever two things happen to be equal: q's strides and k's, S_q and a multiple of BLOCK_M, S_q and S_k. An "
     "input that makes one such pair unequal, and leaves the others equal, tells which line is wrong.",
     inputs=inputs,
-    truth=lambda: ("",) * len(LINES),
-    rule="each input catches its kernel, and no other",
+    truth=lambda: "",
+    rule="each input must catch its own kernel, and no other",
     mistakes={},
-    parts=tuple(LINES),
     exact=True,
     adapt=lambda answer: adapt(answer) if hasattr(answer, "__code__") else answer,
 )

@@ -4,61 +4,69 @@ from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.running import Wrong, adapting
 
 
-def speed_limits(D, softmax, every, peak):
-    """(at_once, in_turns, in_series): TFLOP/s at most. peak: TFLOP/s of tensor cores that never wait.
+def speed_limits(D, softmax_instructions, all_instructions, peak):
+    """(in_series, in_turns, at_once): TFLOP/s at most. peak: TFLOP/s of tensor cores that never wait.
 
-    softmax, every: instructions of a score, for its softmax and in all. Both count the exponential.
+    softmax_instructions, all_instructions: of one score. Both count the exponential.
     """
     products = 2 * 2 * D / 4096  # cycles of an SM for one score
     exponential = 1 / 16
-    at_once = peak * products / max(products, exponential, every / 128)
-    in_turns = peak * products / (products + max(exponential, softmax / 128))
-    in_series = peak * products / (products + exponential + (every - 1) / 128)
-    return at_once, in_turns, in_series
+    softmax, every = softmax_instructions / 128, all_instructions / 128
+    in_series = peak * products / (products + exponential + every - 1 / 128)
+    in_turns = peak * products / (products + max(exponential, softmax))
+    at_once = peak * products / max(products, exponential, every)
+    return in_series, in_turns, at_once
 
 
-PARTS = ("at_once", "in_turns", "in_series")
-PRODUCTS, OTHERS, ALL, SOFTMAX = "2 * 2 * D / 4096", "(every - 1) / 128", "every / 128", "softmax / 128"
-AT_ONCE, IN_TURNS = f"max(products, exponential, {ALL})", f"(products + max(exponential, {SOFTMAX}))"
-IN_SERIES = f"(products + exponential + {OTHERS})"
+PARTS = ("in_series", "in_turns", "at_once")
+PRODUCTS = "2 * 2 * D / 4096"
+SOFTMAX, EVERY = "softmax_instructions / 128", "all_instructions / 128"
+IN_SERIES = "(products + exponential + every - 1 / 128)"
+IN_TURNS, AT_ONCE = "(products + max(exponential, softmax))", "max(products, exponential, every)"
 MISTAKES = {
     "a score has two products, q kᵀ and p v, of 2 D FLOPs each: one is missing": (PRODUCTS, "2 * D / 4096"),
     "only FLOPs of products go 4096 to a cycle: 16 exponentials and 128 instructions do": [
-        ("exponential = 1 / 16", "exponential = 1 / 4096"), (ALL, "every / 4096"), (SOFTMAX, "softmax / 4096"), ("- 1) / 128", "- 1) / 4096")],
+        ("exponential = 1 / 16", "exponential = 1 / 4096"), (EVERY, "all_instructions / 4096"), (SOFTMAX, "softmax_instructions / 4096"),
+        ("every - 1 / 128", "every - 1 / 4096")],
     "at once, the tensor cores wait where something else takes longer: the longest of the three decides": (AT_ONCE, "products"),
     "at once, the exponential unit works while other instructions issue: the longest of the three decides": (
-        AT_ONCE, f"max(products, exponential + {OTHERS})"),
-    "at once, an SM issues every instruction, not only those of the softmax": (ALL, SOFTMAX),
+        AT_ONCE, "max(products, exponential + every - 1 / 128)"),
+    "at once, an SM issues every instruction, not only those of the softmax": (AT_ONCE, "max(products, exponential, softmax)"),
     "in turns, the exponential unit works while other instructions issue: the longer of the two joins the products": (
-        IN_TURNS, "(products + exponential + (softmax - 1) / 128)"),
-    "in turns, the tensor cores wait for the instructions of the softmax alone: the others go on during the products": (SOFTMAX, ALL),
+        IN_TURNS, "(products + exponential + softmax - 1 / 128)"),
+    "in turns, the tensor cores wait for the instructions of the softmax alone: the others go on during the products": (
+        IN_TURNS, "(products + max(exponential, every))"),
+    "in turns, the instructions outside the softmax go on during the products: they add nothing": (
+        IN_TURNS, "(products + max(exponential, softmax) + every - softmax)"),
     "in turns, the instructions are missing, which may take longer than the exponential": (IN_TURNS, "(products + exponential)"),
-    "in turns, the exponential is missing, which may take longer than the instructions": (IN_TURNS, f"(products + {SOFTMAX})"),
+    "in turns, the exponential is missing, which may take longer than the instructions": (IN_TURNS, "(products + softmax)"),
     "the other instructions are missing in in_series": (IN_SERIES, "(products + exponential)"),
-    "in series, nothing overlaps, so every instruction counts, not only those of the softmax": ("(every - 1)", "(softmax - 1)"),
-    "in series, the exponential counts twice: it is one of the instructions": ("(every - 1)", "every"),
-    "`softmax` and `every` are in each other's place: at_once and in_series count all instructions, in_turns those of the softmax": [
-        (ALL, SOFTMAX), (f"exponential, {SOFTMAX}))", f"exponential, {ALL}))"), ("(every - 1)", "(softmax - 1)")],
-    "the numbers of instructions are arguments, and not always seven": [(ALL, "7 / 128"), (SOFTMAX, "7 / 128"), ("every - 1", "6")],
-    "`softmax` and `every` are the numbers of a score already: nothing joins them": [
-        (ALL, "(every + 6 + D / 64) / 128"), (SOFTMAX, "(softmax + 6 + D / 64) / 128"), ("(every - 1)", "(every + 5 + D / 64)")],
-    "one instruction is missing in at_once and in_turns: the exponential is one, too, beside its work in its own unit": [
-        (ALL, "(every - 1) / 128"), (SOFTMAX, "(softmax - 1) / 128")],
+    "in series, nothing overlaps, so every instruction counts, not only those of the softmax": (
+        IN_SERIES, "(products + exponential + softmax - 1 / 128)"),
+    "in series, the exponential counts twice: it is one of the instructions": (IN_SERIES, "(products + exponential + every)"),
+    "`softmax_instructions` and `all_instructions` are in each other's place: in_turns counts those of the softmax, in_series and at_once all": (
+        f"softmax, every = {SOFTMAX}, {EVERY}", f"every, softmax = {SOFTMAX}, {EVERY}"),
+    "the numbers of instructions are arguments, and not always seven": [(SOFTMAX, "7 / 128"), (EVERY, "7 / 128")],
+    "`softmax_instructions` and `all_instructions` are the numbers of a score already: nothing joins them": [
+        (SOFTMAX, "(softmax_instructions + 6 + D / 64) / 128"), (EVERY, "(all_instructions + 6 + D / 64) / 128")],
+    "one instruction is missing in in_turns and at_once: the exponential is one, too, beside its work in its own unit": [
+        (IN_TURNS, "(products + max(exponential, softmax - 1 / 128))"), (AT_ONCE, "max(products, exponential, every - 1 / 128)")],
     "these are shares of the peak: multiply by it": [
-        (f"{name} = peak *", f"{name} =") for name in ("at_once", "in_turns", "in_series")],
+        (f"{name} = peak *", f"{name} =") for name in PARTS],
     "the share is upside down: the tensor cores multiply in `products` of all cycles": [
-        (f"products / {cycles}", f"{cycles} / products") for cycles in (AT_ONCE, IN_TURNS, IN_SERIES)],
-    "the order is at_once, in_turns, in_series": ("return at_once, in_turns, in_series", "return in_series, in_turns, at_once"),
-    "in_turns and in_series are in each other's place: return at_once, in_turns, in_series": (
-        "return at_once, in_turns, in_series", "return at_once, in_series, in_turns"),
+        (f"products / {cycles}", f"{cycles} / products") for cycles in (IN_SERIES, IN_TURNS, AT_ONCE)],
+    "the order is in_series, in_turns, at_once": ("return in_series, in_turns, at_once", "return at_once, in_turns, in_series"),
+    "in_series and in_turns are in each other's place: return in_series, in_turns, at_once": (
+        "return in_series, in_turns, at_once", "return in_turns, in_series, at_once"),
 }  # fmt: skip
 
 
-def truth(D, softmax, every, peak):
+def truth(D, softmax_instructions, all_instructions, peak):
     exponentials = 4 * D * 16 / 4096  # as many could be computed while a score's products are
     issued = 4 * D * 128 / 4096
-    at_once, waiting = max(1, 1 / exponentials, every / issued), max(1 / exponentials, softmax / issued)
-    return peak / at_once, peak / (1 + waiting), peak / (1 + 1 / exponentials + (every - 1) / issued)
+    waiting = max(1 / exponentials, softmax_instructions / issued)
+    at_once = max(1, 1 / exponentials, all_instructions / issued)
+    return peak / (1 + 1 / exponentials + (all_instructions - 1) / issued), peak / (1 + waiting), peak / at_once
 
 
 @adapting
@@ -79,7 +87,7 @@ def inputs():
     def limits(D, softmax, every, at_once, in_turns):
         cycles = f"{4 * D / 4096:.4f} + {1 / 16:.4f} + {(every - 1) / 128:.4f}"
         in_series = f"the cycles of products, exponential and the {every - 1} other instructions add up: a score takes {cycles}"
-        told = {"at_once": at_once, "in_turns": in_turns, "in_series": in_series}
+        told = {"in_series": in_series, "in_turns": in_turns, "at_once": at_once}
         return case(D, softmax, every, 1000.0, otherwise=told)
 
     exponential = "the exponential's 1/16 of a cycle is longer than the softmax's 7 instructions, 7/128, and joins the products' "
@@ -92,7 +100,8 @@ def inputs():
         "128 FLOPs take 1/32 of a cycle, and the exponential 1/16: the tensor cores wait for half of the time",
         f"{exponential}1/32",
     )
-    yield limits(256, 7, 10, "the products take longest, so the tensor cores never wait", f"{exponential}1/4")
+    yield limits(256, 7, 10, "the products take longest, so the tensor cores never wait", f"{exponential}1/4; the other 3 "
+                 "go on during the products")  # fmt: skip
     yield limits(64, 20, 20, "20 instructions take 20/128 of a cycle, more than the products' 1/16: the tensor cores wait",
                  "20 instructions take 20/128 of a cycle, more than the exponential's 1/16, and join the products")  # fmt: skip
     yield limits(128, 12, 17, "17 instructions take 17/128 of a cycle, more than the products' 1/8: the tensor cores wait",
@@ -105,23 +114,23 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Compute the TFLOP/s that a forward reaches at most, if an SM does everything at once, its products in turns with the rest, and all "
-    "in series.",
+    task="Compute the TFLOP/s that a forward reaches at most, if an SM does all its work in series, its products in turns with the softmax, and "
+    "everything at once.",
     hints=(
         "Take one score. How many cycles of an SM do its products take, its exponential, its instructions?",
         "Its two products have 2 D FLOPs each, so they take 4 D / 4096 cycles. The tensor cores multiply in this share of all cycles: which "
-        "cycles are these at once, in turns, and in series?",
-        "at_once = peak · products / max(products, 1 / 16, every / 128). In turns, products + max(1 / 16, softmax / 128) stands for the "
-        "maximum; in series, products + 1 / 16 + (every − 1) / 128.",
+        "cycles are these in series, in turns, and at once?",
+        "in_series = peak · products / (products + 1 / 16 + (all_instructions − 1) / 128). In turns, products + max(1 / 16, "
+        "softmax_instructions / 128) stands for the sum; at once, max(products, 1 / 16, all_instructions / 128).",
     ),
     solution=speed_limits,
-    reasoning="The peak is reached where the tensor cores multiply in every cycle. At once, a score takes as long as its longest kind of "
-    "work. In turns, the longer of exponential and the softmax's instructions joins the products. In series, all add up, but the exponential is one "
-    "of the instructions already. So the tensor cores multiply in products / cycles of the time.",
+    reasoning="The peak is reached where the tensor cores multiply in every cycle. In series, all work adds up, but the exponential is one of "
+    "the instructions already. In turns, the longer of exponential and the softmax's instructions joins the products. At once, a score takes as "
+    "long as its longest kind of work. So the tensor cores multiply in products / cycles of the time.",
     inputs=inputs,
     truth=truth,
-    rule="the tensor cores multiply in 4 D / 4096 of the cycles that a score takes: at once its longest kind of work, in turns the products and "
-    "the longer of the other two, in series all three",
+    rule="the tensor cores multiply in 4 D / 4096 of the cycles that a score takes: in series all three kinds of work, in turns the products and "
+    "the longer of the other two, at once the longest kind",
     mistakes=MISTAKES,
     parts=PARTS,
     adapt=lambda answer: adapt(answer) if hasattr(answer, "__code__") else answer,
