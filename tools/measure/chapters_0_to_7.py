@@ -114,6 +114,35 @@ def _naive_steps_in_turns(B: int, H: int, S: int, D: int) -> dict[str, dict[str,
     return {name: row | launches.get(name, {}) | counts.get(name, {}) for name, row in timed_in_turns(calls).items()}
 
 
+def naive_traffic_cases() -> Iterator[Measurement]:
+    """Chapter 0: the bytes of naive attention's kernels and of flash attention, on the shape of naive_step_cases.
+
+    Those that HBM delivers and takes, and those that the SMs get from L2. Needs ncu.
+    """
+    names = (*FULL, "flash")
+    words = {name: about(0, "naive_traffic", name, B=1, H=16, S=4096, D=64) for name in names}
+    yield from in_turns(words, _traffic, ".", "launch_naive_steps()", names, NAIVE_TRAFFIC)
+
+
+NAIVE_TRAFFIC = ("dram__bytes_read.sum", "dram__bytes_write.sum", "l1tex__m_xbar2l1tex_read_bytes.sum")
+
+
+def launch_naive_steps() -> None:
+    """What ncu looks at: each kernel of naive attention, then flash attention, once each, after a first call."""
+    q, k, v, s = randn(1, 16, 4096, 64), randn(1, 16, 4096, 64), randn(1, 16, 4096, 64), randn(1, 16, 4096, 4096)
+    flash = peers.provider("sdpa_flash")
+    for is_counted in (False, True):
+        if is_counted:
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()
+        _ = q @ k.transpose(-1, -2)
+        _ = s / math.sqrt(64)
+        _ = torch.softmax(s, dim=-1)
+        _ = s @ v
+        flash(q, k, v, False)
+        torch.cuda.synchronize()
+
+
 def _launched(call: Callable[[], Any]) -> list[str]:
     """The names of the kernels that `call` runs on the GPU."""
     call()
@@ -299,11 +328,16 @@ def _counted_launches() -> list[tuple[int, str, matmul.MatmulConfig]]:
     return tiles + [launch for n, order in others if (launch := (n, order, TILES[-1])) not in tiles]
 
 
-def _traffic(kernels: str, call: str, launches: Iterable[Any]) -> dict[Any, dict[str, Any]]:
-    """TRAFFIC of each of `launches`: what `call` launches of the kernels whose names match, in its order. Needs ncu."""
-    options = ("--clock-control", "none", "--print-units", "base", "--metrics", ",".join(TRAFFIC))
+def _traffic(
+    kernels: str, call: str, launches: Iterable[Any], metrics: tuple[str, ...] = TRAFFIC
+) -> dict[Any, dict[str, Any]]:
+    """The metrics of each of `launches`: what `call` launches of the kernels whose names match, in its order.
+
+    Needs ncu.
+    """
+    options = ("--clock-control", "none", "--print-units", "base", "--metrics", ",".join(metrics))
     found = profiler.counted(kernels, profiler.python("chapters_0_to_7", call), *options)
-    rows = [{name: float(row[name]) for name in TRAFFIC} for _, row in found.iterrows()]
+    rows = [{name: float(row[name]) for name in metrics} for _, row in found.iterrows()]
     return dict(zip(launches, rows, strict=True))
 
 
