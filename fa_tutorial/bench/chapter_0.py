@@ -32,7 +32,7 @@ def naive_steps(card: dict) -> pd.DataFrame:
 
 
 def megabytes_read(card: dict) -> pd.DataFrame:
-    """MB that the profiler counted for the kernels of naive_steps, by name: read from "HBM", and by the SMs from "L2"."""
+    """MB that the profiler counted, by the kernel's name: read from "HBM", and by the SMs from "L2"."""
     rows = results.select(card["kernels"], kernel="naive_traffic").set_index("provider")
     names = {"dram__bytes_read.sum": "HBM", "l1tex__m_xbar2l1tex_read_bytes.sum": "L2"}
     return rows[list(names)].rename(columns=names) / 1e6
