@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fa_tutorial import algorithm, barriers, figures, forward, fp8, layout, ledger, matmul, reading, reference, ring, softmax, warpgroups
-from fa_tutorial.bench import chapter_5, chapter_8, chapter_12, chapter_13, results
+from fa_tutorial.bench import chapter_0, chapter_5, chapter_8, chapter_12, chapter_13, results
 from fa_tutorial.exercises.chapter_8 import ex_1, ex_4
 from fa_tutorial.exercises.chapter_10.ex_3 import lists
 from fa_tutorial.exercises.chapter_10.ex_10 import idle_times
@@ -868,6 +868,19 @@ def test_roofline_has_the_stored_ceilings(page):
         shown = put(page, card="H200, measured", dtype=dtype)
         want = (1e12 * ceilings[f"matmul_{name}_tflops"], 1e9 * ceilings["copy_gb_s"])
         assert (shown["peak_flops"], shown["bandwidth"]) == pytest.approx(want)
+
+
+def test_roofline_has_the_stored_rates_and_only_where_they_were_measured(page):
+    h200 = results.load("h200")
+    open_figure(page, "roofline")
+    for exponent in (8, 9, 12, 15, 16):
+        shown = put(page, S=exponent)
+        for name, provider in (("naive", "naive"), ("flash", "sdpa_flash")):
+            got, ms = shown[name]["measured"], chapter_0.measured(h200, provider, 2**exponent)["ms"] if exponent > 8 else None
+            want = ms and ledger.attention_flops(1, 16, 2**exponent, 2**exponent, 64) / ms * 1e3
+            assert got == (pytest.approx(want) if ms and ms == ms else None)
+    for change in ({"D": 128}, {"D": 64, "dtype": "bf16"}, {"dtype": "fp16", "card": "H100, data sheet"}):
+        assert put(page, S=12, **change)["flash"]["measured"] is None
 
 
 def test_roofline_puts_naive_attention_below_the_roof_where_its_products_wait_for_arithmetic(page):
