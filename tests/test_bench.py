@@ -568,7 +568,7 @@ def test_no_kernel_here_beats_its_floor(monkeypatch):
     """However steady the plain matmul and copy are: chapter 0's table would call impossible what it has measured."""
     unsteady = itertools.cycle((35.0, 22.0, 9.0, 35.0, 13.0, 90.0, 21.0, 40.0))
     monkeypatch.setattr(chapter_0, "_fastest", lambda call, times=7: next(unsteady))
-    found = chapter_0.measure_here(naive, naive)
+    found = chapter_0.measure_here({"naive": naive, "flash": naive})
     product, s, q = 2 * found.H * found.S**2 * found.D, found.H * found.S**2 * 4, found.H * found.S * found.D * 4
     work = {"q kᵀ": (product, s + 2 * q), "divide": (0, 2 * s), "softmax": (0, 2 * s), "p v": (product, s + 2 * q)}
     for name, (flops, moved) in work.items():

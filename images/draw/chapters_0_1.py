@@ -26,7 +26,7 @@ from draw.drawing import (
     write,
 )
 from fa_tutorial import ledger, softmax
-from fa_tutorial.bench import results
+from fa_tutorial.bench import chapter_0, results
 
 # ---------------------------------------------------------------- chapter 0
 
@@ -84,11 +84,11 @@ def draw_course_map(ax: Axes) -> None:
 def draw_payoff(ax: Axes) -> None:
     """Time and memory of naive and of flash attention on the same input, as two bars each."""
     h200 = results.load("h200")
-    case = {"mode": "fwd", "dtype": "fp16", "B": 1, "H_q": 16, "S_q": 4096, "D": 64, "is_causal": False}
-    naive, flash = (results.select(h200["rows"], provider=provider, **case).iloc[0] for provider in ("naive", "sdpa_flash"))
+    ms = chapter_0.naive_steps(h200)["ms"]
+    naive, flash = (chapter_0.measured(h200, name, 4096)["peak_bytes"] / 2**20 for name in ("naive", "sdpa_flash"))
     panels = (
-        ("time: {:.0f} times as fast", naive["ms"], flash["ms"], ("{:.2f} ms",) * 2, 0.1),
-        ("extra memory: {:.0f} times less", naive["peak_bytes"] / 2**20, flash["peak_bytes"] / 2**20, ("{:,.0f} MiB", "{:.2f} MiB"), 4.75),
+        ("time: {:.0f} times as fast", ms["naive"], ms["flash"], ("{:.2f} ms",) * 2, 0.1),
+        ("extra memory: {:.0f} times less", naive, flash, ("{:,.0f} MiB", "{:.2f} MiB"), 4.75),
     )
     for title, slow, fast, units, left in panels:
         heading(ax, left + 0.75, 0.25, title.format(slow / fast))
@@ -97,7 +97,7 @@ def draw_payoff(ax: Axes) -> None:
             write(ax, left + 0.65, y + 0.27, name, BODY, ha="right")
             box(ax, left + 0.75, y, length, 0.55, colour=colour, share=0.75, hatch=hatch)
             note(ax, left + 0.85 + length, y + 0.27, units[row].format(value), BODY, weight="bold")
-    note(ax, 0.1, 2.45, f"{h200['provenance']['gpu']}, forward pass, fp16, full attention: S = 4,096 tokens, 16 heads, D = 64")
+    note(ax, 0.1, 2.45, f"{h200['provenance']['gpu']}, fp16, S = 4,096 tokens, 16 heads, D = 64. Extra memory: besides q, k and v")
 
 
 H200_SMS, REGISTERS_KIB, SHARED_KIB = 132, 256, 228  # NVIDIA, Hopper tuning guide, whose KB are KiB
@@ -137,19 +137,26 @@ def draw_memory_hierarchy(ax: Axes) -> None:
         note(ax, side, y, text)
 
 
-def draw_flow(ax: Axes, y: float, kernel: str, left: float, right: float, reads: list[float], writes: list[float]) -> None:
-    """A kernel's box from `left` to `right`, with an arrow down at each x in `reads` and one up at each in `writes`; tensors end at y."""
+def draw_flow(ax: Axes, y: float, kernel: str, left: float, right: float, reads: list[float], writes: list[float],
+              large: tuple[float, ...] = ()) -> None:  # fmt: skip
+    """A kernel's box from `left` to `right`, with an arrow down at each x in `reads` and one up at each in `writes`; tensors end at y.
+
+    Arrows at an x in `large` are thick: they carry S·S elements.
+    """
     box(ax, left, y + 1.0, right - left, 0.5, kernel, "sky", line=1.6)
     for x in reads:
-        arrow(ax, (x, y), (x, y + 1.0), "blue")
+        arrow(ax, (x, y), (x, y + 1.0), "blue", width=LARGE if x in large else 1.6)
     for x in writes:
-        arrow(ax, (x, y + 1.0), (x, y), "vermilion", dashed=True)
+        arrow(ax, (x, y + 1.0), (x, y), "vermilion", dashed=x not in large, width=LARGE if x in large else 1.6)
 
 
-def draw_hbm(ax: Axes, x: float, y: float, tensors: dict[str, str], width: float) -> list[float]:
+LARGE = 5.0  # the width of an arrow that carries S·S elements
+
+
+def draw_hbm(ax: Axes, x: float, y: float, tensors: dict[str, str], width: float, name: str = "HBM") -> list[float]:
     """A band of HBM with tensors side by side, name over number of elements, each `width` wide. Returns the middle of each."""
     box(ax, x, y, width * len(tensors) + 0.1, 1.15, colour="black", share=0.08)
-    note(ax, x + 0.1, y + 0.2, "HBM", weight="bold")
+    note(ax, x + 0.1, y + 0.2, name, weight="bold")
     middles = [x + 0.05 + (i + 0.5) * width for i in range(len(tensors))]
     for middle, (name, elements) in zip(middles, tensors.items(), strict=True):
         box(ax, middle - width / 2 + 0.05, y + 0.4, width - 0.1, 0.65, colour=TENSOR_COLOUR[name])
@@ -172,25 +179,27 @@ def draw_naive_kernels(ax: Axes) -> None:
     top = 0.1
     end = top + 1.05  # where the tensors end and the arrows begin
     q, k, qk, s, p, v, o = draw_hbm(ax, 0.1, top, tensors, 1.24)
-    draw_flow(ax, end, "q kᵀ", q - 0.3, qk - 0.1, [q, k], [qk - 0.25])
-    draw_flow(ax, end, "divide", qk + 0.1, s - 0.1, [qk + 0.25], [s - 0.25])
-    draw_flow(ax, end, "softmax", s + 0.1, p - 0.1, [s + 0.25], [p - 0.25])
-    draw_flow(ax, end, "p v", p + 0.1, o + 0.3, [p + 0.25, v], [o])
-    draw_arrows(ax, 2.98, "in each tensor: the number of elements of one head")
+    apart = 0.25
+    trips = (qk - apart, qk + apart, s - apart, s + apart, p - apart, p + apart)
+    draw_flow(ax, end, "q kᵀ", q - 0.3, qk - 0.1, [q, k], [trips[0]], trips)
+    draw_flow(ax, end, "divide", qk + 0.1, s - 0.1, [trips[1]], [trips[2]], trips)
+    draw_flow(ax, end, "softmax", s + 0.1, p - 0.1, [trips[3]], [trips[4]], trips)
+    draw_flow(ax, end, "p v", p + 0.1, o + 0.3, [trips[5], v], [o], trips)
+    draw_arrows(ax, 2.98, "for 16 heads, a thick arrow carries 512 MiB and a thin one 8 MiB")
 
 
 @image("00_fused_kernel.png", 3.2)
 def draw_fused_kernel(ax: Axes) -> None:
-    """What one fused kernel reads from HBM and writes to it: k and v once for each block of queries."""
+    """What the blocks of one fused kernel read and write: k and v once for each block of queries."""
     S, D, block_m, itemsize, top = 4096, 64, 128, 2, 0.1
     end = top + 1.05
-    q, k, v, o = draw_hbm(ax, 0.1, top, dict.fromkeys("qkvo", "S·D"), 1.24)
+    q, k, v, o = draw_hbm(ax, 0.1, top, dict.fromkeys("qkvo", "S·D"), 1.24, "memory: HBM or L2")
     draw_flow(ax, end, "q kᵀ, divide, softmax, p v", q - 0.3, o + 0.3, [q, k, v], [o])
     for x in (k, v):
         note(ax, x + 0.1, end + 0.5, f"{S // block_m} ×", weight="bold")
     flash_mb = ledger.flash_hbm_bytes(S, S, D, block_m, itemsize) / 1e6
     note(ax, 5.5, 0.3, f"{flash_mb:.0f} MB for each head", BODY, weight="bold")
-    notes(ax, 5.5, 0.75, (f"k and v: read once per\nblock of {block_m} queries", "with o: one float32 per query"), BODY, 0.45)
+    notes(ax, 5.5, 0.75, (f"k and v: read by each\nblock of {block_m} queries", "with o: one float32 per query"), BODY, 0.45)
     draw_arrows(ax, 2.98, f"S = {S:,}, D = {D}, fp16")
 
 

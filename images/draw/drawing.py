@@ -122,7 +122,7 @@ def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], colour
     """An arrow between two points, bent by `curve` (a share of its length)."""
     ax.add_patch(
         FancyArrowPatch(
-            start, end, arrowstyle="-|>", mutation_scale=13, shrinkA=0, shrinkB=0, color=COLOURS[colour], linewidth=width,
+            start, end, arrowstyle="-|>", mutation_scale=13 if width <= 3 else 5 * width, shrinkA=0, shrinkB=0, color=COLOURS[colour], linewidth=width,
             linestyle="--" if dashed else "-", connectionstyle=f"arc3,rad={curve}", zorder=2.8,
         )
     )  # fmt: skip

@@ -25,7 +25,10 @@ Cases = Callable[[], Iterator[Measurement]]
 # Chapter -> its measurements: "rows" are cases of attention, "kernels" calls of a chapter's own kernels. Those of
 # chapters 5 and 7 draw on chapter 0's cases of attention, too.
 MEASURED: dict[int, dict[str, Sequence[Cases]]] = {
-    0: {"rows": [chapters_0_to_7.attention_cases], "kernels": [chapters_0_to_7.naive_step_cases]},
+    0: {
+        "rows": [chapters_0_to_7.attention_cases],
+        "kernels": [chapters_0_to_7.naive_step_cases, chapters_0_to_7.naive_traffic_cases],
+    },
     2: {"kernels": [chapters_0_to_7.first_kernel_cases]},
     3: {"kernels": [chapters_0_to_7.matmul_cases, matmul_pieces.piece_cases, chapters_0_to_7.fusion_cases]},
     5: {"kernels": [chapters_0_to_7.loop_cases, chapters_0_to_7.forward_tile_cases]},

@@ -67,36 +67,25 @@ def _naive_scaled_q(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
 
 def _naive_causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     s = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-    return torch.softmax(s.masked_fill(_hidden(s), -math.inf), dim=-1) @ v
-
-
-def _hidden(s: torch.Tensor) -> torch.Tensor:
-    """The causal mask of the scores: True where a key comes after the query."""
-    return torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1)
+    hidden = torch.ones(s.shape[-2:], dtype=torch.bool, device=s.device).triu(1)  # True where a key is after the query
+    return torch.softmax(s.masked_fill(hidden, -math.inf), dim=-1) @ v
 
 
 NAIVE = {"naive": _naive, "naive, q scaled": _naive_scaled_q, "naive, causal": _naive_causal}
 FULL = ("q kᵀ", "divide", "softmax", "p v")
-CAUSAL = ("hidden", "mask", "softmax, masked")
-FLASH = ("flash", "flash, causal")
-COMPILED = {f"{name}, compiled": call for name, call in NAIVE.items()}
-NAIVE_STEPS = (*FULL, *CAUSAL, *FLASH, *NAIVE, *COMPILED)
+COMPILED = {f"{name}, compiled": NAIVE[name] for name in ("naive", "naive, q scaled")}
+NAIVE_STEPS = (*FULL, "flash", "flash, causal", *NAIVE, *COMPILED)
 
 
 def _naive_steps_in_turns(B: int, H: int, S: int, D: int) -> dict[str, dict[str, Any]]:
-    """The rows of one shape; softmax's with the names of its kernels, those of FLASH with SM cycles."""
+    """The rows of one shape; flash attention's with SM cycles, those of COMPILED with what they launch."""
     q, k, v, s = randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, S)
-    hidden = _hidden(s)
-    masked = s.masked_fill(hidden, -math.inf)
     flash = peers.provider("sdpa_flash")
     possible = {
         "q kᵀ": lambda: q @ k.transpose(-1, -2),
         "divide": lambda: s / math.sqrt(D),
         "softmax": lambda: torch.softmax(s, dim=-1),
         "p v": lambda: s @ v,
-        "hidden": lambda: _hidden(s),
-        "mask": lambda: s.masked_fill(hidden, -math.inf),
-        "softmax, masked": lambda: torch.softmax(masked, dim=-1),
         "flash": partial(flash, q, k, v, False),
         "flash, causal": partial(flash, q, k, v, True),
         **{name: partial(call, q, k, v) for name, call in NAIVE.items()},
@@ -107,20 +96,38 @@ def _naive_steps_in_turns(B: int, H: int, S: int, D: int) -> dict[str, dict[str,
             calls[name], found[name] = _compiled(COMPILED[name], q, k, v)
         else:
             calls[name] = possible[name]
-    launches = {name: {"launches": names} for name, names in found.items()}
-    launches["softmax"] = {"launches": _launched(calls["softmax"])}
-    cycles = cycles_in_turns({name: calls[name] for name in FLASH if name in calls})
-    counts = {name: {"cycles": count} for name, count in cycles.items()}
-    return {name: row | launches.get(name, {}) | counts.get(name, {}) for name, row in timed_in_turns(calls).items()}
+    more = {name: {"launches": names} for name, names in found.items()}
+    more["flash"] = {"cycles": cycles_in_turns({"flash": calls["flash"]})["flash"]}
+    return {name: row | more.get(name, {}) for name, row in timed_in_turns(calls).items()}
 
 
-def _launched(call: Callable[[], Any]) -> list[str]:
-    """The names of the kernels that `call` runs on the GPU."""
-    call()
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as found:
-        call()
+def naive_traffic_cases() -> Iterator[Measurement]:
+    """Chapter 0: the bytes of naive attention's kernels and of flash attention, on the shape of naive_step_cases.
+
+    Those that HBM delivers, and those that the SMs get from L2. Needs ncu.
+    """
+    names = (*FULL, "flash")
+    words = {name: about(0, "naive_traffic", name, B=1, H=16, S=4096, D=64) for name in names}
+    yield from in_turns(words, _traffic, ".", "launch_naive_steps()", names, NAIVE_TRAFFIC)
+
+
+NAIVE_TRAFFIC = ("dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum")
+
+
+def launch_naive_steps() -> None:
+    """What ncu looks at: each kernel of naive attention, then flash attention, once each, after a first call."""
+    q, k, v, s = randn(1, 16, 4096, 64), randn(1, 16, 4096, 64), randn(1, 16, 4096, 64), randn(1, 16, 4096, 4096)
+    flash = peers.provider("sdpa_flash")
+    for is_counted in (False, True):
+        if is_counted:
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()
+        _ = q @ k.transpose(-1, -2)
+        _ = s / math.sqrt(64)
+        _ = torch.softmax(s, dim=-1)
+        _ = s @ v
+        flash(q, k, v, False)
         torch.cuda.synchronize()
-    return [event.name[:200] for event in found.events() if event.device_time > 0]
 
 
 def _compiled(call: Callable, *args: torch.Tensor) -> tuple[Callable, list[str]]:
@@ -299,11 +306,16 @@ def _counted_launches() -> list[tuple[int, str, matmul.MatmulConfig]]:
     return tiles + [launch for n, order in others if (launch := (n, order, TILES[-1])) not in tiles]
 
 
-def _traffic(kernels: str, call: str, launches: Iterable[Any]) -> dict[Any, dict[str, Any]]:
-    """TRAFFIC of each of `launches`: what `call` launches of the kernels whose names match, in its order. Needs ncu."""
-    options = ("--clock-control", "none", "--print-units", "base", "--metrics", ",".join(TRAFFIC))
+def _traffic(
+    kernels: str, call: str, launches: Iterable[Any], metrics: tuple[str, ...] = TRAFFIC
+) -> dict[Any, dict[str, Any]]:
+    """The metrics of each of `launches`: what `call` launches of the kernels whose names match, in its order.
+
+    Needs ncu.
+    """
+    options = ("--clock-control", "none", "--print-units", "base", "--metrics", ",".join(metrics))
     found = profiler.counted(kernels, profiler.python("chapters_0_to_7", call), *options)
-    rows = [{name: float(row[name]) for name in TRAFFIC} for _, row in found.iterrows()]
+    rows = [{name: float(row[name]) for name in metrics} for _, row in found.iterrows()]
     return dict(zip(launches, rows, strict=True))
 
 

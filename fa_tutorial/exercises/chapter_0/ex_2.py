@@ -41,6 +41,8 @@ MISTAKES = {
         MOST, "most, held = sum(now.values()), [made for made, size in events[: events.index((name, size)) + 1] if size > 0]"),
     "held names what is in memory at the end: asked is the time when it is most": ("return most, held", "return most, list(now)"),
     "most and held are swapped: return (most, held)": ("return most, held", "return held, most"),
+    "most is in MiB: asked are bytes": ("return most, held", "return most / 2**20, held"),
+    "held is sorted by name: asked is the order in which they were made": ("return most, held", "return most, sorted(held)"),
     "where memory is as full twice, the first time counts": ("sum(now.values()) > most", "sum(now.values()) >= most"),
 }  # fmt: skip
 

@@ -3,8 +3,8 @@ import random
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def fused_hbm_bytes(S, D, block_m, itemsize):
-    """Bytes that the fused kernel reads from HBM and writes to it, for one head."""
+def tiled_bytes(S, D, block_m, itemsize):
+    """Bytes that the blocks of the fused kernel read and write, for one head."""
     blocks = -(-S // block_m)  # blocks of queries; the last may be smaller
     elements = 2 * S * D + blocks * 2 * S * D  # q and o once, k and v once per block
     return elements * itemsize + 4 * S  # and a float32 per query
@@ -22,6 +22,8 @@ MISTAKES = {
     "where block_m divides S, you count k and v once more than there are blocks": ("-(-S // block_m)", "S // block_m + 1"),
     "you count q and o once per block, but each block has its own rows of q and o, so they travel once in all": (
         "2 * S * D + blocks * 2", "blocks * 4"),
+    "that is in MB, want bytes": ("return elements * itemsize + 4 * S", "return (elements * itemsize + 4 * S) / 1e6"),
+    "that is for 16 heads: asked is one head": ("return elements * itemsize + 4 * S", "return 16 * (elements * itemsize + 4 * S)"),
     "you count elements, not bytes: multiply by itemsize": ("elements * itemsize", "elements"),
 }  # fmt: skip
 
@@ -48,20 +50,20 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Count the bytes that one head of the fused kernel moves through HBM.",
+    task="Count the bytes that the blocks of the fused kernel read and write, for one head.",
     conditions={"ragged": "S need not be a multiple of block_m: a smaller last block reads all of k and v too"},
     hints=(
         "Go through the picture of the fused kernel arrow by arrow. Which arrows carry a tensor once, and which once per block of queries?",
         "q and o carry S·D elements each, in all. Every block reads 2·S·D elements of k and v. How many blocks do S queries make?",
         "There are -(-S // block_m) blocks, which rounds up. Multiply the elements by itemsize, and then add 4 bytes per query.",
     ),
-    solution=fused_hbm_bytes,
+    solution=tiled_bytes,
     reasoning="Each query belongs to one block, so q is read once and o is written once. Each block reads all of k and v, because its "
-    "queries meet every key. The scores stay on the chip and cost nothing.",
+    "queries meet every key. The scores stay on the chip, so no block reads or writes them.",
     more="The package's version, ledger.flash_hbm_bytes, also takes different numbers of queries and keys, and checks its arguments.",
     inputs=inputs,
     truth=truth,
-    rule="q and o travel once, each block of queries reads all of k and v, and each query writes 4 bytes; nothing else goes through HBM",
+    rule="q and o travel once, each block of queries reads all of k and v, and each query writes 4 bytes; nothing else is read or written",
     mistakes=MISTAKES,
     exact=True,
 )

@@ -29,6 +29,8 @@ MISTAKES = {
         BEFORE, f"max({FLOPS} / peak_flops, {MOVED} / bandwidth)"),
     "the gain is the ratio of the bytes, as if the FLOPs took no time: past the ridge, fewer bytes save nothing": (
         GAIN, f"{MOVED} / fused_bytes"),
+    "a kernel with 0 FLOPs still waits for its bytes: you leave its time out": (
+        f"{EACH} for flops, moved in kernels", f"{EACH} for flops, moved in kernels if flops"),
     "you take the slowest kernel alone: the kernels run one after another, so their times add up": (f"sum({EACH}", f"max({EACH}"),
     "the fused kernel does the FLOPs of all kernels, not only those of one": (FLOPS, "max(flops for flops, _ in kernels)"),
     "you give how much faster the fused kernel is: asked is how many times as fast, one more": (GAIN, "before / after - 1"),
@@ -78,7 +80,7 @@ def inputs():
     yield case([(500, 500), (500, 50)], 100, 5.0, 1.0, otherwise=ridge)
     yield case([(1000, 500)], 400, *toy)
     product, middle = (34_359_738_368, 553_648_128), (0, 1_073_741_824)
-    yield case([product, middle, middle, product], 553_910_272, 6.572e14, 4.2735e12)  # chapter 0's own, k and v from HBM
+    yield case([product, middle, middle, product], 33_816_576, 6.572e14, 4.2735e12)  # chapter 0's own
     for _ in range(20):
         flops, peak_flops, bandwidth = (10 ** random.uniform(low, low + 3) for low in (9, 12, 10))
         ridge = flops / (peak_flops / bandwidth)  # bytes at the ridge

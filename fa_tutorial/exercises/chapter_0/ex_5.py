@@ -42,6 +42,9 @@ MISTAKES = {
     "the times are in milliseconds, and bytes / bandwidth is in seconds": (" * 1e3", ""),
     "the vectors are missing: with q kᵀ a kernel reads q and k, and with p v it reads v and writes o": [
         ("2 * vectors + scores", "scores"), ("scores + 2 * vectors", "scores")],
+    "o is written, too: with p v the fused kernel reads v and writes o": ("scores + 2 * vectors", "scores + vectors"),
+    "k is read, too: with q kᵀ the fused kernel reads q and k": ("2 * vectors + scores", "vectors + scores"),
+    "an fp16 number takes 2 bytes, and you count 4": (SIZES, "4 * heads * S * S, 4 * heads * S * D"),
     "the heads are missing: each has its own q, k, v, o, s and p": (SIZES, "2 * S * S, 2 * S * D"),
     "you count elements, not bytes: an fp16 number takes 2": (SIZES, "heads * S * S, heads * S * D"),
 }  # fmt: skip
