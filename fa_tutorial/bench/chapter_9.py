@@ -137,15 +137,22 @@ def print_late(card: dict[str, Any]) -> None:
 
 
 def print_turns(card: dict[str, Any]) -> None:
-    """Two stops and half overlapped, and both by turns; and of two stops how often one consumer is at a softmax."""
+    """Two stops and half overlapped, and both by turns: cycles and clock; and of two stops how often one consumer is at
+    a softmax."""
     words = "two stops", "two stops, by turns", "half overlapped", "half overlapped, by turns"
-    print_cycles(card, dict(zip(("9.3", "9.3, by turns", "9.4", "9.6"), words, strict=True)), "turns")
-    before, after = remedies(card, "turns").loc[["9.3", "9.3, by turns"], "one"]
+    table, names = remedies(card, "turns"), ("9.3", "9.3, by turns", "9.4", "9.6")
+    print(f"{f'{gpu(card)}, D = 128, no mask, S = 4,096, another run':50}cycles    MHz")
+    for name, said in zip(names, words, strict=True):
+        print(f"{said:50}{table.loc[name, 'cycles']:6,.0f}{table.loc[name, 'mhz']:7,}")
+    before, after = table.loc[["9.3", "9.3, by turns"], "one"]
     print(f"two stops, by stamps: one at a softmax {before:.0%}, by turns {after:.0%}")
 
 
 LATER = 1200  # cycles by which a late consumer 1 begins after consumer 0
-SUSPECTS = {1: ("late tiles", "C4"), 3: ("away too long", "C1"), 4: ("a program's ends", "C2")}  # and their colours
+# What takes cycles away, and its colour.
+SUSPECTS = {
+    1: ("late tiles, and the collisions they make", "C4"), 3: ("away too long", "C1"), 4: ("a program's ends", "C2"),
+}  # fmt: skip
 # From each kernel to the next, from chapter 8's to the finished one, D = 128: the suspect whose part it takes away.
 CHANGES = (("chapter 8's", None), ("9.4, one wait", 1), ("9.4", 3), ("persistent", 4))
 
@@ -297,15 +304,17 @@ def print_waits(card: dict[str, Any], *loops: str) -> None:
 
 
 def print_late_tiles(card: dict[str, Any]) -> None:
-    """In a mean block of chapter 8's programs by their stamps, D = 128: how long each waits for what."""
-    cycles = results.select(card["kernels"], kernel="clocked", provider="tuned").iloc[0]["cycles"]
-    print(f"{gpu(card)}, chapter 8's program, cycles of a mean block")
+    """In a mean block of chapter 8's program by its stamps, D = 128: how long it is at what, alone on its SM and beside
+    another."""
+    rows = (results.select(card["kernels"], kernel="clocked", provider=name) for name in ("tuned, alone", "tuned"))
+    found = [row.iloc[0]["cycles"] for row in rows]
+    print(f"{f'{gpu(card)}, chapter 8’s program, cycles of a mean block':52}{'alone':>8}{'two on an SM':>14}")
     words = {
         "p v to asked": "issues p v, asks for the next k and v", "asked to k": "waits for this k",
-        "k to stop": "q kᵀ, until both matmuls are done", "away": "softmax, and all else",
+        "k to stop": "q kᵀ, until both matmuls are done", "away": "away",
     }  # fmt: skip
     for part, said in words.items():
-        print(f"  {said:40}{cycles[part]:6,}")
+        print(f"  {said:50}{found[0][part]:8,}{found[1][part]:14,}")
 
 
 def draw_clocked(card: dict[str, Any], *loops: str) -> Figure:

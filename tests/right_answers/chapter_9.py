@@ -184,7 +184,7 @@ ROOM_FIRST = (
         "            for block in range(blocks[tile]):\n                if block:\n                    yield wait(empty",
     ),
 )
-LATER = "right, too: the finished kernel issues s′ later"
+LATER = "right, too: the finished kernel issues s′ later, and both are measured below"
 RIGHT_ANSWERS = (
     ("9.1", phase_by_toggling),
     ("9.2", roles_that_toggle),

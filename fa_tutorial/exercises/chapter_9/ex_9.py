@@ -110,7 +110,7 @@ def adapt(answer):
 def note(answer):
     order = typed(answer())
     ahead = order.index("issue s′") < order.index("hand over ds")
-    return "right, too: the finished kernel issues s′ later" if ahead else ""
+    return "right, too: the finished kernel issues s′ later, and both are measured below" if ahead else ""
 
 
 def inputs():
