@@ -46,6 +46,30 @@ def ring_that_stores_all_parts(q, k, v, ranks):
     return functools.reduce(lambda both, part: join(*both, *part), parts)
 
 
+def overlapped_where_gradients_of_other_keys_join(kv, ranks, start, tile):
+    passing = start(kv)
+    dkv = tile(kv)
+    for step in range(1, ranks):
+        kv = passing.wait()
+        if step < ranks - 1:
+            passing = start(kv)
+        dkv = dkv + tile(kv)
+        dkv = start(dkv).wait()
+    return start(dkv).wait()
+
+
+def overlapped_without_its_own_tile(kv, ranks, start, tile):
+    visitor, home = start(kv).wait(), None
+    for step in range(1, ranks):
+        if step < ranks - 1:
+            passing = start(visitor)
+        dkv = tile(visitor) + (home.wait() if home else 0)
+        if step < ranks - 1:
+            visitor = passing.wait()
+        home = start(dkv)
+    return home.wait()
+
+
 def backward_that_stores_all_parts(q, k, v, o, do, lse, ranks):
     parts = [attention_backward(q, k, v, o, do, lse)]
     for _ in range(1, ranks):
@@ -295,6 +319,8 @@ WRONG_ANSWERS = (
     ("13.7", overlapped_where_all_keys_come_before_any_tile_and_the_own_is_last, "wait only where what comes is needed"),
     ("13.7", overlapped_where_the_last_gradients_wait_before_the_own_tile, "the last dk and dv are waited for before your own tile, which could hide them"),
     ("13.7", overlapped_with_the_own_tile_first_at_home, "keeping its part of dk and dv at home is right"),
+    ("13.7", overlapped_where_gradients_of_other_keys_join, "a tile's part is added to the dk and dv of other keys"),
+    ("13.7", overlapped_without_its_own_tile, "its own tile is never computed"),
     ("13.7", overlapped_by_one_tile, "it takes 4 s, but `ranks` tiles and one message of k and v take 9 s in any order"),
     ("13.7", overlapped_without_waits, "use what comes only after its wait()"),
     edit("13.7", "gradients stay", ("        home = start(dkv)\n", ""), ("dkv = tile(kv) + home.wait()", "dkv += tile(kv)"), ("start(dkv).wait()", "dkv"),
