@@ -941,8 +941,8 @@ def test_ring_clock_has_the_stored_times(page, way):
     open_figure(page, "ring_clock")
     page.locator("summary").click()
     put(page, way=way)
-    times = chapter_13.long_ones(chapter_13.load()["rows"], way)
-    for case in chapter_13.CLOCKED:
+    times = chapter_13.host_times(chapter_13.load()["rows"], way)
+    for case in chapter_13.HOST:
         shown = put(page, case=chapter_13.name_of(case))
         assert (shown["T_c"], shown["T_s"]) == pytest.approx(tuple(times.loc[case, ["T_c", "T_s"]]), abs=1e-4)
 
@@ -952,41 +952,28 @@ def test_ring_clock_tells_what_was_measured(page):
     assert open_figure(page, "ring_clock")["measured"] is None
     page.locator("summary").click()
     rows = chapter_13.load()["rows"]
-    forward, backward = chapter_13.forward_sends(rows), chapter_13.backward_sends(rows)
-    for case in chapter_13.CLOCKED:
+    forward, backward = (chapter_13.host_times(rows, way) for way in ("forward", "backward"))
+    for case in chapter_13.HOST:
         put(page, case=chapter_13.name_of(case))
         put(page, way="forward")
-        for work in ("equal shares", "counter"):
-            assert put(page, work=work)["measured"] == pytest.approx(forward.loc[case, f"H200s, {work}"], abs=0.06)
+        for work, provider in (("equal shares", "equal shares"), ("counter", "ring")):
+            assert put(page, work=work)["measured"] == pytest.approx(forward.loc[case, provider], abs=0.06)
         put(page, way="backward")
         for own in ("first", "last"):
-            want = backward.loc[case, f"H200s, own tile {own}, {'one message' if own == 'last' else 'two messages'}"]
+            want = backward.loc[case, f"own tile {own}"]
             assert put(page, own=own)["measured"] == pytest.approx(want, abs=0.06)
-            told = f"{want:.1f}".removesuffix(".0")
-            assert (
-                f"On four H200s they add {told} ms{', in one message a step' * (own == 'last')}." in page.locator("#verdict").inner_text()
-            )
-        assert put(page, ranks=5)["measured"] is None
-        put(page, ranks=4)
+            assert f"Four H200s take {f'{want:.1f}'.removesuffix('.0')} ms." in page.locator("#verdict").inner_text()
 
 
-@pytest.mark.parametrize("peaked", [False, True])
-@pytest.mark.parametrize("mean", [0, 1, 3])
-def test_chain_adds_up_as_the_package_does(page, mean, peaked):
-    open_figure(page, "chain")
-    for length, chain in ((7, 5), (10, 7), (14, 7), (14, 14), (9, 14)):
-        shown = put(page, length=length, chain=chain, mean=mean, peaked=peaked)
-        p, v = (torch.tensor(shown[name], dtype=torch.float64) for name in ("p", "v"))
-        assert len(p) == len(v) == shown["length"] == 2**length
-        for x in (p, v):
-            assert fp8.to_e4m3(x).equal(x)
-        zero, parts = torch.zeros(1, 1, dtype=torch.float64), (x[None].split(shown["chain"], dim=1) for x in (p, v))
-        total = sum(fp8.tensor_core_sum(a, b, zero).item() for a, b in zip(*parts, strict=True))
-        assert shown["chain"] == min(2**chain, 2**length)
-        assert shown["sum"] == total
-        assert shown["exact"] == pytest.approx((p @ v).item())
-        assert shown["lost"] == pytest.approx(100 * abs((p @ v).item() - total) / (p * v).abs().sum().item(), abs=1e-9)
-        assert shown["lost"] <= shown["all"] + 1e-9
+def test_ring_clock_says_how_much_each_message_adds(page):
+    """The one without a tile, and those that are longer than theirs."""
+    open_figure(page, "ring_clock")
+    verdict = page.locator("#verdict")
+    assert "The last dk and dv have no tile to hide behind: 2. All others are hidden." in verdict.inner_text()
+    put(page, case=chapter_13.name_of(chapter_13.HOST[1]))
+    assert "hide behind: 24.2. Other messages take longer than their tiles: 45.3." in verdict.inner_text()
+    put(page, own="last")
+    assert "The first k and v have no tile to hide behind: 12.1. Other messages take longer than their tiles: 33.2." in verdict.inner_text()
 
 
 def test_chain_answers_its_question(page):

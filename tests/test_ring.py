@@ -316,45 +316,45 @@ def test_late_programs_cost_what_the_page_counts():
     assert chapter_13.on_clock("forward", 5.0, 1.0) == 20.0
 
 
-def test_late_messages_cost_what_the_page_counts():
-    """A backward step's k and v leave after its tile, or after dk and dv where these take longer."""
-    assert chapter_13.on_clock("backward", 5.0, 1.0, is_late=True) == 5 + 6 + 6 + 5 + 2
-    assert chapter_13.on_clock("backward", 5.0, 1.0, own="last", is_late=True) == 1 + 5 + 6 + 5 + 5
-    for own in ("first", "last"):
-        plain = chapter_13.on_clock("backward", 5.0, 3.0, own=own)
-        assert chapter_13.on_clock("backward", 5.0, 3.0, own=own, is_late=True) == plain
+NOISE = 2.5  # ms between two measurements of the same code, as the page says
 
 
-def test_the_models_are_as_near_as_the_page_says():
-    """All cases, those of the host's memory and of NVLink by themselves."""
+def test_the_page_reads_nothing_into_less_than_the_noise():
+    """The package's backward was measured twice. Over NVLink the order of the tiles changes no more than that."""
+    times = chapter_13.times_of(chapter_13.load()["rows"], "backward").set_index(chapter_13.INDEX)
+    times = times[times.index.get_level_values("S").isin((65_536, 131_072, 262_144))]
+    assert len(times) == 7
+    assert 2.4 < (times["ring"] - times["own tile last"]).abs().max() < NOISE
+    saved = times["own tile first"] - times["own tile last"]
+    assert saved.loc["NVLink"].abs().max() < NOISE
+    assert saved.loc[chapter_13.HOST].min() > 4 * NOISE
+
+
+def test_the_clock_is_as_near_as_the_page_says():
+    """Over the host's memory, a forward with a counter, and what the own tile last saves a backward."""
     rows = chapter_13.load()["rows"]
-    forward, backward = chapter_13.forward_sends(rows), chapter_13.backward_sends(rows)
-    host, nvlink = forward.loc["host memory"], forward.loc["NVLink"]
-    assert (len(host), len(nvlink)) == (4, 3)
-    assert (host["H200s, equal shares"] - host["clock with late programs"]).abs().max() < 3
-    assert (host["H200s, counter"] - host["clock"]).abs().max() < 3
-    assert (nvlink["clock with late programs"] / nvlink["H200s, equal shares"]).between(0.24, 0.76).all()
-    assert (nvlink["H200s, counter"] / nvlink["H200s, equal shares"]).max() < 1 / 3
-    off = {
-        own: backward[f"H200s, own tile {own}, two messages"] - backward[f"clock with late messages, own {own}"]
-        for own in ("first", "last")
-    }
-    assert off["first"].loc["host memory", :, 16].abs().max() < 0.5
-    assert 7.5 < max(x.abs().max() for x in off.values()) < 8
-    measured = backward[[name for name in backward if name.startswith("H200s")]]
-    assert (measured["H200s, own tile last, one message"] - measured.min(axis=1)).max() < 1.3
+    forward, backward = (chapter_13.host_times(rows, way) for way in ("forward", "backward"))
+    assert (forward["ring"] / forward["clock"]).between(1, 1.04).all()
+    assert (forward["equal shares"] - forward["clock"]).min() > 2 * NOISE
+    last = forward.iloc[-1]
+    late = chapter_13.on_clock("forward", last["T_c"], last["T_s"], is_late=True)
+    assert late - last["clock"] == pytest.approx(2 * last["T_s"])
+    assert abs((last["equal shares"] - last["equal shares alone"]) - 2 * last["T_s"]) < NOISE
+    saved = backward["own tile first"] - backward["own tile last"]
+    assert (saved / (backward["clock, own tile first"] - backward["clock, own tile last"])).between(0.8, 1.25).all()
 
 
-def test_a_ring_and_ulysses_are_as_close_as_the_page_says():
+def test_which_way_is_fastest_is_what_the_page_says(capsys):
+    """And no way that it calls faster is so by less than the noise."""
     rows = chapter_13.load()["rows"]
-    forward, backward = (
-        chapter_13.times_of(rows, way).set_index(chapter_13.INDEX).dropna(subset=["Ulysses"]) for way in ("forward", "backward")
-    )
-    near = (forward["ring"] / forward["Ulysses"]).loc["NVLink"]
-    assert (near[near.index.get_level_values("S") >= 65_536] - 1).abs().max() < 0.04
-    assert near[32_768, 16] > 1.2
-    both = (forward["ring"] + backward["ring"]) / (forward["Ulysses"] + backward["Ulysses"])
-    assert (both[forward["x"].gt(1.1) & (both.index.get_level_values("H_k") == 16)] - 1).abs().max() < 0.085
+    forward, backward = (chapter_13.times_of(rows, way).set_index(chapter_13.INDEX) for way in ("forward", "backward"))
+    both = (forward + backward).loc[chapter_13.CHOICES]
+    chapter_13.print_choice(rows)
+    told = [line.split("  ")[-1].strip() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert told == ["one GPU", "ring or Ulysses", "ring or Ulysses", "Ulysses", "ring or Ulysses", "ring"]
+    apart = (both["ring"] - both["Ulysses"]).abs()
+    assert apart["host memory", 131_072, 16] > NOISE and apart["host memory", 131_072, 4] > NOISE
+    assert (forward.loc[chapter_13.HOST, "all-gather"] > forward.loc[chapter_13.HOST, ["ring", "Ulysses"]].max(axis=1)).all()
 
 
 def test_a_ring_of_four_wins_the_forward_from_where_the_page_says():

@@ -124,11 +124,8 @@ def times_of(rows: pd.DataFrame, way: str = "forward") -> pd.DataFrame:
 
 
 LONG = 131_072  # tokens of the running case
-MILLION = 1_048_576
-NVLINK = [("NVLink", LONG, 16), ("NVLink", LONG, 4)]
-HOST = [("host memory", LONG, 16), ("host memory", LONG, 4), ("host memory", 262_144, 16)]
-CLOCKED = [NVLINK[0], *HOST]  # images/explore/ring_clock.html's
-CHOICES = [("NVLink", 8_192, 16), ("NVLink", 65_536, 16), *NVLINK, HOST[0], HOST[2], HOST[1]]
+HOST = [("host memory", S, 16) for S in (65_536, LONG, 262_144)]  # images/explore/ring_clock.html's, too
+CHOICES = [("NVLink", 8_192, 16), ("NVLink", LONG, 16), ("NVLink", LONG, 4), *HOST[1:], ("host memory", LONG, 4)]
 CLOSE = 1.05  # two ways within 5 % are a tie
 
 
@@ -138,25 +135,16 @@ def name_of(case: tuple[str, int, int]) -> str:
     return f"{S:7,} tokens, {link}, G = {16 // H_k}"
 
 
-def long_ones(rows: pd.DataFrame, way: str) -> pd.DataFrame:
-    """times_of all cases that were measured five times and compute for milliseconds, by INDEX."""
-    found = times_of(rows, way)
-    return found[found["S"].between(65_536, MILLION - 1)].set_index(INDEX)
-
-
 def on_clock(way: str, T_c: float, T_s: float, ranks: int = 4, *, own: str = "first", is_late: bool = False) -> float:
     """How long a rank takes, in the units of T_c and T_s. images/explore/ring_clock.html draws it.
 
     way: "forward", or "backward", where dk and dv take 2 T_s. own: when the backward computes its own tile, "first" or
-    "last". is_late: in a forward's tiles but the own, a late program starts after the message, with its whole share; in
-    a backward the second of a step's two messages starts after the tile.
+    "last". is_late: in a forward's tiles but the own, a late program starts after the message, with its whole share.
     """
     total = 0.0
     for tile, messages in steps_of(way, own, T_c, T_s, ranks):
-        if is_late and way == "forward" and total > 0:
+        if is_late and total > 0:
             total += tile + sum(messages)
-        elif is_late and len(messages) == 2:
-            total += max(tile, messages[0]) + messages[1]
         else:
             total += max(tile, sum(messages))
     return total
@@ -174,99 +162,66 @@ def steps_of(way: str, own: str, T_c: float, T_s: float, ranks: int) -> list[tup
     return [(0.0, kv), *visitors, (T_c, dkv)]
 
 
-def forward_sends(rows: pd.DataFrame) -> pd.DataFrame:
-    """What sends add to the ms of each case's forward, by models and measured."""
-    found = long_ones(rows, "forward")
-    sends = {
-        "clock": added(found, "forward"),
-        "clock with late programs": added(found, "forward", is_late=True),
-        "H200s, equal shares": found["equal shares"] - found["equal shares alone"],
-        "H200s, counter": found["ring"] - found["computing alone"],
-    }
-    return pd.DataFrame(sends, index=found.index)
+def host_times(rows: pd.DataFrame, way: str) -> pd.DataFrame:
+    """times_of HOST, by INDEX, and what the clock says: a column "clock", or one for each place of the own tile."""
+    found = times_of(rows, way).set_index(INDEX).loc[HOST]
+    columns = {"clock": "first"} if way == "forward" else {f"clock, own tile {own}": own for own in ("first", "last")}
+    pairs = [*zip(found["T_c"], found["T_s"], strict=True)]
+    clocks = {name: [on_clock(way, *pair, own=own) for pair in pairs] for name, own in columns.items()}
+    return found.assign(**clocks)
 
 
-def backward_sends(rows: pd.DataFrame) -> pd.DataFrame:
-    """What sends add to the ms of each case's backward, by models and measured, with the own tile first and last."""
-    found = long_ones(rows, "backward")
-    sends = {}
-    for own in ("first", "last"):
-        sends[f"clock, own tile {own}"] = added(found, "backward", own=own)
-        sends[f"clock with late messages, own {own}"] = added(found, "backward", own=own, is_late=True)
-        for messages in ("two messages", "one message"):
-            name = f"own tile {own}, {messages}"
-            sends[f"H200s, {name}"] = found[name] - found["computing alone"]
-    return pd.DataFrame(sends, index=found.index)
+def print_programs(rows: pd.DataFrame) -> None:
+    """Ms of HOST's forward: on the clock, with equal shares and with a counter."""
+    names = {"clock": "clock", "equal shares": "H200s, equal shares", "ring": "H200s, counter"}
+    print(f"{'forward, ms':36}", *(f"  {name}" for name in names.values()))
+    for case, ms in host_times(rows, "forward").iterrows():
+        print(f"{name_of(case):36}", *(f"{ms[key]:{len(name) + 2}.1f}" for key, name in names.items()))
 
 
-def added(found: pd.DataFrame, way: str, **how) -> list[float]:
-    """What sends add to four tiles of each case, on the clock."""
-    return [on_clock(way, T_c, T_s, **how) - 4 * T_c for T_c, T_s in zip(found["T_c"], found["T_s"], strict=True)]
+def print_orders(rows: pd.DataFrame) -> None:
+    """Ms of HOST's backward with the own tile first and last, and what that saves, measured and on the clock."""
+    heads = "own tile first", "own tile last", "saved", "saved on the clock"
+    print(f"{'backward, ms':36}", *(f"{head:>{len(head) + 2}}" for head in heads))
+    for case, ms in host_times(rows, "backward").iterrows():
+        first, last = ms["own tile first"], ms["own tile last"]
+        numbers = first, last, first - last, ms["clock, own tile first"] - ms["clock, own tile last"]
+        print(f"{name_of(case):36}", *(f"{x:{len(head) + 2}.1f}" for x, head in zip(numbers, heads, strict=True)))
 
 
-def print_sends(table: pd.DataFrame) -> None:
-    """What sends add to the ms of each case, in forward_sends' table or backward_sends', which has two orders of
-    tiles."""
-    table = table.sort_index(ascending=[True, True, False])
-    if table.shape[1] == 4:
-        orders, late, programs = ["ms that sends add"], "programs", ("equal shares", "counter")
-    else:
-        orders, late, programs = ["own tile first", "own tile last"], "messages", ("two messages", "one message")
-    heads = [f"  {head}" for head in ("clock", f"with late {late}", *(f"H200s, {name}" for name in programs))]
-    for i, order in enumerate(orders):
-        print("\n" * (i > 0) + f"{order:34}", *heads)
-        for case, ms in table.iloc[:, 4 * i : 4 * i + 4].iterrows():
-            print(f"{name_of(case):34}", *(f"{x:{len(head)}.1f}" for x, head in zip(ms, heads, strict=True)))
-
-
-WAYS = {  # colour, a line for each G, mark, and how far it stands beside x, so that none hides another
-    "ring": ("blue", {1: "-"}, "o", 2**-0.14), "all-gather": ("orange", {1: "--"}, "s", 1.0),
-    "Ulysses": ("vermilion", {1: "-.", 4: ":"}, "^", 2**0.14),
+WAYS = {  # colour, line and mark
+    "ring": ("blue", "-", "o"), "all-gather": ("orange", "--", "s"), "Ulysses": ("vermilion", "-.", "^"),
 }  # fmt: skip
 
 
 def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
-    """How many times as fast as one GPU four are, forward, against x = T_c / T_s: exercise 13.8's `ways`, and measured
-    over each link, in full marks with G = 1 and in hollow ones with G = 4.
+    """How many times as fast as one GPU four are, forward, against x = T_c / T_s, with G = 1: exercise 13.8's `ways`,
+    and measured over the host's memory.
 
     rows: load()'s.
     """
-    times = times_of(rows)
-    times = times[times["S"].between(32_768, MILLION - 1)]
-    figure = Figure(figsize=(9, 5.2))
-    shares = [2 ** (i / 8) for i in range(-24, 33)]
-    for ax, link in zip(figure.subplots(1, 2, sharey=True), ("host memory", "NVLink"), strict=True):
-        here = times[times["link"].eq(link)]
-        for i, (way, (colour, lines, marker, aside)) in enumerate(WAYS.items()):
-            look = {"color": figures.COLOURS[colour]}
-            for G, line in lines.items():
-                ax.plot(shares, [16 * share / ways(share, 1.0, 4, G)[i] for share in shares], linestyle=line, **look)
-                name = way if len(lines) == 1 else f"{way}, G = {G}"
-                ax.plot([], [], marker, linestyle=line, markerfacecolor="white" if G == 4 else None, label=name, **look)
-            for H_k, inside in ((16, figures.COLOURS[colour]), (4, "white")):
-                some = here[here["H_k"].eq(H_k)]
-                face = {"markerfacecolor": inside, "markersize": 7, "markeredgewidth": 1.5, "zorder": 4}
-                ax.plot(some["x"] * aside, some["one GPU"] / some[way], marker, **face, **look)
-        for x in here["x"]:
-            ax.axvline(x, color="grey", linestyle=":", linewidth=1, zorder=0)
-        name = ax.text(0.97, 0.05, link, transform=ax.transAxes, ha="right", fontsize=13)
-        name.set_bbox({"facecolor": "white", "edgecolor": "none", "pad": 1})
-        ax.set_xscale("log", base=2)
-        ax.set_xticks([1 / 8, 1 / 2, 2, 8], ["1/8", "1/2", "2", "8"])
-        ax.minorticks_off()
-        ax.grid(visible=False, axis="x")
-        ax.set_ylim(0, 4.3)
-        ax.set_xlabel("$x = T_c / T_s$")
-        top = ax.secondary_xaxis("top")
-        names = [f"{S:,}, G = {16 // H_k}" for S, H_k in zip(here["S"], here["H_k"], strict=True)]
-        top.set_xticks([*here["x"]], names, rotation=50, ha="left", rotation_mode="anchor", fontsize=9)
-        top.minorticks_off()
-    left = figure.axes[0]
-    left.set_ylabel("forward, times as fast as one GPU")
-    left.plot([], [], color="grey", label="line: your clock")
-    left.plot([], [], "o", color="grey", label="mark: four H200s, beside their x")
-    left.plot([], [], "o", color="grey", markerfacecolor="white", markeredgewidth=1.5, label="hollow mark: G = 4")
-    figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
+    here = times_of(rows).set_index(INDEX).loc[HOST]
+    figure = Figure(figsize=(7, 4.2))
+    ax = figure.subplots()
+    shares = [2 ** (i / 8) for i in range(-20, 13)]
+    for i, (way, (colour, line, marker)) in enumerate(WAYS.items()):
+        look = {"color": figures.COLOURS[colour]}
+        ax.plot(shares, [16 * share / ways(share, 1.0, 4, 1)[i] for share in shares], line, **look)
+        ax.plot(here["x"], here["one GPU"] / here[way], marker, markersize=8, zorder=4, **look)
+        ax.plot([], [], marker + line, label=way, **look)
+    for (_, S, _), x in here["x"].items():
+        ax.axvline(x, color="grey", linestyle=":", linewidth=1, zorder=0)
+        ax.text(x, 4.35, f"{S:,} tokens", ha="center", fontsize=10)
+    ax.set_xscale("log", base=2)
+    ax.set_xticks([1 / 4, 1 / 2, 1, 2], ["1/4", "1/2", "1", "2"])
+    ax.minorticks_off()
+    ax.grid(visible=False, axis="x")
+    ax.set_ylim(0, 4.3)
+    ax.set_xlabel("$x = T_c / T_s$")
+    ax.set_ylabel("forward, times as fast as one GPU")
+    ax.plot([], [], color="grey", label="line: your clock")
+    ax.plot([], [], "o", color="grey", label="mark: four H200s")
+    ax.legend(loc="lower right")
     return figure
 
 
@@ -276,22 +231,36 @@ def print_choice(rows: pd.DataFrame) -> None:
     forward, backward = (times_of(rows, way).set_index(INDEX) for way in ("forward", "backward"))
     both = forward + backward
     names = "one GPU", "ring", "Ulysses"
-    print(f"{'forward and backward, ms':35}{'x':>6}", *(f"{name:>9}" for name in names), "  take (within 5 %)")
+    print(f"{'forward and backward, ms':36}{'x':>6}", *(f"{name:>9}" for name in names), "  fastest (within 5 %)")
     for case in CHOICES:
         ms = both.loc[case, [*names]]
         take = " or ".join(name for name in names if ms[name] <= CLOSE * ms.min())
-        print(f"{name_of(case):35}{forward.loc[case, 'x']:6.2f}", *(f"{ms[name]:9.1f}" for name in names), f"  {take}")
+        print(f"{name_of(case):36}{forward.loc[case, 'x']:6.2f}", *(f"{ms[name]:9,.1f}" for name in names), f"  {take}")
 
 
-def print_peers(rows: pd.DataFrame) -> None:
-    """Ms and GB of PyTorch's context_parallel with each kernel of SDPA, and of the ring beside it, on two GPUs."""
-    peers = rows[rows["provider"].eq("context_parallel")].set_index("backend")
-    print(f"{LONG:,} tokens on two GPUs, ms and GB       forward  backward   memory of each")
-    shown = {"ring": ("CUDNN_ATTENTION", "ring_")}
-    shown |= {f"context_parallel, {backend}": (backend, "") for backend in peers.index.sort_values()}
-    for name, (backend, its) in shown.items():
-        forward, backward, peak = (peers.loc[backend, its + key] for key in ("forward_ms", "backward_ms", "peak_bytes"))
-        print(f"{name:40}{forward:8.1f}{backward:10.1f}{peak / 1e9:17.1f}")
+def print_memory(rows: pd.DataFrame) -> None:
+    """GB of each GPU with LONG tokens, forward and backward, and how many tensors as large as a GPU's own q that is."""
+    here = rows[rows["S"].eq(LONG) & rows["H_k"].eq(16) & rows["link"].eq("NVLink")]
+    four = here[here["ranks"].eq(4)].set_index("provider")["peak_bytes"]
+    two = here.loc[here["provider"].eq("context_parallel"), "ring_peak_bytes"].iloc[0]
+    print(f"{'memory of each GPU':24}{'GB':>6}{'in tensors as large as its q':>32}")
+    for name, ranks, peak in (
+        ("one GPU", 1, four["one GPU"]),
+        ("ring of two", 2, two),
+        ("ring of four", 4, four["ring"]),
+        ("Ulysses on four", 4, four["Ulysses"]),
+    ):
+        q = 2 * 16 * 128 * LONG // ranks
+        print(f"{name:24}{peak / 1e9:6.1f}{peak / q:32.1f}")
+
+
+def print_peer(rows: pd.DataFrame) -> None:
+    """Ms and GB of PyTorch's context_parallel, and of the ring beside it, on two GPUs."""
+    [peer] = rows[rows["provider"].eq("context_parallel")].to_dict("records")
+    print(f"{f'{LONG:,} tokens on two GPUs':36}{'forward, ms':>13}{'backward, ms':>14}{'GB of each':>12}")
+    for name, its in (("ring", "ring_"), ("context_parallel with cuDNN", "")):
+        forward, backward, peak = (peer[its + key] for key in ("forward_ms", "backward_ms", "peak_bytes"))
+        print(f"{name:36}{forward:13.1f}{backward:14.1f}{peak / 1e9:12.1f}")
 
 
 # ---------------------------------------------------------------- an iteration of training

@@ -134,7 +134,7 @@ SHARE = 65_536 // 128 * 16 // 132  # work tiles of an SM's program: rank 3's que
 @image("13_late_program.png", 4.15)
 def draw_late_program(ax: Axes) -> None:
     """The four steps of rank 3 with 262,144 tokens over the host's memory, by the stored times: with equal shares the program on the SM that a message holds ends two steps late, with a counter none."""
-    case = chapter_13.long_ones(chapter_13.load()["rows"], "forward").loc["host memory", 262_144, 16]
+    case = chapter_13.host_times(chapter_13.load()["rows"], "forward").loc["host memory", 262_144, 16]
     tile, message = case["T_c"], case["T_s"]
     for top, name, is_counted in ((0.15, "equal shares in steps 1 to 3", False), (2.1, "a counter in every step", True)):
         left, now, unit = 0.85, 0.0, 8.0 / (4 * tile + 2 * message)
@@ -159,27 +159,6 @@ def draw_late_program(ax: Axes) -> None:
         for sm, number in enumerate((0, 1, 2, 131)):
             write(ax, left - 0.1, top + 0.5 + sm * SM_GAP + SM_HIGH / 2, f"SM {number}", ha="right")
     legend_of_steps(ax, 3.97, (0.85, 4.3, 6.75), "compute, and how many work tiles", "a message's kernel")
-
-
-@image("13_late_message.png", 2.75)
-def draw_late_message(ax: Axes) -> None:
-    """A step of the backward with 262,144 tokens over the host's memory, by the stored times: k and v wait for an SM until the tile ends, unless they share a message with dk and dv."""
-    case = chapter_13.long_ones(chapter_13.load()["rows"], "backward").loc["host memory", 262_144, 16]
-    tile, kv = case["T_c"], case["T_s"]
-    left, unit = 0.85, 8.0 / (tile + kv)
-    looks = {"compute": {"colour": "sky", "share": 0.5}, "wait": WAITS}  # anything else is a message
-    two = [(2 * kv, "dk, dv"), (tile, "compute"), (tile + kv, "k, v")]  # until when SM 131 does what
-    for top, name, held in ((0.15, "two messages", two), (1.3, "one message", [(3 * kv, "dk, dv, k, v")])):
-        end, _ = held[-1]
-        heading(ax, 0.15, top + 0.06, f"a step with {name}: {end:.1f} ms")
-        for lane, (sm, parts) in enumerate(((0, [(tile, "compute"), (end, "wait")]), (131, held))):
-            y, now = top + 0.3 + lane * SM_GAP, 0.0
-            write(ax, left - 0.1, y + SM_HIGH / 2, f"SM {sm}", ha="right")
-            for until, what in parts:
-                look = looks.get(what, {"colour": "orange", "share": 0.6, "text": what})
-                box(ax, left + now * unit, y, (until - now) * unit, SM_HIGH, **look)
-                now = until
-    legend_of_steps(ax, 2.5, (0.85, 2.8, 5.4), "compute", "a message's kernel")
 
 
 @image("13_way_home.png", 2.75)

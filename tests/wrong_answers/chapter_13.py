@@ -46,6 +46,30 @@ def ring_that_stores_all_parts(q, k, v, ranks):
     return functools.reduce(lambda both, part: join(*both, *part), parts)
 
 
+def overlapped_where_gradients_of_other_keys_join(kv, ranks, start, tile):
+    passing = start(kv)
+    dkv = tile(kv)
+    for step in range(1, ranks):
+        kv = passing.wait()
+        if step < ranks - 1:
+            passing = start(kv)
+        dkv = dkv + tile(kv)
+        dkv = start(dkv).wait()
+    return start(dkv).wait()
+
+
+def overlapped_without_its_own_tile(kv, ranks, start, tile):
+    visitor, home = start(kv).wait(), None
+    for step in range(1, ranks):
+        if step < ranks - 1:
+            passing = start(visitor)
+        dkv = tile(visitor) + (home.wait() if home else 0)
+        if step < ranks - 1:
+            visitor = passing.wait()
+        home = start(dkv)
+    return home.wait()
+
+
 def backward_that_stores_all_parts(q, k, v, o, do, lse, ranks):
     parts = [attention_backward(q, k, v, o, do, lse)]
     for _ in range(1, ranks):
@@ -263,6 +287,8 @@ WRONG_ANSWERS = (
     ("13.6", backward_where_queries_travel, "a rank sends its q: q, o, do, lse and dq stay"),
     ("13.6", backward_where_only_dq_comes_home, "a rank sends its q: q, o, do, lse and dq stay"),
     edit("13.6", "home, with one rank too", (HOME, "dk, dv = yield dk, dv\n"), told="one edge is left: one rank: the gradients of chapter 6, and nothing is sent"),
+    edit("13.6", "o and do exchanged", (PAIR, PAIR.replace("o, do, lse", "do, o, lse"), 2), told="o and do are exchanged"),
+    edit("13.6", "dk and dv exchanged on the way home", (HOME, "if ranks > 1:\n        dv, dk = yield dk, dv\n"), told="dk and dv change places on the way home"),
     edit("13.6", "do leaves", (YIELD_ALL, "k, v, dk, dv, do = yield k, v, dk, dv, do"), told="a rank sends its do: q, o, do, lse and dq stay"),
     edit("13.6", "lse and o leave", (YIELD_ALL, "k, v, dk, dv, o, lse = yield k, v, dk, dv, o, lse"), told="a rank sends its o"),
     edit("13.6", "q, do and dq leave", (YIELD_ALL, "q, do, dq, k, v, dk, dv = yield q, do, dq, k, v, dk, dv"), told="a rank sends its q"),
@@ -293,6 +319,8 @@ WRONG_ANSWERS = (
     ("13.7", overlapped_where_all_keys_come_before_any_tile_and_the_own_is_last, "wait only where what comes is needed"),
     ("13.7", overlapped_where_the_last_gradients_wait_before_the_own_tile, "the last dk and dv are waited for before your own tile, which could hide them"),
     ("13.7", overlapped_with_the_own_tile_first_at_home, "keeping its part of dk and dv at home is right"),
+    ("13.7", overlapped_where_gradients_of_other_keys_join, "a tile's part is added to the dk and dv of other keys"),
+    ("13.7", overlapped_without_its_own_tile, "its own tile is never computed"),
     ("13.7", overlapped_by_one_tile, "it takes 4 s, but `ranks` tiles and one message of k and v take 9 s in any order"),
     ("13.7", overlapped_without_waits, "use what comes only after its wait()"),
     edit("13.7", "gradients stay", ("        home = start(dkv)\n", ""), ("dkv = tile(kv) + home.wait()", "dkv += tile(kv)"), ("start(dkv).wait()", "dkv"),
@@ -315,7 +343,8 @@ WRONG_ANSWERS = (
     edit("13.9", "one tensor for both", ("dist.irecv(coming", "dist.irecv(kv"), (COMES, ""), told="receives into a tensor from which"),
     edit("13.9", "send, then receive", (STARTS, "dist.send(kv, (rank + 1) % ranks), dist.recv(coming, (rank - 1) % ranks)"), told="deadlock: rank 0 of 2 waits until its message is taken"),
     edit("13.9", "receive, then send", (STARTS, "dist.recv(coming, (rank - 1) % ranks), dist.isend(kv, (rank + 1) % ranks)"), told="waits for what comes before it has started to send"),
-    edit("13.9", "no end of the ring", ("(rank + 1) % ranks", "rank + 1"), told="rank 1 of 2 sends to rank 2: keys travel to rank + 1, and from the last"),
+    edit("13.9", "no end of the ring", ("(rank + 1) % ranks", "rank + 1"), told="rank 1 of 2 sends to rank 2, which does not exist: keys travel to rank + 1, and from the last"),
+    edit("13.9", "no beginning of the ring", ("(rank - 1) % ranks", "rank - 1"), told="rank 0 of 2 receives from rank -1, which does not exist: keys come from rank − 1"),
     edit("13.9", "the other way", ("rank - 1", "rank + 1", 1), told="keys come from rank − 1"),
     edit("13.9", "no waits", (WAITS, ""), told="computes with what is still being received"),
     edit("13.9", "the last send is not waited for", (WAITS, "            works[1].wait()\n"), told="never waits for something that it sends"),

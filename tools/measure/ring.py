@@ -2,14 +2,12 @@
 FILE.
 
 Ring attention beside one GPU, the same computing without sending, sending without computing, shards in plain order,
-programs with equal shares of the work, with and without sending, the backward's tiles and messages in other orders, and
-the other ways to share a sequence. A time is the slowest rank's, the median of a few repeats. With NCCL_P2P_DISABLE=1
+programs with equal shares of the work, with and without sending, the backward's own tile first and last, and the other
+ways to share a sequence. A time is the slowest rank's, the median of a few repeats. With NCCL_P2P_DISABLE=1
 messages go through the host's memory. Rows that stand in FILE for other cases stay.
 """
 
 import argparse
-import contextlib
-import functools
 import json
 import os
 import statistics
@@ -40,19 +38,6 @@ class NothingSent:
 
     def wait(self):
         return self.tensors
-
-
-class OneByOne:
-    """In place of ring.Passing: each tensor is a message of its own."""
-
-    bytes_sent = 0
-    together = ring.Passing
-
-    def __init__(self, tensors, group, words):
-        self.messages = [self.together([x], group, words) for x in tensors]
-
-    def wait(self):
-        return [x for message in self.messages for x in message.wait()]
 
 
 @staticmethod
@@ -171,24 +156,17 @@ def sends(k, v, repeats: int) -> float:
 
 
 def orders(q, k, v, do, repeats: int) -> Iterator[dict]:
-    """Ring attention's backward with the own tile last, as it is, and first; dk and dv in one message with k and v, as
-    they are, and in one of their own. In turns."""
+    """Ring attention's backward with the own tile first, and last, as it is. In turns."""
     o = ring.ring_attention(q, k, v, is_causal=True)
 
-    def backward(is_first: bool, is_one: bool) -> None:
-        with contextlib.ExitStack() as stack:
-            if is_first:
-                stack.enter_context(mock.patch.object(ring.RingAttention, "backward", own_tile_first))
-            if not is_one:
-                stack.enter_context(mock.patch.object(ring, "Passing", OneByOne))
-            torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
+    def last() -> None:
+        torch.autograd.grad(o, (q, k, v), do, retain_graph=True)
 
-    calls = {
-        f"own tile {place}, {messages}": functools.partial(backward, place == "first", messages == "one message")
-        for place in ("first", "last")
-        for messages in ("two messages", "one message")
-    }
-    for name, ms in timed_in_turns(calls, repeats).items():
+    def first() -> None:
+        with mock.patch.object(ring.RingAttention, "backward", own_tile_first):
+            last()
+
+    for name, ms in timed_in_turns({"own tile first": first, "own tile last": last}, repeats).items():
         yield {"provider": name, "backward_ms": ms}
 
 
@@ -291,13 +269,12 @@ def measure_rank(lengths: tuple[int, ...], only: str) -> list[dict]:
             for row in ring_cases(S, H_k, repeats):
                 keep(S, H_k, row)
             torch.cuda.empty_cache()
-    for backend in ("FLASH_ATTENTION", "CUDNN_ATTENTION") if only == "peer" else ():
-        for S in (S for S in lengths if S < LONG):
-            row = {"provider": "context_parallel", "backend": backend}
-            try:
-                keep(S, H, row | context_parallel(S, H, 5, backend) | beside(S, H, 5))
-            except Exception as error:  # it is experimental
-                keep(S, H, row | {"reason": f"{type(error).__name__}: {error}"})
+    for S in (S for S in lengths if S < LONG) if only == "peer" else ():
+        row = {"provider": "context_parallel", "backend": "CUDNN_ATTENTION"}
+        try:
+            keep(S, H, row | context_parallel(S, H, 5, row["backend"]) | beside(S, H, 5))
+        except Exception as error:  # it is experimental
+            keep(S, H, row | {"reason": f"{type(error).__name__}: {error}"})
     return rows
 
 

@@ -52,6 +52,10 @@ MISTAKES = {
     "dk and dv are overwritten in each step: add to what the earlier ranks have put in": (
         "dq + dq_part, dk + dk_part, dv + dv_part", "dq + dq_part, dk_part, dv_part"),
     "only the rank's own keys are used: take what yield gives": (YIELD, "yield k, v, dk, dv"),
+    "o and do are exchanged: attention_backward takes q, k, v, o, do, lse": [
+        (f"dq, dk, dv = {TILE}", "dq, dk, dv = attention_backward(q, k, v, do, o, lse)"),
+        (f"dv_part = {TILE}", "dv_part = attention_backward(q, k, v, do, o, lse)")],
+    "dk and dv change places on the way home: receive them in the order in which they leave": (HOME, HOME.replace("dk, dv = yield", "dv, dk = yield")),
     "the gradients are returned in the order dk, dv, dq: return dq, dk, dv": ("return dq, dk, dv", "return dk, dv, dq"),
 }  # fmt: skip
 

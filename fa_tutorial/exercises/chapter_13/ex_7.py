@@ -41,6 +41,12 @@ MISTAKES = {
     "the gradients that come are those of the keys that are here now: add this tile's part to them": (TILE, "home.wait(); dkv = tile(kv)"),
     "dk and dv stay here while the keys travel, so that gradients of different keys are added up: they travel with their keys": [
         ("        home = start(dkv)\n", ""), (TILE, "dkv = dkv + tile(kv)"), (LAST, "return dkv")],
+    "a tile's part is added to the dk and dv of other keys: pass these on first, and add it to those that come": [
+        ("        home = start(dkv)\n", ""), (TILE, "dkv = start(dkv + tile(kv)).wait()")],
+    "its own tile is never computed: add its part to the dk and dv that come home": [
+        (FIRST, "    kv, home = start(kv).wait(), None\n"), ("        kv = passing.wait()\n        home = start(dkv)\n", ""),
+        (TILE, "dkv = tile(kv) + (home.wait() if home else 0)\n        kv = passing.wait() if step < ranks - 1 else None\n        home = start(dkv)"),
+        (LAST, "return home.wait()")],
     "this tile's part is added before the others come: dk and dv leave, and then are lost": (TILE, "dkv = dkv + tile(kv); home.wait()"),
 }  # fmt: skip
 

@@ -67,10 +67,10 @@ class Link:
         return self.ranks
 
     def isend(self, x, dst, group=None, tag=0) -> Started:
-        return self.start(x, dst, self.sends, "send", f"to rank {dst}: keys travel to rank + 1, and from the last rank to rank 0")
+        return self.start(x, dst, self.sends, "send", "to", "keys travel to rank + 1, and from the last rank to rank 0")
 
     def irecv(self, x, src, group=None, tag=0) -> Started:
-        return self.start(x, src, self.receives, "receive", f"from rank {src}: keys come from rank − 1, and to rank 0 from the last rank")
+        return self.start(x, src, self.receives, "receive", "from", "keys come from rank − 1, and to rank 0 from the last rank")
 
     def send(self, x, dst, group=None, tag=0) -> None:
         self.isend(x, dst).wait()
@@ -84,12 +84,13 @@ class Link:
     def batch_isend_irecv(self, operations) -> list[Started]:
         return [op(tensor, peer) for op, tensor, peer in operations]
 
-    def start(self, x, peer, started, verb, why) -> Started:
+    def start(self, x, peer, started, verb, way, why) -> Started:
         is_send = verb == "send"
         if not isinstance(x, torch.Tensor):
             raise Wrong(f"{self.words} {verb}s a {type(x).__name__}: a message is a tensor")
         if peer != (self.rank + (1 if is_send else -1)) % self.ranks:
-            raise Wrong(f"{self.words} {verb}s {why}")
+            which = f"{way} rank {peer}{'' if peer in range(self.ranks) else ', which does not exist'}"
+            raise Wrong(f"{self.words} {verb}s {which}: {why}")
         if len(started) == self.ranks - 1:
             raise Wrong(f"{self.words} {verb}s more than ranks − 1 times: kv needn't travel after the last tile")
         if any(overlap(x, work.x) for work in self.open if not (is_send and work.was is not None)):
