@@ -229,7 +229,7 @@ def test_two_calls_take_twice_the_cycles_of_one():
     assert 0.2 * fastest < passed / ns * 1e3 <= 1.01 * fastest
 
 
-def test_a_calls_energy_is_its_power_times_its_time(monkeypatch):
+def test_power_clock_and_cycles_are_of_the_same_calls(monkeypatch):
     """Of a card that draws 600 W at 1,500 MHz, and works on a call for 2 ms or 4 ms."""
     samples, passed = [], [0]
 
@@ -245,7 +245,7 @@ def test_a_calls_energy_is_its_power_times_its_time(monkeypatch):
     rows = clocks.powered_in_turns({"short": lambda: 2_000_000, "long": lambda: 4_000_000}, flops=10**12)
     for name, ms in (("short", 2), ("long", 4)):
         numbers = {"cycles": ms * 1_500_000, "mhz": 1500, "tflops": 1000 / ms, "ms": ms, "watts": 600}
-        assert rows[name] == pytest.approx(numbers | dict.fromkeys(("joules", "joules_least", "joules_most"), 0.6 * ms))
+        assert rows[name] == pytest.approx(numbers)
 
 
 def test_all_orders_of_programs_are_measured_and_give_the_same(monkeypatch):

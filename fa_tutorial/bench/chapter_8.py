@@ -389,21 +389,21 @@ LADDER = dict(zip(CHAIN, WORDS, strict=True)) | {LARGER_TILE: "finished", "sdpa_
 
 
 def print_power(*names: str) -> None:
-    """Print the H200's joules and cycles a call of some of LADDER, full, repeated until the clock settles, and power,
-    clock and rate meanwhile, and by how much these differ from the line before.
+    """Print the H200's cycles a call of some of LADDER, full, repeated until the clock settles, and power, clock and
+    rate meanwhile, and by how much these differ from the line before.
     """
-    print(f"{'H200, full, repeated':28} {'joules':>13} {'million cycles':>15} {'watts':>7} {'MHz':>13} {'TFLOP/s':>12}")
+    print(f"{'H200, full, repeated':28} {'million cycles':>15} {'watts':>7} {'MHz':>13} {'TFLOP/s':>12}")
     stored = {(row["D"], row["provider"]): row for row in kernels_of_h200("power")}
     for D in (128, 64):
         before = None
         for name in names:
             row = stored[D, name]
             told = []
-            for key, form in (("joules", "{:.2f}"), ("cycles", "{:.2f}"), ("mhz", "{:,.0f}"), ("tflops", "{:.0f}")):
+            for key, form in (("cycles", "{:.2f}"), ("mhz", "{:,.0f}"), ("tflops", "{:.0f}")):
                 change = f"({percent(row[key] / before[key])})" if before else ""
                 told.append(f"{form.format(row[key] / (1e6 if key == 'cycles' else 1)):>5} {change:>7}")
-            joules, cycles, clock, rate = told
-            words = f"D = {D:3}, {LADDER[name]:19} {joules} {cycles:>15} {row['watts']:7} {clock} {rate:>12}"
+            cycles, clock, rate = told
+            words = f"D = {D:3}, {LADDER[name]:19} {cycles:>15} {row['watts']:7} {clock} {rate:>12}"
             print(words.rstrip())
             before = row
 

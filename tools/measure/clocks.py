@@ -54,8 +54,7 @@ WARM_S, MEASURED_S = 0.8, 1.0
 
 def powered_in_turns(calls: dict[str, Callable[[], Any]], flops: int, *, rounds: int = 2) -> dict[str, dict[str, Any]]:
     """In turns, each call again and again, WARM_S until power and clock have settled and then MEASURED_S: SM cycles,
-    MHz, ms and TFLOP/s, mean watts, and joules a call, all of the same calls. joules_least, joules_most: of a round.
-    `flops`: of each call."""
+    MHz, ms and TFLOP/s, and mean watts, all of the same calls. `flops`: of each call."""
     require_gpu()
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in calls}
     with power_samples() as samples:
@@ -72,10 +71,8 @@ def powered_in_turns(calls: dict[str, Callable[[], Any]], flops: int, *, rounds:
     rows = {}
     for name, of in found.items():
         cycles, ns, watts = map(statistics.fmean, zip(*of, strict=True))
-        joules = [a_call * power / 1e9 for _, a_call, power in of]
         rows[name] = {"cycles": round(cycles), "mhz": round(cycles / ns * 1e3), "tflops": round(flops / ns / 1e3, 2)}
-        rows[name] |= {"ms": round(ns / 1e6, 6), "watts": round(watts), "joules": round(statistics.fmean(joules), 4)}
-        rows[name] |= {"joules_least": round(min(joules), 4), "joules_most": round(max(joules), 4)}
+        rows[name] |= {"ms": round(ns / 1e6, 6), "watts": round(watts)}
     return rows
 
 
