@@ -180,6 +180,17 @@ def test_one_loop_without_its_adds_still_gives_dk_and_dv(monkeypatch):
     assert torch.allclose(one[0].float(), two[0].float(), atol=2e-3) and not no_adds[0].any()
 
 
+def test_each_step_from_dkdv_kernel_to_one_loop_gives_dk_and_dv_and_the_last_ones_dq(monkeypatch):
+    """_steps_in_turns compares them with two loops."""
+    monkeypatch.setattr(chapters_0_to_7, "graphs_in_turns", lambda calls, rounds: {name: {"gave": call()} for name, call in calls.items()})
+    monkeypatch.setattr(chapters_0_to_7, "room_of", lambda compiled: {})
+    rows = chapters_0_to_7._steps_in_turns(Shape(1, 1, 1, 64, 128, 64, False))
+    assert list(rows) == list(chapters_0_to_7.STEPS)
+    two, one = rows[chapters_0_to_7.STEPS[0]], rows[chapters_0_to_7.STEPS[-1]]
+    assert torch.allclose(one["gave"].float(), two["gave"][0].float(), atol=2e-3)
+    assert two["dq_differ"] == one["dq_differ"] == 0  # the interpreter's programs come in one order
+
+
 def test_each_launch_of_the_backward_by_itself_gives_what_all_three_give(monkeypatch):
     monkeypatch.setattr(chapters_0_to_7, "graphs_in_turns", lambda calls, rounds: {name: call() for name, call in calls.items()})
     delta, dkdv, dq, every = chapters_0_to_7._launches_in_turns(Shape(1, 2, 2, 64, 64, 64, True)).values()

@@ -578,6 +578,80 @@ def _parts_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return timed_in_turns(dict(zip(PARTS, (two, one, partial(one, without_adds())), strict=True)), rounds=6)
 
 
+STEPS = (
+    "two loops", "dkdv_kernel", "with the one loop's tile", "and a fifth matmul", "of transposed ds", "and its adds",
+    "and dq's zeros and rounding",
+)  # fmt: skip
+# Of changed_kernels.add_to_all: dq is added nowhere, which is known only when the kernel runs; its matmul takes loaded
+# tiles (which fit where BLOCK_N = BLOCK_D); there is no such matmul
+NO_ADDS = ("mask=(offs_m[:, None] < S_q)", "mask=(offs_m[:, None] < -S_q)")
+LOADED = ("dot(tl.trans(ds_t), k_tile)", "dot(q_tile, k_tile)")
+DQ_LINES = ("    dq_part = ", "    return dk, dv")
+
+
+def one_loop_step_cases() -> Iterator[Measurement]:
+    """Chapter 7: from dkdv_kernel to the backward in one loop, a change at a time, beside two loops."""
+    shapes = [shapes[0] for shapes in SIXTEEN_HEADS.values()]
+    return by_shape(7, "one_loop_steps", _steps_in_turns, shapes, STEPS)
+
+
+def changed_one_loop(*edits: tuple[str, str], dq: bool = True) -> Any:
+    """changed_kernels.atomic_kernel after `edits` of add_to_all; dq=False: without the lines that compute dq."""
+    text = edited(source_of(changed_kernels.add_to_all), *edits)
+    if not dq:
+        start, end = map(text.index, DQ_LINES)
+        text = text[:start] + text[end:]
+    names = vars(changed_kernels) | {"__name__": "step"}
+    return defined(f"{text}\n\n\n{source_of(changed_kernels.atomic_kernel)}", names)["atomic_kernel"]
+
+
+def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    """The times are those without delta. dq_differ: the largest number of elements of dq, in float32 for one loop, that
+    differ from the first of ten runs; dq16_differ likewise, rounded to fp16.
+    """
+    arguments = _backward_arguments(shape)
+    q, k, v, o, do, lse, _, is_causal, scale = arguments
+    delta, tile = backward.row_delta(o, do), PARTS_TILES[shape.D]
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+
+    def two_loops(**replaced: Any) -> tuple[torch.Tensor, ...]:
+        with mock.patch.multiple(backward, row_delta=lambda *_: delta, **replaced):
+            return backward.flash_backward(*arguments)
+
+    def one_loop(kernel: Any, dq: torch.Tensor) -> Any:
+        return kernel[(-(-shape.S_k // tile.block_n) * shape.B * shape.H_k,)](
+            *map(heads, (q, k, v, do, dq, dk, dv)), lse, delta, shape.H_k, shape.S_q, shape.S_k, shape.D, scale,
+            IS_CAUSAL=is_causal, RAGGED=False, BLOCK_D=padded_d(shape.D), **tile.launch(),
+        )  # fmt: skip
+
+    def zeros() -> torch.Tensor:
+        return torch.zeros_like(q, dtype=torch.float32)
+
+    def whole(rounded: bool = True) -> torch.Tensor:
+        one_loop(changed_kernels.atomic_kernel, dq := zeros())
+        return dq.to(q.dtype) if rounded else dq
+
+    kernels = (changed_one_loop(dq=False), changed_one_loop(NO_ADDS, LOADED), changed_one_loop(NO_ADDS))
+    kernels = dict(zip(STEPS[2:6], (*kernels, changed_kernels.atomic_kernel), strict=True))
+    rooms = {}
+    for name, kernel in kernels.items():
+        dk.fill_(torch.nan), dv.fill_(torch.nan)
+        rooms[name] = room_of(one_loop(kernel, zeros()))
+        require_alike((dk, dv), two_loops()[1:])
+    require_alike([whole()], two_loops()[:1])
+    dq = zeros()
+    calls = {STEPS[0]: two_loops, STEPS[1]: partial(two_loops, dq_kernel=mock.MagicMock())}
+    calls |= {name: partial(one_loop, kernel, dq) for name, kernel in kernels.items()} | {STEPS[6]: whole}
+    rows = graphs_in_turns(calls, rounds=6)
+    bits = {STEPS[0]: [two_loops()[0] for _ in range(10)], STEPS[6]: [whole(rounded=False) for _ in range(10)]}
+    for name, (first, *others) in bits.items():
+        rows[name] |= {
+            "dq_differ": max((first != other).sum().item() for other in others),
+            "dq16_differ": max((first.half() != other.half()).sum().item() for other in others),
+        }
+    return {name: row | rooms.get(name, {}) for name, row in rows.items()}
+
+
 LAUNCHES = ("delta_kernel", "dkdv_kernel", "dq_kernel")
 
 
