@@ -97,7 +97,7 @@ SEVEN = """        s = scale * dot(q_tile, tl.trans(k_tile))
 REFUSES = "        if torch.is_grad_enabled():\n            raise RuntimeError('differentiable once')\n"
 
 RIGHT_ANSWERS = (
-    ("7.1", delta_by_pointers), ("7.2", tile_with_computed_transposes), ("7.4", masked_loop_first),
+    ("7.1", delta_by_pointers), ("7.2", tile_with_computed_transposes, "correct (a computed tile is transposed", ""), ("7.4", masked_loop_first),
     ("7.5", dq_keys_by_queries),
     edit("7.3", "last block first, sums by +=, missing rows with lse = inf",
          ("for start_m in range(0, S_q, BLOCK_M):", f"start_m = tl.cdiv(S_q, BLOCK_M) * BLOCK_M\n    {BACKWARDS}"),
