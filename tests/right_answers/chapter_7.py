@@ -126,6 +126,9 @@ RIGHT_ANSWERS = (
         v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)
         row = (b"""), told="it serves the whole group, so load it before the loop over the query heads", gpu=None),
     edit("7.7", "the group's heads from the last to the first", ("h = h_k * GROUP + member", "h = (h_k + 1) * GROUP - 1 - member")),
+    edit("7.8", "forward run again, although o and lse are saved",
+         ("        dq, dk, dv = launch", "        o, lse = forward.flash_forward(q, k, v, ctx.is_causal, ctx.scale)\n        dq, dk, dv = launch"),
+         told="correct (backward runs the forward kernel again"),
     edit("7.8", "no decorator: backward refuses where its graph is wanted",
          ("    @torch.autograd.function.once_differentiable\n", ""),
          ("        q, k, v, o, lse = ctx", f"{REFUSES}        q, k, v, o, lse = ctx"),

@@ -204,7 +204,7 @@ WRONG_ANSWERS = (
          told="b and h_k come from H_k, the rows of lse and delta from H_q", gpu="dk"),
     edit("7.5", "sum of dq in fp16", ("k_tile, acc)", "k_tile, acc).to(k_tile.dtype).to(tl.float32)"),
          told="the sums over blocks are kept in float32"),
-    edit("7.7", "k of the query head", ("load_tile(k, b, h_k", "load_tile(k, b, h_k * GROUP"), told="query heads h_k · GROUP to h_k · GROUP"),
+    edit("7.7", "k of the query head", ("load_tile(k, b, h_k", "load_tile(k, b, h_k * GROUP"), told="k, v, dk and dv belong to the key head"),
     edit("7.8", "matrix saved", (SAVE, f"{SAVE[:-1]}, torch.softmax(q @ k.mT, dim=-1))"), ("lse = ctx.saved", "lse, _ = ctx.saved"),
          told="a matrix of scores is saved"),
     edit("7.8", "float64 copies saved", (SAVE, f"{SAVE[:-1]}, q.double(), k.double(), v.double())"),
