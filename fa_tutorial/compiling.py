@@ -1,5 +1,5 @@
-"""Compile kernels for GPUs that aren't there, and read what ptxas says: for chapters 2, 3, 5, 7,
-8, 9, 10, 12 and tools/compile_report.
+"""Compile kernels for GPUs that aren't there, and read what ptxas says: for chapters 2, 3, 5, 8, 9,
+10, 12 and tools/compile_report.
 
 Triton and its ptxas compile for any NVIDIA GPU on any machine with Linux. The launchers themselves are called, on
 tensors without memory (device "meta"), and each launch is compiled instead. That takes a process that was started with
@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 import torch
 import triton.language as tl
 
-from fa_tutorial import backward, forward, hardware, layout, tuned
-from fa_tutorial.source import defined, edited, globals_of, source_of
+from fa_tutorial import forward, hardware, layout, tuned
+from fa_tutorial.source import globals_of, source_of
 from fa_tutorial.tiles import TileConfig
 
 # Bytes of shared memory that one block may ask for (opt-in), by compute capability. CUDA programming guide, table of
@@ -241,68 +241,6 @@ for columns, num_warps in {list(launches)!r}:
 print(json.dumps(found))
 """
     return of_a_kernel(kernel, layout.softmax_kernel, code)
-
-
-class Dkdv(NamedTuple):
-    """What a compile of dkdv_kernel gave. spilled: bytes a thread. wgmma, mma_sync: instructions in its PTX. warning:
-    ptxas's words about a wgmma that it serialised, "" for none."""
-
-    registers: int
-    spilled: int
-    wgmma: int
-    mma_sync: int
-    warning: str
-
-
-# dkdv_kernel as chapter 7 compares it: tiles [BLOCK_M, BLOCK_N], of which p and ds are transposed for dv and dk
-TRANSPOSED_LATER = (
-    ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"),
-    ("lse[None, :]", "lse[:, None]"),
-    ("offs_m[None, :] >= first_seeing[:, None]", "offs_m[:, None] >= first_seeing[None, :]"),
-    ("dot(p_t.to(do_tile.dtype)", "dot(tl.trans(p_t.to(do_tile.dtype))"),
-    ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"),
-    ("delta[None, :]", "delta[:, None]"),
-    ("dot(ds_t.to(q_tile.dtype)", "dot(tl.trans(ds_t.to(q_tile.dtype))"),
-)
-# and where its two causal loops begin and end, to exchange them
-LOOPS_OF_DKDV = ("        for start_m in tl.range(full_m", "        if IS_CAUSAL:  # last", "\n    store_tile(dk,")
-
-
-def changed_dkdv(how: str) -> Any:
-    """dkdv_kernel, "as computed", which is "masked last"; or "transposed later", or "masked first"."""
-    text = source_of(backward.dkdv_kernel)
-    if how == "transposed later":
-        text = f"{edited(source_of(backward.add_to_dkdv), *TRANSPOSED_LATER)}\n\n\n{text}"
-    elif how == "masked first":
-        full, masked, end = map(text.index, LOOPS_OF_DKDV)
-        text = text[:full] + text[masked:end] + text[full:masked] + text[end:]
-    else:
-        return backward.dkdv_kernel
-    return defined(text, vars(backward))["dkdv_kernel"]
-
-
-def dkdv_kernels(cases: Iterable[tuple[int, TileConfig, str]]) -> list[Dkdv]:
-    """dkdv_kernel in fp16 on an H200, for each (D, tile, how): full, or where `how` tells an order of masks, causal."""
-    code = f"""
-import re, torch
-from fa_tutorial import compiling
-from fa_tutorial.tiles import TileConfig, heads, padded_d
-
-found = []
-for D, tile, how in {[(D, astuple(tile), how) for D, tile, how in cases]!r}:
-    q, k, v, do, _, lse = compiling.inputs(torch.float16, D)
-    with compiling.compiling_for(90) as launched:
-        compiling.changed_dkdv(how)[(1,)](
-            *map(heads, (q, k, v, do, k, v)), lse, lse, compiling.HEADS, *[compiling.LENGTH] * 2, D, 0.1,
-            IS_CAUSAL=how.startswith("masked"), GROUP=1, BLOCK_D=padded_d(D), **TileConfig(*tile).launch())
-    (_, compiled, log), ptx = launched[0], launched[0][1].asm["ptx"]
-    registers, spilled, codes = compiling.read_ptxas(log)
-    said = re.search(r"\\((C75.*?) in the function", log)
-    found.append((registers, spilled, ptx.count("wgmma.mma_async"), len(re.findall(r"mma\\.sync\\S*m16", ptx)),
-                  said[1].replace(")", ":", 1) if said and codes else ""))
-print(json.dumps(found))
-"""
-    return [Dkdv(*numbers) for numbers in in_a_process(code)]
 
 
 class Loop(NamedTuple):

@@ -14,11 +14,10 @@ import pytest
 import torch
 from buffers import DEVICE, needs_gpu, randn
 
-from fa_tutorial import compiling, hardware, reference
+from fa_tutorial import hardware, reference
 from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import results, sweep, timing
 from fa_tutorial.bench.cases import Shape, about
-from fa_tutorial.source import source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import steps
 from measure import __main__ as command
@@ -160,24 +159,19 @@ def test_a_changed_kernel_still_computes_attention(monkeypatch, is_causal):
     monkeypatch.setattr(chapters_0_to_7, "room_of", lambda compiled: {})
     shape = Shape(1, 2, 1, 70, 80, 64, is_causal)
     assert len(chapters_0_to_7._loops_in_turns(shape)) == 2
-    assert len(chapters_0_to_7._transposed_in_turns(shape)) == 4  # each with two tiles
+    assert len(chapters_0_to_7._transposed_in_turns(shape)) == 2
 
 
-def test_the_masked_loop_may_come_first(monkeypatch):
-    monkeypatch.setattr(chapters_0_to_7, "graphs_in_turns", lambda calls: {name: call() for name, call in calls.items()})
-    last, first = chapters_0_to_7._orders_in_turns(Shape(1, 2, 1, 150, 80, 16, True)).values()
-    # what is added in another order may be rounded to the neighbour
-    assert all(torch.allclose(x.float(), y.float(), atol=2e-3) for x, y in zip(last, first, strict=True))
-    text = source_of(compiling.changed_dkdv("masked first"))
-    assert text.index("range(first_m") < text.index("range(full_m")
-
-
-def test_one_loop_without_its_adds_still_gives_dk_and_dv(monkeypatch):
-    monkeypatch.setattr(chapters_0_to_7, "timed_in_turns", lambda calls, rounds: {name: call() for name, call in calls.items()})
-    two, one, no_adds = chapters_0_to_7._parts_in_turns(Shape(1, 1, 1, 64, 128, 64, False)).values()
-    for gradients in (one, no_adds):
-        assert all(torch.allclose(x.float(), y.float(), atol=2e-3) for x, y in zip(gradients[1:], two[1:], strict=True))
-    assert torch.allclose(one[0].float(), two[0].float(), atol=2e-3) and not no_adds[0].any()
+def test_each_step_from_dkdv_kernel_to_one_loop_gives_dk_and_dv_and_the_last_ones_dq(monkeypatch):
+    """_steps_in_turns compares them with two loops."""
+    monkeypatch.setattr(chapters_0_to_7, "graphs_in_turns", lambda calls, rounds: {name: {"gave": call()} for name, call in calls.items()})
+    monkeypatch.setattr(chapters_0_to_7, "time_call", lambda call, *_: SimpleNamespace(ms=1))
+    monkeypatch.setattr(chapters_0_to_7, "room_of", lambda compiled: {})
+    rows = chapters_0_to_7._steps_in_turns(Shape(1, 1, 1, 64, 96, 64, False))
+    assert list(rows) == list(chapters_0_to_7.STEPS)
+    two, one = rows[chapters_0_to_7.STEPS[0]], rows[chapters_0_to_7.STEPS[-1]]
+    assert torch.allclose(one["gave"].float(), two["gave"][0].float(), atol=2e-3)
+    assert two["dq_differ"] == one["dq_differ"] == 0  # the interpreter's programs come in one order
 
 
 def test_each_launch_of_the_backward_by_itself_gives_what_all_three_give(monkeypatch):

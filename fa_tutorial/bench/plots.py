@@ -147,33 +147,33 @@ def backward_speed(card: dict[str, Any], yours: dict[int, float]) -> Figure:
     return figure
 
 
-def one_loop_parts(card: dict[str, Any]) -> Figure:
-    """Chapter 7's trial: how much longer the backward takes in one loop than in two, whole and without its adds."""
-    parts = results.select(card["kernels"], kernel="one_loop_parts")
-    labels = {"one loop, atomics": "one loop", "one loop, no adds": "one loop without its adds"}
-    figure, ax = plt.subplots(figsize=(9, 3.6), layout="constrained")
-    cases = parts.groupby(["D", "is_causal"], sort=False)
-    of = {name: rows.reset_index(drop=True) for name, rows in parts.groupby("provider")}
-    two = of["two loops"]
-    for place, (name, hatch) in enumerate(zip(labels, ("", "//"), strict=True)):
-        where = [x + 0.36 * (place - 0.5) for x in range(len(cases))]
-        one = of[name]
-        longer = 100 * (one["ms"] / two["ms"] - 1)
-        spread = [100 * (one["ms"] - one["ms_20"]) / two["ms"], 100 * (one["ms_80"] - one["ms"]) / two["ms"]]
-        bars = ax.bar(where, longer, 0.34, yerr=spread, label=labels[name], hatch=hatch, edgecolor="black", capsize=3)
-        ax.bar_label(bars, fmt=lambda percent: f"{percent:+.0f}".replace("-", "−"), fontsize="small", padding=3)
-    for x, (low, ms, high) in enumerate(zip(two["ms_20"], two["ms"], two["ms_80"], strict=True)):
-        spread = [100 * (low / ms - 1), 100 * (high / ms - 1)]
-        ax.fill_between([x - 0.45, x + 0.45], *spread, color=GREY, alpha=0.6, label="" if x else "spread of two loops")
-        ax.plot([x - 0.45, x + 0.45], [0, 0], "k--")
-    ax.axhline(-200 / 7, color="black", linestyle=":", label="if only matmuls counted")
-    names = [
-        f"D = {D}, {mask(is_causal)}\n(two loops: {1e3 * ms:.0f} µs)"
-        for (D, is_causal), ms in zip(cases.groups, two["ms"], strict=True)
-    ]
-    ax.set_xticks(range(len(cases)), names)
-    ax.set(ylabel="% longer than two loops", ylim=(-33, 46))
-    ax.legend(loc="upper left", ncols=2)
+def one_loop(card: dict[str, Any]) -> Figure:
+    """Chapter 7's trial: what the time of two loops is made of, and that of one, whose parts were added one by one."""
+    rows = results.select(card["kernels"], kernel="one_loop").set_index(["D", "provider"])["ms"]
+    figure, panels = plt.subplots(2, 1, figsize=(9, 3.6), layout="constrained")
+    for ax, D in zip(panels, (64, 128), strict=True):
+        names = ("two loops", "dkdv_kernel", "in the one loop's tile", "with dq's matmul", "one loop")
+        two, dkdv, tile, matmul, one = (rows[D, name] for name in names)
+        bars = {
+            "two loops": (("dkdv_kernel", dkdv, "C0"), ("dq_kernel", two - dkdv, "C2")),
+            "one loop": (
+                ("dkdv_kernel in the one loop's tile", tile, "C0"),
+                ("dq's matmul", matmul - tile, "C2"),
+                ("adds", one - matmul, "C1"),
+            ),
+        }
+        for place, parts in enumerate(bars.values()):
+            start = 0.0
+            for name, took, color in parts:
+                bar = ax.barh(place, took, 0.85, start, color=color, edgecolor="black")
+                label = f"{name}\n{took:.2f}"
+                ax.bar_label(bar, [label], label_type="center", fontsize="small", color="white", fontweight="bold")
+                start += took
+            ax.text(start, place, f"  {start:.2f} ms", va="center")
+        ax.set_yticks(range(len(bars)), bars)
+        ax.set(title=f"D = {D}", xlim=(0, 1.12 * one))
+        ax.invert_yaxis()
+    ax.set_xlabel("ms")
     return figure
 
 

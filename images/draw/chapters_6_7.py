@@ -464,6 +464,37 @@ def draw_bounds(ax: Axes) -> None:
     note(ax, x, below + 1.0, f"S_q = S_k = {S}, BLOCK_M = {block_m}, BLOCK_N = {block_n}. A dot: this query sees this key.")
 
 
+@image("07_missing.png", 3.9)
+def draw_missing(ax: Axes) -> None:
+    """What isn't there: a query adds 0 to every row of dk and dv; a key's own rows aren't stored, and it adds to every row of dq."""
+    real, side, top = 3, 0.55, 0.95
+    for left, title, missing in ((0.75, "dkdv_kernel: a missing query", "query"), (5.1, "dq_kernel: a missing key", "key")):
+        rows, cols = real + (missing == "query"), real + (missing == "key")
+        note(ax, left - 0.65, 0.25, title, BODY, weight="bold")
+        write(ax, left + real * side / 2, top - 0.2, "keys")
+        write(ax, left - 0.12, top + real * side / 2, "queries", ha="right", rotation=90)
+        for row in range(rows):
+            for col in range(cols):
+                absent = row == real or col == real
+                look = {"dashed": True, "colour": "vermilion", "share": 0.25} if absent else {"colour": "yellow", "share": 0.5}
+                box(ax, left + col * side, top + row * side, side, side, "p" if absent else "", **look)
+        if missing == "query":
+            bottom = top + rows * side
+            for col in range(real):
+                x = left + (col + 0.5) * side
+                arrow(ax, (x, bottom), (x, bottom + 0.3), "vermilion", dashed=True)
+                box(ax, left + col * side, bottom + 0.3, side, 0.3, "dk, dv", "green", share=0.4)
+            notes(ax, left + real * side + 0.2, top + real * side + 0.1, ("p = 1, and q = do = 0:", "it adds 0 everywhere"))
+        else:
+            right = left + cols * side
+            for row in range(real):
+                y = top + (row + 0.5) * side
+                arrow(ax, (right, y), (right + 0.3, y), "vermilion", dashed=True)
+                box(ax, right + 0.3, top + row * side, 0.5, side, "dq", "blue", share=0.5)
+            lines = ("p = exp(0 − lse), and k = 0:", "it adds ds · 0 to every row,", "which is NaN where ds is infinite")
+            notes(ax, left, top + real * side + 0.3, lines)
+
+
 @image("07_group_sum.png", 3.85)
 def draw_group_sum(ax: Axes) -> None:
     """One program of a key head, three query heads to a key head, causal: it walks over the queries of one head after the other."""

@@ -97,7 +97,7 @@ SEVEN = """        s = scale * dot(q_tile, tl.trans(k_tile))
 REFUSES = "        if torch.is_grad_enabled():\n            raise RuntimeError('differentiable once')\n"
 
 RIGHT_ANSWERS = (
-    ("7.1", delta_by_pointers), ("7.2", tile_with_computed_transposes), ("7.4", masked_loop_first),
+    ("7.1", delta_by_pointers), ("7.2", tile_with_computed_transposes, "correct (a computed tile is transposed", ""), ("7.4", masked_loop_first),
     ("7.5", dq_keys_by_queries),
     edit("7.3", "last block first, sums by +=, missing rows with lse = inf",
          ("for start_m in range(0, S_q, BLOCK_M):", f"start_m = tl.cdiv(S_q, BLOCK_M) * BLOCK_M\n    {BACKWARDS}"),
@@ -126,6 +126,9 @@ RIGHT_ANSWERS = (
         v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)
         row = (b"""), told="it serves the whole group, so load it before the loop over the query heads", gpu=None),
     edit("7.7", "the group's heads from the last to the first", ("h = h_k * GROUP + member", "h = (h_k + 1) * GROUP - 1 - member")),
+    edit("7.8", "forward run again, although o and lse are saved",
+         ("        dq, dk, dv = launch", "        o, lse = forward.flash_forward(q, k, v, ctx.is_causal, ctx.scale)\n        dq, dk, dv = launch"),
+         told="correct (backward runs the forward kernel again"),
     edit("7.8", "no decorator: backward refuses where its graph is wanted",
          ("    @torch.autograd.function.once_differentiable\n", ""),
          ("        q, k, v, o, lse = ctx", f"{REFUSES}        q, k, v, o, lse = ctx"),

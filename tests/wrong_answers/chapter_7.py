@@ -79,7 +79,7 @@ WRONG_ANSWERS = (
     edit("7.3", "stored in every step", (STORES, STORES.replace("    store", "        store")),
          told="the result is right, but dk is stored more than once", gpu=None),
     edit("7.3", "queries not masked", ("offs_m < S_q", "offs_m < S_q + BLOCK_M", 2),
-         told="rows past S_q are loaded", gpu="0 · NaN is NaN"),
+         told="rows past S_q are loaded", gpu="past S_q, in the last block, lse and delta are loaded as 0"),
     edit("7.3", "q and do loaded to the end of a block", ("start_m, S_q, D", "start_m, None, D", 2),
          told="load_tile takes S_q for q and do", gpu=None),
     edit("7.3", "rows of lse found by the program's number", ("batch_head * S_q + offs_m", "tl.program_id(0) * S_q + offs_m", 2),
@@ -90,7 +90,7 @@ WRONG_ANSWERS = (
     edit("7.3", "a mask for absolute rows", ("mask=offs_m < S_q", "mask=batch_head * S_q + offs_m < S_q", 2),
          told="the mask compares start_m + tl.arange(0, BLOCK_M) with S_q"),
     edit("7.3", "no other", (f"{LSE_MASKED}, other=0.0", LSE_MASKED),
-         told="lse and delta are loaded as 0, with mask and other=0.0", gpu=None),
+         told="past S_q, in the last block, lse and delta are loaded as 0, with mask and other=0.0: what lies there, and what a masked load gives without other, may be anything", gpu=None),
     *(edit(number, f"{name} not clamped", (f"tl.maximum({first} + S_q - S_k, 0)", f"({first} + S_q - S_k)"),
            told="no loop starts before query 0", gpu=gpu)
       for number, gpu in (("7.4", "query i sees keys 0 to"), ("7.7", "causal as in 7.4"))
@@ -202,7 +202,9 @@ WRONG_ANSWERS = (
          gpu=None),
     edit("7.7", "a program for each query head", ("batch_head // H_k, batch_head % H_k", "batch_head // (H_k * GROUP), batch_head % (H_k * GROUP)"),
          told="b and h_k come from H_k, the rows of lse and delta from H_q", gpu="dk"),
-    edit("7.7", "k of the query head", ("load_tile(k, b, h_k", "load_tile(k, b, h_k * GROUP"), told="query heads h_k · GROUP to h_k · GROUP"),
+    edit("7.5", "sum of dq in fp16", ("k_tile, acc)", "k_tile, acc).to(k_tile.dtype).to(tl.float32)"),
+         told="the sums over blocks are kept in float32"),
+    edit("7.7", "k of the query head", ("load_tile(k, b, h_k", "load_tile(k, b, h_k * GROUP"), told="k, v, dk and dv belong to the key head"),
     edit("7.8", "matrix saved", (SAVE, f"{SAVE[:-1]}, torch.softmax(q @ k.mT, dim=-1))"), ("lse = ctx.saved", "lse, _ = ctx.saved"),
          told="a matrix of scores is saved"),
     edit("7.8", "float64 copies saved", (SAVE, f"{SAVE[:-1]}, q.double(), k.double(), v.double())"),

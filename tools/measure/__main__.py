@@ -36,9 +36,7 @@ MEASURED: dict[int, dict[str, Sequence[Cases]]] = {
     7: {
         "kernels": [
             chapters_0_to_7.transposed_cases,
-            chapters_0_to_7.loop_order_cases,
             chapters_0_to_7.one_loop_cases,
-            chapters_0_to_7.one_loop_parts_cases,
             chapters_0_to_7.backward_launch_cases,
             chapters_0_to_7.gradient_error_cases,
         ]

@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from fa_tutorial import backward, compiling, forward, hardware, layout, matmul, reference
+from fa_tutorial import backward, forward, hardware, layout, matmul, reference
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import DTYPES, Case, Shape, about
 from fa_tutorial.bench.chapter_8 import at_4096, flops_of, in_words, inputs, room_of
@@ -410,69 +410,58 @@ def _backward_arguments(shape: Shape) -> tuple[Any, ...]:
 
 
 NOW, LATER = TRANSPOSED = ("as computed", "transposed later")
-# dkdv_kernel's tile, and one of 64 rows, with which products that are transposed later take wgmma, too. At D = 128 a
-# program of 64 rows with three stages would be alone on its SM, and 32 rows that are transposed later, in a loop with
-# both wgmma and mma.sync, give a wrong dk on an H200.
-DKDV_CASES = {
-    64: list(itertools.product((TileConfig(64, 64, 4, 3), TileConfig(32, 64, 4, 3)), TRANSPOSED)),
-    128: [(TileConfig(64, 64, 4, 2), NOW), (TileConfig(64, 64, 4, 2), LATER), (TileConfig(32, 64, 4, 3), NOW)],
+# Each way's tile: with 32 queries, products that are transposed later could not take wgmma, which needs 64 rows. At
+# D = 128 a program of 64 queries with three stages would be alone on its SM.
+TRANSPOSED_TILES = {
+    64: {NOW: TileConfig(32, 64, 4, 3), LATER: TileConfig(64, 64, 4, 3)},
+    128: {NOW: TileConfig(32, 64, 4, 3), LATER: TileConfig(64, 64, 4, 2)},
 }
+TRANSPOSED_LATER = (
+    ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"),
+    ("lse[None, :]", "lse[:, None]"),
+    ("offs_m[None, :] >= first_seeing[:, None]", "offs_m[:, None] >= first_seeing[None, :]"),
+    ("dot(p_t.to(do_tile.dtype)", "dot(tl.trans(p_t.to(do_tile.dtype))"),
+    ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"),
+    ("delta[None, :]", "delta[:, None]"),
+    ("dot(ds_t.to(q_tile.dtype)", "dot(tl.trans(ds_t.to(q_tile.dtype))"),
+)
+
+
+def transposed_later() -> Any:
+    """dkdv_kernel with tiles [BLOCK_M, BLOCK_N], of which p and ds are transposed for dv and dk."""
+    text = edited(source_of(backward.add_to_dkdv), *TRANSPOSED_LATER)
+    return defined(f"{text}\n\n\n{source_of(backward.dkdv_kernel)}", vars(backward))["dkdv_kernel"]
 
 
 def transposed_cases() -> Iterator[Measurement]:
-    """Chapter 7: dk and dv from transposed tiles of scores, and from the forward's tiles, transposed later; each of
-    DKDV_CASES."""
-    for D, cases in DKDV_CASES.items():
+    """Chapter 7: dk and dv from transposed tiles of scores, and from the forward's tiles, transposed later."""
+    for D, tiles in TRANSPOSED_TILES.items():
         shape = at_4096(D, False)
-        words = {(how, tile): about(7, "transposed", how, tile=in_words(tile), **vars(shape)) for tile, how in cases}
+        words = {how: about(7, "transposed", how, tile=in_words(tile), **vars(shape)) for how, tile in tiles.items()}
         yield from in_turns(words, _transposed_in_turns, shape)
 
 
-def _transposed_in_turns(shape: Shape) -> dict[tuple[str, TileConfig], dict[str, Any]]:
+def _transposed_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     """The times are those of dkdv_kernel alone. With what the compiler made of it."""
     q, k, v, o, do, lse, *_ = _backward_arguments(shape)
     delta = backward.row_delta(o, do)
-    kernels = {how: compiling.changed_dkdv(how) for how in TRANSPOSED}
+    kernels = dict(zip(TRANSPOSED, (backward.dkdv_kernel, transposed_later()), strict=True))
     launches, compiled, right = {}, {}, None
-    for tile, how in DKDV_CASES[shape.D]:
+    for how, tile in TRANSPOSED_TILES[shape.D].items():
         dk, dv = torch.empty_like(k), torch.empty_like(v)
-        launches[how, tile] = launch = partial(
+        launches[how] = launch = partial(
             kernels[how][(-(-shape.S_k // tile.block_n) * shape.B * shape.H_k,)],
             *map(heads, (q, k, v, do, dk, dv)), lse, delta, shape.H_k, shape.S_q, shape.S_k, shape.D, shape.D**-0.5,
             IS_CAUSAL=shape.is_causal, GROUP=shape.H_q // shape.H_k, BLOCK_D=padded_d(shape.D), **tile.launch(),
         )  # fmt: skip
-        compiled[how, tile] = launch()
+        compiled[how] = launch()
         right = right or (dk, dv)
         require_alike((dk, dv), right)
     rows = graphs_in_turns(launches, rounds=6)
     return {name: row | room_of(compiled[name]) for name, row in rows.items()}
 
 
-LOOP_ORDERS = ("masked last", "masked first")
-
-
-def loop_order_cases() -> Iterator[Measurement]:
-    """Chapter 7: dkdv_kernel, causal, with the loop of the masked blocks last, as it is, and first."""
-    return by_shape(7, "loop_order", _orders_in_turns, [at_4096(128, True)], LOOP_ORDERS)
-
-
-def _orders_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    """The times are those of dkdv_kernel alone."""
-    arguments = _backward_arguments(shape)
-    delta = backward.row_delta(*arguments[3:5])
-    alone = {"row_delta": lambda *_: delta, "dq_kernel": mock.MagicMock()}
-
-    def run(kernel: Any) -> tuple[torch.Tensor, ...]:
-        with mock.patch.multiple(backward, dkdv_kernel=kernel, **alone):
-            return backward.flash_backward(*arguments)[1:]
-
-    kernels = {how: compiling.changed_dkdv(how) for how in LOOP_ORDERS}
-    require_alike(*map(run, kernels.values()))
-    return graphs_in_turns({order: partial(run, kernel) for order, kernel in kernels.items()})
-
-
-SIXTEEN_HEADS = {D: [Shape(1, 16, 16, 4096, 4096, D, is_causal) for is_causal in (False, True)] for D in (64, 128)}
-LOOPS = ("two loops", "one loop, atomics")
+SIXTEEN_HEADS = {D: Shape(1, 16, 16, 4096, 4096, D, False) for D in (64, 128)}
 # What the kernel with atomics is tried with; the fastest counts.
 ATOMIC_TILES = [
     TileConfig(m, n, warps, stages)
@@ -513,81 +502,76 @@ def _naive_backward_kernels(B: int, H: int, S: int, D: int) -> dict[str, dict[st
     return {step: {"ms": ms} for step, ms in zip(NAIVE_BACKWARD, medians, strict=True)}
 
 
+STEPS = ("two loops", "dkdv_kernel", "in the one loop's tile", "with dq's matmul", "one loop")
+# Of changed_kernels.add_to_all: dq is added nowhere, which is known only when the kernel runs; its lines are left out
+NO_ADDS = ("mask=(offs_m[:, None] < S_q)", "mask=(offs_m[:, None] < -S_q)")
+DQ_LINES = ("    dq_part = ", "    return dk, dv")
+
+
 def one_loop_cases() -> Iterator[Measurement]:
-    """Chapter 7: the backward in two loops, and in one whose programs add up dq by atomic additions."""
-    return by_shape(7, "one_loop", _one_loop_in_turns, itertools.chain(*SIXTEEN_HEADS.values()), LOOPS)
+    """Chapter 7: from dkdv_kernel to the backward in one loop, a change at a time, beside two loops."""
+    return by_shape(7, "one_loop", _steps_in_turns, SIXTEEN_HEADS.values(), STEPS)
 
 
-def _one_loop_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    """The times are those of the whole backward, delta, the zeros of dq and its conversion to fp16 included.
-
-    dq_differ: the largest number of elements of dq, in fp16, that differ from the first of ten runs; dkdv_differ
-    likewise.
-    """
-    arguments = _backward_arguments(shape)
-    two = partial(backward.flash_backward, *arguments)
-    right, tiles = two(), {}
-    for tile in ATOMIC_TILES:
-        one = partial(_backward_in_one_loop, *arguments, tile)
-        with contextlib.suppress(OutOfResources):
-            require_alike(one(), right)
-            tiles[tile] = time_call(one, 20, 20).ms
-    best = min(tiles, key=tiles.get)
-    one = partial(_backward_in_one_loop, *arguments, best)
-    calls = dict(zip(LOOPS, (two, one), strict=True))
-    rows = timed_in_turns(calls, flops=5 * flops_of(shape) // 2)
-    rows[LOOPS[1]] |= {"tile": [best.block_m, best.block_n, best.num_warps, best.num_stages]}
-    for name, call in calls.items():
-        dq, dk, dv = call()
-        runs = [call() for _ in range(9)]
-        rows[name] |= {
-            "dq_differ": max((run[0] != dq).sum().item() for run in runs),
-            "dkdv_differ": max(((run[1] != dk).sum() + (run[2] != dv).sum()).item() for run in runs),
-        }
-    return rows
-
-
-def _backward_in_one_loop(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor, do: torch.Tensor, lse: torch.Tensor, _: None,
-    is_causal: bool, scale: float, tile: TileConfig, kernel: Any = changed_kernels.atomic_kernel,
-) -> tuple[torch.Tensor, ...]:  # fmt: skip
-    (B, H, S_q, D), S_k = q.shape, k.shape[2]
-    dq, dk, dv = torch.zeros_like(q, dtype=torch.float32), torch.empty_like(k), torch.empty_like(v)
-    delta = backward.row_delta(o, do)
-    kernel[(-(-S_k // tile.block_n) * B * H,)](
-        *map(heads, (q, k, v, do, dq, dk, dv)), lse, delta, H, S_q, S_k, D, scale, IS_CAUSAL=is_causal,
-        RAGGED=S_k % tile.block_n != 0, BLOCK_D=padded_d(D), **tile.launch(),
-    )  # fmt: skip
-    return dq.to(q.dtype), dk, dv
-
-
-PARTS = (*LOOPS, "one loop, no adds")
-PARTS_TILES = {
-    64: TileConfig(64, 64, 4, 3),
-    128: TileConfig(64, 128, 8, 2),
-}  # the fastest ATOMIC_TILES, on an H100 and an H200
-
-
-def one_loop_parts_cases() -> Iterator[Measurement]:
-    """Chapter 7: the backward in two loops, in one, and in one without its atomic additions."""
-    return by_shape(7, "one_loop_parts", _parts_in_turns, itertools.chain(*SIXTEEN_HEADS.values()), PARTS)
-
-
-def without_adds() -> Any:
-    """changed_kernels.atomic_kernel with a mask of its additions that is False, which is known only when it runs."""
-    text = edited(
-        source_of(changed_kernels.add_to_all), ("mask=(offs_m[:, None] < S_q)", "mask=(offs_m[:, None] < -S_q)")
-    )
-    names = vars(changed_kernels) | {"__name__": "part"}
+def changed_one_loop(*edits: tuple[str, str], dq: bool = True) -> Any:
+    """changed_kernels.atomic_kernel after `edits` of add_to_all; dq=False: without the lines that compute dq."""
+    text = edited(source_of(changed_kernels.add_to_all), *edits)
+    if not dq:
+        start, end = map(text.index, DQ_LINES)
+        text = text[:start] + text[end:]
+    names = vars(changed_kernels) | {"__name__": "step"}
     return defined(f"{text}\n\n\n{source_of(changed_kernels.atomic_kernel)}", names)["atomic_kernel"]
 
 
-def _parts_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    """The times are those of the whole backward, delta, the zeros of dq and its conversion to fp16 included."""
+def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    """The times are those without delta; those of one loop include the zeros of dq and its conversion to fp16.
+
+    dq_differ: the largest number of elements of dq, in float32 for one loop, that differ from the first of ten runs;
+    dq16_differ likewise, converted to fp16. The tile is the fastest of ATOMIC_TILES.
+    """
     arguments = _backward_arguments(shape)
-    two = partial(backward.flash_backward, *arguments)
-    one = partial(_backward_in_one_loop, *arguments, PARTS_TILES[shape.D])
-    return timed_in_turns(dict(zip(PARTS, (two, one, partial(one, without_adds())), strict=True)), rounds=6)
+    q, k, v, o, do, lse, _, is_causal, scale = arguments
+    delta = backward.row_delta(o, do)
+    dk, dv = torch.empty_like(k), torch.empty_like(v)
+
+    def two_loops(**replaced: Any) -> tuple[torch.Tensor, ...]:
+        with mock.patch.multiple(backward, row_delta=lambda *_: delta, **replaced):
+            return backward.flash_backward(*arguments)
+
+    def launch(kernel: Any, tile: TileConfig, dq: torch.Tensor) -> Any:
+        return kernel[(-(-shape.S_k // tile.block_n) * shape.B * shape.H_k,)](
+            *map(heads, (q, k, v, do, dq, dk, dv)), lse, delta, shape.H_k, shape.S_q, shape.S_k, shape.D, scale,
+            IS_CAUSAL=is_causal, RAGGED=shape.S_k % tile.block_n != 0, BLOCK_D=padded_d(shape.D), **tile.launch(),
+        )  # fmt: skip
+
+    def one_loop(tile: TileConfig) -> torch.Tensor:
+        """dq in float32."""
+        dq = torch.zeros_like(q, dtype=torch.float32)
+        launch(changed_kernels.atomic_kernel, tile, dq)
+        return dq
+
+    right, tiles = two_loops(), {}
+    for tile in ATOMIC_TILES:
+        with contextlib.suppress(OutOfResources):
+            require_alike((one_loop(tile), dk, dv), right)
+            tiles[tile] = time_call(partial(one_loop, tile), 20, 20).ms
+    best = min(tiles, key=tiles.get)
+    kernels = dict(zip(STEPS[2:4], (changed_one_loop(dq=False), changed_one_loop(NO_ADDS)), strict=True))
+    rooms, dq = {}, torch.zeros_like(q, dtype=torch.float32)
+    for name, kernel in kernels.items():
+        dk.fill_(torch.nan), dv.fill_(torch.nan)
+        rooms[name] = room_of(launch(kernel, best, dq)) | {"tile": in_words(best)}
+        require_alike((dk, dv), right[1:])
+    calls = {STEPS[0]: two_loops, STEPS[1]: partial(two_loops, dq_kernel=mock.MagicMock())}
+    calls |= {name: partial(launch, kernel, best, dq) for name, kernel in kernels.items()}
+    rows = graphs_in_turns(calls | {STEPS[4]: lambda: one_loop(best).to(q.dtype)}, rounds=6)
+    runs = {STEPS[0]: [two_loops()[0] for _ in range(10)], STEPS[4]: [one_loop(best) for _ in range(10)]}
+    for name, (first, *others) in runs.items():
+        rows[name] |= {
+            "dq_differ": max((first != other).sum().item() for other in others),
+            "dq16_differ": max((first.half() != other.half()).sum().item() for other in others),
+        }
+    return {name: row | rooms.get(name, {}) for name, row in rows.items()}
 
 
 LAUNCHES = ("delta_kernel", "dkdv_kernel", "dq_kernel")
@@ -595,7 +579,7 @@ LAUNCHES = ("delta_kernel", "dkdv_kernel", "dq_kernel")
 
 def backward_launch_cases() -> Iterator[Measurement]:
     """Chapter 7: its three launches, each alone and all together."""
-    return by_shape(7, "backward_launch", _launches_in_turns, SIXTEEN_HEADS[64][:1], (*LAUNCHES, "all three"))
+    return by_shape(7, "backward_launch", _launches_in_turns, [SIXTEEN_HEADS[64]], (*LAUNCHES, "all three"))
 
 
 def _launches_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:

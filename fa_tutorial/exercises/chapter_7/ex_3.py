@@ -82,7 +82,10 @@ def inputs():
     yield shared.two_sizes()
     yield shared.several_heads("dk and dv")
     yield shared.narrow()
-    last = "past S_q, in the last block, lse and delta are loaded as 0, with mask and other=0.0, because 0 · NaN is NaN"
+    last = (
+        "past S_q, in the last block, lse and delta are loaded as 0, with mask and other=0.0: what lies there, and what a masked load gives "
+        "without other, may be anything"
+    )
     yield from shared.ragged(last, shared.LOADED)
     q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (48, 16, 16, 48))  # equal scores, so p = 1 / 16
     do[:, :, 0], do[:, :, 16], do[:, :, 32] = 32768, 16, -32768

@@ -128,12 +128,12 @@ def inputs():
     yield shared.half_scores()
     yield shared.scaled_late()
     yield shared.small_p()
-    yield shared.scaled_before_rounded()
     q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (16, 48, 48, 16))  # p = 1 / 48, and ds = ±1
     v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 48
     k[:, :, 0], k[:, :, 16], k[:, :, 32] = 2048, 1, -2048
     on = "fp16, equal scores, ds k of the three tiles is 2048, 1 and −2048"
     yield shared.given(None, on, shared.SUMS, tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
+    yield shared.scaled_before_rounded()
 
 
 EXERCISE = shared.exercise(

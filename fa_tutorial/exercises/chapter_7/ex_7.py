@@ -81,7 +81,7 @@ def fixed():
         "H_k = 1, GROUP = 2",
         "dk and dv are sums over the query heads of the group, each with its own q, do, lse and delta",
     )
-    yield grouped((1, 2, 3, 16, 16, 16), "H_k = 2, GROUP = 3", OWN)
+    yield grouped((1, 2, 3, 16, 16, 16), "H_k = 2, GROUP = 3", f"{OWN}, and k, v, dk and dv belong to the key head")
     both = "b and h_k come from H_k, the rows of lse and delta from H_q = H_k · GROUP"
     stray = f"an offset is wrong: {both}"
     yield grouped((2, 2, 3, 16, 32, 16), "B = 2, H_k = 2, GROUP = 3, S_k = 32, views", both, stray=stray, layouts=("bshd",) * 4)

@@ -1,7 +1,7 @@
 import torch
 
 from fa_tutorial import backward, forward
-from fa_tutorial.exercises.chapter_7.function import NAMES, FunctionExercise, by_apply
+from fa_tutorial.exercises.chapter_7.function import NAMES, FunctionExercise, by_apply, runs_forward_again
 from fa_tutorial.exercises.chapter_7.shared import Given, draw
 from fa_tutorial.exercises.harness import case
 from fa_tutorial.exercises.inputs import generator
@@ -102,6 +102,7 @@ EXERCISE = FunctionExercise(
     truth=truth,
     rule="o is attention with is_causal and scale, and its gradients are dq, dk and dv, in this order",
     adapt=by_apply,
+    note=runs_forward_again,
     mistakes=MISTAKES,
     parts=("o", *NAMES),
     tolerance=tolerance,

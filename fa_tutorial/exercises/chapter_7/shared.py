@@ -48,6 +48,21 @@ def does_again(kernel, outputs, causal, grouped):
     return ""
 
 
+def transposes(kernel):
+    """A note on a kernel of 7.2 that transposes a computed tile, "" for none. Only the interpreter shows it."""
+    if not hardware.interpreter_on():
+        return ""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    launch = Given(*draw(1, 1, 16, 32, 64), blocks=(16, 32, 64)).launch(("dk", "dv"), True, False, False)
+    shapes, trans = [], builder.create_trans
+    with mock.patch.object(builder, "create_trans", lambda x, *order: shapes.append(x.data.shape) or trans(x, *order)):
+        harness_kernel.results(kernel, launch, kernel, "", "", once=True)
+    if {(16, 32), (32, 16)} & set(shapes):  # a loaded tile has 64 columns
+        return "a computed tile is transposed: s_t = scale · k qᵀ and dp_t = v doᵀ need only q and do transposed"
+    return ""
+
+
 @dataclass(frozen=True, eq=False)
 class Given:
     """What a backward kernel gets. q, do: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D). near: the tolerance, computed unless given.
@@ -168,7 +183,7 @@ def exercise(outputs, one_tile=False, causal=False, grouped=False, overlap=OVERL
         return slow if widens(kernel, half.launch(outputs, one_tile, causal, grouped)) else ""
 
     def note(kernel):
-        return "" if one_tile else does_again(kernel, outputs, causal, grouped)
+        return transposes(kernel) if one_tile else does_again(kernel, outputs, causal, grouped)
 
     return BackwardExercise(
         truth=lambda given: tuple(given.right[name] for name in outputs),
