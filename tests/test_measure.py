@@ -32,6 +32,7 @@ from measure import (
     chapters_0_to_7,
     clocks,
     finished_clock,
+    fp8_parts,
     stamps,
 )
 
@@ -284,3 +285,4 @@ def test_another_order_of_programs_computes_the_same(order):
 def test_what_the_finished_kernels_are_changed_at_stands_in_their_source():
     assert callable(finished_clock.forward())
     assert all(callable(backward_orders.backward(order)) for order in backward_orders.ORDERS)
+    assert all(callable(fp8_parts.module_of(part)["flash_forward"]) for part in fp8_parts.PARTS)
