@@ -1019,13 +1019,18 @@ def test_e4m3_rounds_as_the_package_does(page, format, rotate, scaled):
         assert shown["others"] == pytest.approx(float((back - row)[others].norm() / row[others].norm()))
 
 
-@pytest.mark.parametrize("format, least", [("e4m3", 17.1), ("int8", 6.3)])
-def test_e4m3_says_when_the_smallest_number_becomes_0(page, format, least):
+def test_e4m3_says_when_both_answers_are_found(page):
+    """The least outlier with which the smallest number becomes 0, in each format."""
     open_figure(page, "e4m3")
-    for outlier, is_right in ((least - 0.1, 1), (least, 0)):
-        put(page, outlier=outlier, format=format)
-        assert page.locator("#verdict.right").count() == is_right
-        assert ("is stored as 0." in page.locator("#verdict").inner_text()) != is_right
+    verdict = page.locator("#verdict")
+    for format, least, others in (("e4m3", 17.1, ""), ("int8", 6.3, "2^17.1 in e4m3, ")):
+        for outlier, is_found in ((20, False), (round(least - 0.1, 1), False), (least, True)):
+            put(page, outlier=outlier, format=format)
+            assert ("is stored as 0." in verdict.inner_text()) == (outlier >= least)
+            assert (f"ound: {others}2^{least} in {format}" in verdict.inner_text()) == is_found
+            assert page.locator("#verdict.right").count() == (is_found and format == "int8")
+    page.locator("#reset").click()
+    assert "ound:" not in verdict.inner_text() and not page.locator("#verdict.right").count()
 
 
 @by_mouse_or_touch

@@ -128,6 +128,11 @@ def test_what_is_cut_is_cut_towards_zero_from_13_bits_below_the_largest():
     assert model.tensor_core_sum(-a, b, torch.zeros(1, 1, dtype=torch.float64)) == -256 - 2**-5
 
 
+def test_a_factor_of_zero_aligns_nothing():
+    a, b = torch.tensor([[[0.0, 2**-6]], [[256.0, 2**-6]]], dtype=torch.float64)
+    assert model.tensor_core_sum(a, b, torch.zeros(1, 1, dtype=torch.float64)) == 2**-12
+
+
 def sum_in_blocks(a, b):
     """a bᵀ by a chain for each BLOCK of products; the chains are added in float64."""
     zeros = torch.zeros(len(a), len(b), dtype=torch.float64)

@@ -31,6 +31,7 @@ from measure import (
     chapters_0_to_7,
     clocks,
     finished_clock,
+    fp8_parts,
     stamps,
 )
 
@@ -265,3 +266,4 @@ def test_chapter_12s_kernels_are_measured(monkeypatch):
 def test_what_the_finished_kernels_are_changed_at_stands_in_their_source():
     assert callable(finished_clock.forward())
     assert all(callable(backward_orders.backward(order)) for order in backward_orders.ORDERS)
+    assert all(callable(fp8_parts.module_of(part)["flash_forward"]) for part in fp8_parts.PARTS)

@@ -6,6 +6,7 @@ tools/measure measures what is stored.
 import dataclasses
 import itertools
 import json
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +34,7 @@ PROBES = {  # factors of products that one instruction adds up
     "2¹³ + 31 · 1.5": [(128, 64)] + 31 * [(1.5, 1)],
     "2¹³ − 31 · 1.5": [(128, 64)] + 31 * [(-1.5, 1)],
     "2¹⁴ + 30 · 1 − 2¹⁴": [(128, 128)] + 30 * [(1, 1)] + [(-128, 128)],
+    "192² + 30 · 2 − 192²": [(192, 192)] + 30 * [(2, 1)] + [(-192, 192)],
 }
 ONES = (1024, 16_384, 20_000)  # to be added up
 S_SPEED = 16_384
@@ -252,21 +254,71 @@ def print_off(words: str, errors: list[float]) -> None:
     print(f"{words:34}" + "".join(f"{error:8.2f}" for error in errors))
 
 
+def print_rows_header(names: Iterable[str]) -> None:
+    """The head of print_rows' table."""
+    names = list(names)
+    print(" " * 40 + "".join(f"{name:>18}" for name in names))
+    print(f"{'rows of o off, in %':40}" + f"{'median':>10}{'90 %':>8}" * len(names))
+
+
+def print_rows(words: str, found: Iterable[torch.Tensor], truth: torch.Tensor) -> None:
+    """of_rows of each o that was found."""
+    print(f"{words:40}" + "".join("{:10.1f}{:8.1f}".format(*of_rows(x, truth)) for x in found))
+
+
+HEADS_OF_FOUR = (  # what is shown; kind, keys, a factor for q, and what the kernel's row is stored as
+    ("N(0, 1), 512 keys", "N(0, 1)", 512, 1, None),
+    ("N(0, 1), 4,096 keys", "N(0, 1)", 4096, 1, "fp8"),
+    ("N(0, 1), 4,096 keys, q / 2", "N(0, 1)", 4096, 0.5, None),
+    ("with outliers, 4,096 keys", "with outliers", 4096, 1, "fp8"),
+    ("with outliers, 4,096 keys, rotated", "with outliers", 4096, 1, "fp8, rotated"),
+)
+
+
+def print_all_four(
+    card: dict[str, Any], store: Callable[[torch.Tensor], torch.Tensor], by_blocks: Callable, predicted: Callable
+) -> None:
+    """The median row's error in % with q and k in 8 bits, with v and p as well, as predicted, and by a GPU's kernel.
+
+    store: x in 8 bits and back. by_blocks: (scores, v) -> o, p in 8 bits. predicted: (standard deviation of the scores)
+    -> the error in %.
+    """
+    columns = ("q and k", "and p, v", "(14.5)", "an H200's kernel")
+    print("median row off in %, by".ljust(34) + "".join(f"{head:>{len(head) + 3}}" for head in columns))
+    rotation = fp8.random_hadamard(128, torch.float64, torch.device("cpu")) / 128**0.5
+    for words, kind, S, factor, stored in HEADS_OF_FOUR:
+        found = []  # of the two heads that the kernel was given
+        for q, k, v in zip(*(x[0].double() for x in data(kind, 2, S, 128)), strict=True):
+            q = factor * q[:256]
+            s, o = attend(q, k, v)
+            if "rotated" in words:
+                q, k = q @ rotation, k @ rotation
+            s_8, by_q_and_k = attend(store(q), store(k), v)
+            found.append((s, o, by_q_and_k, by_blocks(s_8, store(v))))
+        s, o, *ours = (torch.cat(x) for x in zip(*found, strict=True))
+        medians = [of_rows(x, o)[0] for x in ours]
+        print(words.ljust(34) + "{:10.1f}{:11.1f}{:9.1f}".format(*medians, predicted(s.std().item())), end="")
+        kernel = row(card, kernel="error", provider=stored, data=kind, D=128) if stored else None
+        print(f"{100 * kernel['median']:19.1f}" if kernel else "")
+
+
 Lines = dict[str, tuple[torch.Tensor, torch.Tensor]]  # by label, moved scores, and which of them count
 
 
-def plot_rotation(key: torch.Tensor, rotated: torch.Tensor, s: torch.Tensor, lines: Lines) -> Figure:
-    """One key's channels before and after a rotation; and how far positive scores move, by root mean square, against
+def plot_rotation(products: dict[str, torch.Tensor], s: torch.Tensor, lines: Lines) -> Figure:
+    """The products of one score, a panel for each title; and how far positive scores move, by root mean square, against
     their size, a line for each of `lines`."""
-    figure = Figure(figsize=(9, 3.4))
-    axes = figure.subplot_mosaic([["before", "scores"], ["after", "scores"]])
+    figure = Figure(figsize=(9, 3.6))
+    axes = figure.subplot_mosaic([["before", "scores"], ["after", "scores"]], gridspec_kw={"wspace": 0.12})
     axes["before"].sharey(axes["after"])
-    for name, numbers, colour in (("before", key, "vermilion"), ("after", rotated, "black")):
+    for name, (title, numbers), colour in zip(
+        ("before", "after"), products.items(), ("vermilion", "black"), strict=True
+    ):
         axes[name].bar(range(len(numbers)), numbers, color=COLOURS[colour])
-        axes[name].set(ylabel=name, ylim=(-1.1 * key.abs().max(), 1.1 * key.abs().max()))
-    axes["before"].set_title(f"one key's {len(key)} numbers, rotated")
+        axes[name].set_title(f"{title}: the sum is {numbers.sum():.1f}", fontsize="medium")
     axes["before"].set_xticks([])
-    axes["after"].set_xlabel("channel")
+    axes["after"].set_xlabel("channel i")
+    figure.supylabel("products $q_i k_i$ of one score", fontsize="medium")
     _draw_score_errors(axes["scores"], s, lines)
     return figure
 
@@ -315,3 +367,24 @@ def print_speeds(card: dict[str, Any]) -> None:
         print(f"{words:24}{found[0]['ms']:9.3f}{found[0]['tflops']:10,.0f}", end="")
         gains = (one["tflops"] / other["tflops"] for one, other in zip(found, fp16, strict=True))
         print("" if "matmul" in provider else "{:16.2f}{:15.2f}".format(*gains))
+
+
+PARTS = {
+    "fp16": "fp16, chapter 9",
+    "the whole kernel": "FP8, kernel alone",
+    "without exponentials": "… without exponentials",
+    "without joining acc": "… without joining acc",
+    "without the sum of p": "… without the sum of p",
+}
+
+
+def print_parts(card: dict[str, Any]) -> None:
+    """Of PARTS: cycles of a block of 64 queries and 128 keys, how many fewer than the whole kernel, clock and power."""
+    found = {words: row(card, kernel="part", provider=part) for part, words in PARTS.items()}
+    blocks = 16 * S_SPEED // 64 * S_SPEED // 128 / card["provenance"]["multiprocessors"]  # of 16 heads, for each SM
+    whole = round(found[PARTS["the whole kernel"]]["cycles"] / blocks)
+    print(f"{'a block of 64 x 128':26}{'cycles':>8}{'fewer':>8}{'GHz':>8}{'watts':>8}")
+    for words, one in found.items():
+        cycles = round(one["cycles"] / blocks)
+        fewer = f"{whole - cycles:8}" if words.startswith("…") else " " * 8
+        print(f"{words:26}{cycles:8,}{fewer}{one['mhz'] / 1000:8.2f}{one['watts']:8.0f}")

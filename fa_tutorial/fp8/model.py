@@ -12,8 +12,9 @@ from fa_tutorial.decode import FP8, FP8_MAX
 from fa_tutorial.fp8.quantise import BLOCK, COLUMNS, LEAST_SCALE, Quantised, key_order, random_hadamard
 
 P_LOG2 = 8  # p is at most 2⁸, not 1 (14.4)
-KEPT_BITS = 14  # from the leading bit of the largest term on, in a tensor core's sum of FP8 products
+KEPT_BITS = 14  # from the largest exponent of a term on, in a tensor core's sum of FP8 products
 PRODUCTS = 32  # of one wgmma
+OF_ZERO = -500  # in place of an exponent: below all others
 
 
 def to_e4m3(x: torch.Tensor) -> torch.Tensor:
@@ -35,20 +36,26 @@ def quantise(x: torch.Tensor, *, factor: float = 1.0, rotate: bool = False, as_c
     return Quantised(y.to(FP8).contiguous(), scales)
 
 
+def exponents(x: torch.Tensor) -> torch.Tensor:
+    """e of each number x, 2^e ≤ |x| < 2^(e + 1)."""
+    return (torch.frexp(x).exponent - 1).where(x != 0, OF_ZERO)
+
+
 def tensor_core_sum(a: torch.Tensor, b: torch.Tensor, acc: torch.Tensor) -> torch.Tensor:
     """acc + a bᵀ as Hopper's FP8 wgmmas add it up, PRODUCTS at a time (14.6).
 
-    a: [M, K], b: [N, K], acc: [M, N], float64. acc and the products are aligned to the largest of them,
-    KEPT_BITS are kept from its leading bit on, and the rest is cut off, towards zero.
+    a: [M, K], b: [N, K], acc: [M, N], float64. acc and the products are aligned to the largest exponent,
+    a product's being the sum of its factors'. KEPT_BITS are kept from there on, and the rest is cut off,
+    towards zero.
     """
     if a.shape[1] != b.shape[1]:
         raise ValueError(f"the last dimension of both is summed: a is {[*a.shape]}, b is {[*b.shape]}")
     for start in range(0, a.shape[1], PRODUCTS):
-        part = slice(start, start + PRODUCTS)
-        products = a[:, None, part] * b[None, :, part]  # [M, N, PRODUCTS]
-        terms = torch.cat([products, acc[:, :, None]], dim=2)
-        leading = torch.frexp(terms.abs().amax(dim=2, keepdim=True)).exponent - 1
-        last_bit = torch.exp2((leading - (KEPT_BITS - 1)).double())  # that is kept
+        x, y = (z[:, start : start + PRODUCTS] for z in (a, b))
+        terms = torch.cat([x[:, None] * y[None], acc[:, :, None]], dim=2)  # [M, N, PRODUCTS + 1]
+        largest = (exponents(x)[:, None] + exponents(y)[None]).amax(dim=2)  # [M, N]
+        largest = torch.maximum(largest, exponents(acc))
+        last_bit = torch.exp2((largest - (KEPT_BITS - 1)).double())[:, :, None]  # that is kept
         acc = ((terms / last_bit).trunc() * last_bit).sum(dim=2)
     return acc
 

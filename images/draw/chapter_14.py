@@ -85,20 +85,19 @@ def draw_one_block(ax: Axes) -> None:
     box(ax, 3.45, 2.4, 1.05, 0.75, "vᵀ\n[D, 128]", **eight)
     box(ax, 5.25, 0.35, 1.05, 0.75, "new_l\n[64, 8]", **wide)
     box(ax, 5.25, 1.95, 1.05, 0.75, "new\n[64, D]", **wide)
-    box(ax, 7.75, 0.35, 1.1, 0.75, "l\n[64]", **wide)
+    box(ax, 7.75, 0.35, 1.1, 0.75, "l\n[64, 4]", **wide)
     box(ax, 7.75, 1.95, 1.1, 0.75, "acc\n[64, D]", **wide)
     for start, end in (((1.07, 0.95), (1.58, 1.4)), ((1.07, 2.1), (1.58, 1.65)), ((4.52, 1.4), (5.23, 0.9)), ((4.52, 0.4), (5.23, 0.6)),
                        ((4.52, 1.65), (5.23, 2.15)), ((4.52, 2.75), (5.23, 2.45))):  # fmt: skip
         arrow(ax, start, end, "blue")
     for start, end in (((2.67, 1.52), (3.43, 1.52)), ((6.32, 0.72), (7.73, 0.72)), ((6.32, 2.32), (7.73, 2.32))):
         arrow(ax, start, end, "vermilion")
-    write(ax, 3.05, 2.1, "scales,\nexp2,\nround")
+    write(ax, 3.05, 2.1, "exp2,\nround,\nreorder")
     write(ax, 5.78, 1.52, "both from 0:\na chain is a block")
-    write(ax, 7.02, 0.4, "alpha · l + new_l,\none column")
+    write(ax, 7.02, 0.4, "alpha · l +\nhalf of new_l")
     write(ax, 7.02, 2.0, "acc rescaled,\n+ new")
     write(ax, 8.3, 1.52, "sums of blocks,\nin float32")
     note(ax, 0.1, 3.45, "q, k and v: one scale for 128 rows", BODY)
-    note(ax, 4.2, 3.45, "a matmul sums over the last dimension of both", BODY)
     note(ax, 0.1, 3.8, "in shared memory: q, k, vᵀ and the ones (8 equal rows, a wgmma's least); all else lies in registers", BODY)
     legend(ax, 4.2, ((0.15, eight, "e4m3, 8 bits"), (2.0, wide, "float32")))
     arrow(ax, (3.55, 4.2), (4.05, 4.2), "blue")

@@ -35,6 +35,26 @@ def other_numbers_each_time(forward):
     return bool((forward(q, k, v) - truth).square().mean().sqrt() < 0.01 * truth.square().mean().sqrt())
 
 
+def two_means(forward, bounds=(0.12, 0.01), of=lambda off: off.square().mean().sqrt()):
+    """N(0, 1) first, and then v + 1, each with a bound, on the rms of all rows."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(rows, 64, generator=draw).double() for rows in (8, 16_384, 16_384))
+    right = True
+    for mean, bound in enumerate(bounds):
+        truth = torch.softmax(q @ k.T / 8, dim=1) @ (v + mean)
+        off = (forward(q, k, v + mean) - truth).square().mean(dim=1) / truth.square().mean(dim=1)
+        right = right and of(off.sqrt()) < bound
+    return bool(right)
+
+
+def two_means_a_wide_bound(forward):
+    return two_means(forward, (0.12, 0.1), torch.max)
+
+
+def two_means_the_median_row(forward):
+    return two_means(forward, (0.12, 0.01), torch.median)
+
+
 NEW = "tensor_core_sum(p, v.T, torch.zeros_like(acc))"
 WRONG_ANSWERS = (
     edit("14.1", "a step too few", ("exponent - 3", "exponent - 1"), told="1.125"),
@@ -64,6 +84,7 @@ WRONG_ANSWERS = (
     edit("14.5", "v in e4m3", ("p @ v", "p @ to_e4m3(v)"), told="with v as it came"),
     edit("14.5", "alpha upside down", ("torch.exp(m - m_new)", "torch.exp(m_new - m)"), told="gives l = [nan], want [512]"),
     edit("14.5", "the old maximum", ("return m_new,", "return m,"), told="gives m = [−inf], want [0]"),
+    edit("14.5", "m shifted", ("s.amax(dim=1)", "(s.amax(dim=1) - 8 * torch.tensor(2.0).double().log())"), ("2**8 * ", ""), told="m must stay the maximum"),
     edit("14.5", "one maximum", ("s.amax(dim=1)", "s.max()"), told="with each row's m"),
     edit("14.5", "a scale for each block, taken back", ("to_e4m3(2**8 * torch.exp(s - m_new[:, None]))",
          "to_e4m3(torch.exp(s - m_new[:, None]) / (torch.exp(s - m_new[:, None]).amax() / 448)) * (torch.exp(s - m_new[:, None]).amax() / 448) * 256"),
@@ -77,11 +98,17 @@ WRONG_ANSWERS = (
     edit("14.6", "chains of 32", (NEW, "sum(tensor_core_sum(p[:, i : i + 32], v[i : i + 32].T, torch.zeros_like(acc)) for i in range(0, len(v), 32))"),
          ("tensor_core_sum(p, torch.ones_like(p[:1]), torch.zeros_like(l[:, None]))[:, 0]",
           "sum(tensor_core_sum(p[:, i : i + 32], torch.ones_like(p[:1, i : i + 32]), torch.zeros_like(l[:, None]))[:, 0] for i in range(0, len(v), 32))"),
-         told="chains of 32 keys outside the tensor core: a block is one chain"),
+         told="several short chains of a block"),
     edit("14.6", "chains of 128", (NEW, "torch.stack([tensor_core_sum(p[:, i : i + 128], v[i : i + 128].T, 0 * acc) for i in range(0, len(v), 128)]).sum(0)"),
          ("tensor_core_sum(p, torch.ones_like(p[:1]), torch.zeros_like(l[:, None]))[:, 0]",
           "sum(tensor_core_sum(p[:, i : i + 128], 0 * p[:1, i : i + 128] + 1, 0 * l[:, None])[:, 0] for i in range(0, len(v), 128))"),
-         told="chains of 128 keys outside the tensor core: a block is one chain"),
+         told="several chains of a long block"),
+    *[edit("14.6", f"chains of {keys}, {words}", (NEW, f"sum(tensor_core_sum(p[:, i : i + {keys}], v[i : i + {keys}].T, torch.zeros_like(acc)) for i in range(0, len(v), {keys}))"),
+           ("tensor_core_sum(p, torch.ones_like(p[:1]), torch.zeros_like(l[:, None]))[:, 0]",
+            f"sum(tensor_core_sum(p[:, i : i + {keys}], torch.ones_like(p[:1, i : i + {keys}]), torch.zeros_like(l[:, None]))[:, 0] for i in range(0, len(v), {keys}))"),
+           told=f"several {words} of a") for keys, words in ((64, "short chains"), (256, "chains"))],
+    edit("14.6", "no last scale", ("alpha[:, None] * (last_scale / scale) * acc", "alpha[:, None] * acc / scale"), told="acc was in units of 2, and comes back in units of 0.5"),
+    edit("14.6", "times the last scale", ("(last_scale / scale) *", "last_scale *"), told="acc was in units of 2, and comes back in units of 0.5"),
     edit("14.6", "acc alone", ("return l, acc", "return acc"), told="l"),
     edit("14.7", "floats", ("position // 16, position % 16", "position // 16, float(position % 16)"), told="gives 0.0: a key is one whole number"),
     edit("14.7", "in a list", ("16 * group + 8", "[16 * group + 8"), ("thread + slot % 2", "thread + slot % 2]"), told="gives [0]: a key is one whole number"),
@@ -114,6 +141,9 @@ WRONG_ANSWERS = (
     edit("14.9", "equal scores", ("v = v + 1", "v, q = v + 1, 0 * q"), told="and l 0 %"),
     edit("14.9", "equal scores and values", ("v = v + 1", "q, k, v = 0 * q, 0 * k, 0 * v + 1"), told="they are too alike to be told apart"),
     edit("14.9", "a short call last", ("forward(q, k, v) - truth)", "forward(q, k, v) - truth + 0 * forward(q, k[:128], v[:128]))"), ("0.01", "0.1"), told="in call 1 of 2, on your 16,384 keys"),
+    ("14.9", two_means, "in call 2 of 2, on your 16,384 keys row 7 of o is 2.4 % off, with exact sums 0.12 %"),
+    ("14.9", two_means_the_median_row, "all 8 rows together are 0.87 % off: your test lets that row through"),
+    ("14.9", two_means_a_wide_bound, "in call 2 of 2, on your 16,384 keys row 7 of o is 2.4 % off"),
     edit("14.9", "4,096 keys, the bound of 16,384", ("16_384, 16_384", "4096, 4096"), told="the sums must be right over 16,384 keys, and a shorter chain loses less"),
     ("14.9", other_numbers_each_time, "draws other inputs at each call, and its answer depends on them"),
     edit("14.9", "512 queries", ("(8, 16_384", "(512, 16_384"), told="your test asks for 512 queries"),

@@ -28,6 +28,8 @@ from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, timed_in_turns
 from fa_tutorial.decode import FP8
 from fa_tutorial.fp8 import forward
+from measure import fp8_parts
+from measure.clocks import settled_in_turns
 from measure.fp8_sums import sums
 from measure.turns import by_shape
 
@@ -53,6 +55,24 @@ def _speeds_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     for call in calls.values():
         call()
     return timed_in_turns(calls, flops=flops, rounds=6)
+
+
+def part_cases() -> Iterator[Measurement]:
+    """Cycles of the kernel whole, without each of fp8_parts.PARTS, and of chapter 9's in fp16, in turns."""
+    shape = next(shape for shape in literature((S_SPEED,)) if shape.D == 128 and not shape.is_causal)
+    return by_shape(14, "part", _parts_in_turns, [shape], ("fp16", *fp8_parts.PARTS))
+
+
+def _parts_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    q, k, v = (randn(shape.B, shape.H_q, shape.S_q, shape.D) for _ in range(3))
+    scale = shape.D**-0.5
+    arguments = *fp8.quantised(q, k, v, scale, False), shape.D, q.dtype, False
+    calls = {"fp16": partial(hopper.flash_forward, q, k, v, False, scale)}
+    calls |= {part: partial(fp8_parts.flash_forward, part, *arguments) for part in fp8_parts.PARTS}
+    for call in calls.values():
+        call()
+    flops = ledger.attention_flops(shape.B, shape.H_q, shape.S_q, shape.S_k, shape.D, False)
+    return settled_in_turns(calls, flops)
 
 
 def matmul_of(flops: int) -> Callable[[], torch.Tensor]:
@@ -116,4 +136,4 @@ def _probe_row(name: str) -> dict[str, Any]:
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
     sums_of = (sum_cases(), ones_cases(), probe_cases())
-    return itertools.chain(error_cases(), *sums_of, speed_cases())
+    return itertools.chain(error_cases(), *sums_of, speed_cases(), part_cases())

@@ -32,6 +32,8 @@ MISTAKES = {
     "l lacks the factor that p has: then it doesn't cancel in acc / l": (L, "torch.exp(s - m_new[:, None]).sum(dim=1)"),
     "the factor is taken back after the rounding: it cancels in acc / l, so leave it there": (P, f"{P} / 2**8"),
     "8 is added to the exponent of e, which makes a factor of e⁸: multiply by 2⁸": (P, "to_e4m3(torch.exp(s - m_new[:, None] + 8))"),
+    "m gives up 8 ln 2, which makes p 2⁸ times as large, but m must stay the maximum: multiply p by 2⁸": [
+        ("s.amax(dim=1)", "s.amax(dim=1) - 8 * 0.6931471805599453"), ("2**8 * ", "")],
     "p and alpha are powers of 2 here: take exp, since s isn't multiplied by log2(e)": ("torch.exp(", "torch.exp2("),
 }  # fmt: skip
 
@@ -52,7 +54,7 @@ def inputs():
         numbers([0.0, 0.0]),
         numbers([1.0], [0.0]),
         *start,
-        otherwise="equal scores: e^(s − m) is 1 for both, so p is 2⁸, l is 2 · 2⁸, and acc is 2⁸ · (1 + 0)",
+        otherwise="equal scores: m is 0, and e^(s − m) is 1 for both, so p is 2⁸, l is 2 · 2⁸, and acc is 2⁸ · (1 + 0)",
     )
     yield case(
         numbers([0.0, -0.1]),

@@ -36,8 +36,8 @@ MISTAKES = {
         (ONES, "tensor_core_sum(p, torch.ones_like(p[:1]), (alpha * l)[:, None])[:, 0]"), (L, "new_l"),
         (NEW, "tensor_core_sum(p, v.T, alpha[:, None] * (last_scale / scale) * acc)"),
         ("acc = alpha[:, None]" + RATIO + " + new", "acc = new")],
-    "you add up chains of 32 keys outside the tensor core: a block is one chain, whatever its length": in_chains_of("32"),
-    "you add up chains of 128 keys outside the tensor core: a block is one chain, whatever its length": in_chains_of("128"),
+    "your function makes several short chains of a block: a block is one chain, whatever its length": in_chains_of("32"),
+    "your function makes several chains of a long block: a block is one chain, whatever its length": in_chains_of("128"),
     "the block's l is an exact sum: let the tensor core add it up, as p times a column of ones": (ONES, "p.sum(dim=1)"),
     "acc keeps the unit of the block before: what is 1 in units of last_scale is last_scale / scale in units of scale": (RATIO, " * acc"),
     "the ratio of the two scales is upside down: what is 1 in units of last_scale is last_scale / scale in units of scale": (
@@ -68,11 +68,11 @@ def inputs():
     yield case(
         numbers([2.0]),
         numbers([1.0]),
-        0.5,
+        1.0,  # both scales, so that only alpha counts here
         numbers(0.25),
         numbers(8.0),
         numbers([16.0]),
-        0.5,
+        1.0,
         otherwise="the maximum has grown: l and acc shrink by alpha, and the block's own sums don't",
     )
     units = "acc was in units of 2, and comes back in units of 0.5; l has no unit"
