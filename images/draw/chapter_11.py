@@ -247,7 +247,7 @@ def draw_window(ax: Axes) -> None:
         a, b = left + seen * cell, left + (last + 1) * cell
         for tip in (a, b):
             arrow(ax, ((a + b) / 2, y - 0.1), (tip, y - 0.1))
-        write(ax, (a + b) / 2, y - 0.24, f"keys {seen} to {last}", 10)
+        write(ax, (a + b) / 2, y - 0.24, f"{last - seen + 1} keys, {seen} to {last}", 10)
     legend(ax, 2.5, (
         (0.3, {}, "not read"),
         (2.0, {"hatch": MASKED}, "read, and masked"),

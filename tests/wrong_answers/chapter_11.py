@@ -60,6 +60,11 @@ WRONG_ANSWERS = (
          told="row r is token r % S_q of a query head"),
     edit("11.3", "a part in tiles", (PART, PART.removesuffix(" * BLOCK_N")), told="one split is the whole attention"),
     edit("11.3", "whole tiles alone", (PART, PART.replace("tl.cdiv(S, BLOCK_N)", "S // BLOCK_N")), told="three tiles for two splits, so ceil(3 / 2) = 2"),
+    edit("11.3", "parts that differ by a tile at most",
+         ("start, end = split * part, tl.minimum((split + 1) * part, S)",
+          "tiles = tl.cdiv(S, BLOCK_N)\n    start = split * tiles // tl.num_programs(1) * BLOCK_N\n"
+          "    end = tl.minimum((split + 1) * tiles // tl.num_programs(1) * BLOCK_N, S)"),
+         told="ceil(3 / 2) = 2 a part: tiles 0 and 1"),
     edit("11.3", "key head 0", ("batch_head // H_k, batch_head % H_k", "batch_head // H_k, batch_head * 0"),
          told="key head i % H_k"),
     edit("11.3", "program ids exchanged", ("tl.program_id(0), tl.program_id(1)", "tl.program_id(1), tl.program_id(0)"),
