@@ -303,7 +303,7 @@ def choose_num_splits(n: int, tiles: int, multiprocessors: int, least: int) -> i
     """Parts into which to split each key head's tiles of keys, of `least` tiles or more. n: programs a split.
 
     A GPU runs PROGRAMS_PER_SM · multiprocessors programs at once, a wave. A part has ceil(tiles / splits) tiles, as
-    long as there are any, and waves follow one another, so waves · part tiles do: (11.3), with a wave for the SMs. Of
+    long as there are any, and waves follow one another, so waves · part tiles do: (11.3), with one price. Of
     544 tiles, with n = 8 on an H200, those are 17 with 32 splits, and 32 with 34 splits, which need a second wave.
     Splits cost, since their results are written, read and combined: we take the fewest that are within 5 % of the best.
     Programs without keys are counted, too: they change no choice, for fewer splits have parts as long.
@@ -701,7 +701,7 @@ class PagedCache:
 
     def attend(self, layer: int, q: torch.Tensor, k_new: torch.Tensor, v_new: torch.Tensor,
                **options) -> torch.Tensor:  # fmt: skip
-        """Append k_new and v_new (B, H_k, S_new, D), which are counted already, to a layer's cache;
+        """Append k_new and v_new (B, H_k, S_new, D) to a layer's cache, for which grow has made room;
         the attention of q (B, H_q, S_new, D) to it, with flash_decode's options."""
         k, v, table = self.k[layer], self.v[layer], self.block_table
         append_to_cache(k, v, k_new, v_new, self.cache_seqlens, block_table=table)

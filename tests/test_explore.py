@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from fa_tutorial import algorithm, barriers, figures, forward, fp8, layout, ledger, matmul, reading, reference, ring, softmax, warpgroups
-from fa_tutorial.bench import chapter_0, chapter_5, chapter_8, chapter_12, chapter_13, results
+from fa_tutorial.bench import chapter_0, chapter_5, chapter_8, chapter_11, chapter_12, chapter_13, results
 from fa_tutorial.exercises.chapter_8 import ex_1, ex_4
 from fa_tutorial.exercises.chapter_10.ex_3 import lists
 from fa_tutorial.exercises.chapter_11.ex_4 import choose_splits
@@ -558,42 +558,54 @@ def test_fa2_lines_answer_their_question(page):
         assert any(put(page, S_k=S_k)["states"]) == (S_k % 16 not in (0, 15))
 
 
+def prices() -> dict[int, float]:
+    """As chapter 11's page finds them: µs for a tile of an SM with one program, with two and with three."""
+    us = {(B, splits): chapter_11.row("11.3, no merge, keys in L2", 32_768, B, "steps", splits=splits)["clean_us"]
+          for B, splits in ((1, 1), (1, 16), (8, 2), (8, 4), (8, 6))}  # fmt: skip
+    start = us[1, 16] - 32 * (us[1, 1] - us[1, 16]) / 480
+    return {p: round(float(us[8, 2 * p] - start) / (p * -(-512 // (2 * p))), 3) for p in (1, 2, 3)}
+
+
 def test_splits_is_the_chapter_s_rule(page):
     open_figure(page, "splits")
-    for tiles, n, splits, slots in ((544, 8, 34, 132), (512, 8, 34, 396), (16, 1, 128, 132), (1024, 64, 100, 396), (64, 60, 1, 132)):
-        shown = put(page, tiles=tiles, n=n, splits=splits, slots=slots)
+    for tiles, n, splits in ((544, 8, 34), (512, 8, 33), (16, 1, 128), (1024, 64, 6), (64, 60, 1)):
+        shown = put(page, tiles=tiles, n=n, splits=splits, room=3)
         part = -(-tiles // splits)
         assert (shown["part"], shown["parts"]) == (part, -(-tiles // part))
-        assert shown["busiest"] == part * -(-n * shown["parts"] // slots) == shown["rows"][splits - 1]
-    for slots in (132, 396):
-        best = min(put(page, tiles=1024, n=8, slots=slots)["rows"])
-        assert put(page, splits=choose_splits(8, 1024, slots))["busiest"] <= 1.05 * best
+        programs = -(-n * shown["parts"] // 132)
+        assert shown["busiest"] == pytest.approx(part * programs * prices()[programs])
+        assert shown["busiest"] == shown["rows"][splits - 1]
 
 
 def test_splits_accepts_what_11_4_chooses(page):
-    """Also where more splits would be better, but tiles / splits is under 4."""
+    """Also where more splits would be better, but tiles / splits is under 4, or an SM has no room."""
     open_figure(page, "splits")
-    for tiles, n, slots in itertools.product((16, 64, 144, 512, 544, 1024), (1, 7, 8, 16, 64), (132, 396)):
-        chosen = choose_splits(n, tiles, slots)
+    for tiles, n, room in itertools.product((16, 64, 144, 512, 544, 1024), (1, 7, 8, 16, 64), (1, 3)):
+        chosen = choose_splits(n, tiles, 132, {p: prices()[p] for p in range(1, room + 1)})
         if chosen > 128:
             continue  # the figure ends there
-        shown = put(page, tiles=tiles, n=n, splits=chosen, slots=slots)
-        assert "right" in page.locator("#verdict").get_attribute("class"), (tiles, n, slots)
-        assert shown["chosen"] == chosen <= tiles // 4
-    put(page, tiles=64, n=8, splits=17, slots=396)
+        shown = put(page, tiles=tiles, n=n, splits=chosen, room=room)
+        if shown["most"] < 128:
+            assert "right" in page.locator("#verdict").get_attribute("class"), (tiles, n, room)
+            assert shown["chosen"] == chosen <= tiles // 4
+    put(page, tiles=64, n=8, splits=17, room=3)
     assert "under 4" in page.locator("#verdict").text_content()
-    put(page, tiles=512, n=8, splits=32, slots=132)  # as few tiles as 16
-    assert "but so are 16 splits" in page.locator("#verdict").text_content()
+    put(page, tiles=544, n=8, splits=17, room=1)
+    assert "room" in page.locator("#verdict").text_content()
+    put(page, tiles=544, n=8, splits=48, room=3)  # parts as long as with 46
+    assert "but so do 46 splits" in page.locator("#verdict").text_content()
 
 
 def test_splits_answers_its_question(page):
-    """32 parts of 17 tiles are 256 programs, two in a slot; of 512 tiles two of 34 splits get none; with 396 slots 46 splits are the best."""
-    rows = open_figure(page, "splits")["rows"]
-    assert rows[15] == rows[31] == min(rows) and min(rows[16:31]) > 1.05 * min(rows)
-    shown = put(page, tiles=512, splits=34)
-    assert (shown["parts"], shown["busiest"]) == (32, 32)
-    shown = put(page, tiles=544, splits=46, slots=396)
-    assert (shown["chosen"], shown["busiest"]) == (choose_splits(8, 544, 396), 12)
+    """17 splits take longer than 16, where up to three programs share an SM; 46 are the best; of 512 tiles two of 34 splits get none."""
+    shown = open_figure(page, "splits")
+    assert (shown["tiles"], shown["n"], shown["room"]) == (544, 8, 3)
+    assert shown["rows"][16] > 1.05 * shown["rows"][15]
+    assert shown["chosen"] == choose_splits(8, 544, 132, prices()) == 46
+    shown = put(page, tiles=544, room=1)
+    assert (shown["chosen"], shown["most"]) == (16, 16)
+    shown = put(page, tiles=512, splits=34, room=3)
+    assert (shown["parts"], shown["part"]) == (32, 16)
 
 
 @by_mouse_or_touch

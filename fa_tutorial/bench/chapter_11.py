@@ -1,6 +1,7 @@
 """Chapter 11: what its page shows of the H200's stored times, and of a reader's kernels."""
 
 import ast
+from collections.abc import Callable
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -80,26 +81,38 @@ def two_lanes(start: float, tiles: float, transfer: float, merge: float, measure
         ax.barh(y, us, high, left, color=COLOURS[colour], edgecolor="black", alpha=0.55)
         text = f"{name}\n{us:.1f}" if us < 12 else f"{name}: {us:.1f}"
         if name == "merge":  # a bar too small for its name
-            ax.text(left + us + 0.4, y, text, va="center")
+            ax.text(left + us + 0.4, 0.0, text, va="center")
         else:
             ax.text(left + us / 2, y, text, ha="center", va="center")
     ax.axvline(measured, color="black", linestyle="--")
     ax.text(measured - 0.4, -0.75, f"measured: {measured:.1f}", ha="right", va="center")
+    ax.text(end + merge + 0.4, 1.0, f"model:\n{end + merge:.1f}", va="center")
     ticks = {"yticks": (0, 1), "yticklabels": ("SMs", "memory")}
     ax.set(xlabel="µs of a step", xlim=(0, end + merge + 5), ylim=(1.5, -1.1), **ticks)
     return figure
 
 
-def by_splits(us: dict[int, float], chosen: dict[int, int], sms: int = 132) -> Figure:
-    """The measured µs by the number of splits, and the choices by slots: with one on each SM, and with three."""
-    figure, ax = plt.subplots(figsize=(7, 2.9), layout="constrained")
-    ax.plot(list(us), list(us.values()), ".-", color="black", linewidth=0.8, markersize=9)
-    looks = {sms: ("blue", "o"), 3 * sms: ("vermilion", "s")}
-    for slots, splits in chosen.items():
-        colour, mark = looks[slots]
-        look = {"color": COLOURS[colour], "markersize": 11, "fillstyle": "none", "markeredgewidth": 2}
-        ax.plot(splits, us[splits], mark, label=f"{splits}: your choice with {slots} slots", **look)
-    ax.set(xlabel="splits", ylabel="measured µs", xticks=range(min(us), max(us) + 1))
-    ax.margins(y=0.15)
-    ax.legend(fontsize="small")
+def by_splits(model_us: Callable[[int, int, int], float], sms: int = 132) -> Figure:
+    """The measured µs of a step by the number of splits, and a model's with up to three programs on each SM, for one
+    sequence and for eight; a line where the busiest SM gets one program more."""
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.4), layout="constrained", width_ratios=(3, 2))
+    for ax, B, S, least, words in zip(
+        axes, (1, 8), (34_816, 32_768), (8, 2), ("one sequence", "eight sequences"), strict=True
+    ):
+        us = {splits: one for splits, one in us_by_splits(B, S).items() if splits >= least}
+        possible = range(least, 3 * sms // (8 * B) + 1)
+        ax.plot(
+            possible, [model_us(B, S, splits) for splits in possible], "-", color=COLOURS["blue"], label="our model"
+        )
+        ax.plot(list(us), list(us.values()), "o", color=COLOURS["vermilion"], markersize=5, label="measured")
+        for programs in (1, 2, 3):
+            x = programs * sms / (8 * B)
+            ax.axvline(x, color="gray", linestyle=":", zorder=0)
+            first = "1 on an SM " if programs == 1 and B == 1 else f"{programs} "
+            ax.text(x, 0.98, first, ha="right", va="top", transform=ax.get_xaxis_transform(), size="small")
+        low, high = min(us.values()), max(us.values())
+        ax.set(title=words, xlabel="splits", ylabel="µs of a step", ylim=(0.93 * low, 1.1 * high))
+    axes[0].set_xlim(left=-1)
+    axes[1].set_xticks(range(2, 13, 2))
+    axes[0].legend(loc="upper right", fontsize="small")
     return figure

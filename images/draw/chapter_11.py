@@ -14,13 +14,15 @@ from fa_tutorial.forward import CONFIGS
 SMS, KEY_HEADS = 132, 8
 STEPS = (
     ("chapter 5: 64 programs of 512 tiles", 64, stored("basic", 32_768, kernel="own_kernels")),
-    ("a shared tile: 8 programs of 512 tiles", 8, stored("11.3", 32_768, kernel="own_kernels", splits=1)),
+    ("a shared query tile: 8 programs of 512 tiles", 8, stored("11.3", 32_768, kernel="own_kernels", splits=1)),
+    ("and 16 splits: 128 programs of 32 tiles", 128, stored("11.3", 32_768, kernel="own_kernels", splits=16)),
 )
 
 
-@image("11_time_of_the_sms.png", 0.9 + 2 * 1.17)
+@image("11_time_of_the_sms.png", 0.9 + 3 * 1.17)
 def draw_time_of_the_sms(ax: Axes) -> None:
-    """The SMs that work in a step of one sequence, and for how long: a program for each query head, or for each key head."""
+    """The SMs that work in a step of one sequence, and for how long: a program for each query head, for each key head, and for each of 16 parts
+    of a key head's keys."""
     left, unit, sm = 1.0, 0.0125, 0.8 / SMS  # inches a µs, and an SM
     repeated = {"colour": "orange", "share": 0.9, "hatch": MASKED}
     for place, (title, busy, found) in enumerate(STEPS):
@@ -28,9 +30,10 @@ def draw_time_of_the_sms(ax: Axes) -> None:
         note(ax, left, top - 0.2, f"{title}, {us:.0f} µs", BODY, weight="bold")
         write(ax, left - 0.1, top + 0.4, f"{SMS} SMs", ha="right")
         box(ax, left, top, us * unit, SMS * sm)
-        if busy > KEY_HEADS:
-            box(ax, left, top + KEY_HEADS * sm, us * unit, (busy - KEY_HEADS) * sm, **repeated)
-        box(ax, left, top, us * unit, KEY_HEADS * sm, colour="orange", share=0.9)
+        alone = KEY_HEADS if "chapter 5" in title else busy  # on keys of their own
+        if busy > alone:
+            box(ax, left, top + alone * sm, us * unit, (busy - alone) * sm, **repeated)
+        box(ax, left, top, us * unit, alone * sm, colour="orange", share=0.9)
         x = left + (0.12 if busy == KEY_HEADS else us * unit + 0.12)  # where there is room
         note(ax, x, top + 0.4, f"{busy} SMs · {us:.0f} µs = {busy * us / 1000:.1f} ms")
     bottom = 0.5 + 1.17 * len(STEPS)
@@ -244,7 +247,7 @@ def draw_window(ax: Axes) -> None:
         a, b = left + seen * cell, left + (last + 1) * cell
         for tip in (a, b):
             arrow(ax, ((a + b) / 2, y - 0.1), (tip, y - 0.1))
-        write(ax, (a + b) / 2, y - 0.24, f"keys {seen} to {last}", 10)
+        write(ax, (a + b) / 2, y - 0.24, f"{last - seen + 1} keys, {seen} to {last}", 10)
     legend(ax, 2.5, (
         (0.3, {}, "not read"),
         (2.0, {"hatch": MASKED}, "read, and masked"),

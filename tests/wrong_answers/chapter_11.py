@@ -1,6 +1,5 @@
 import math
 
-import numpy as np
 from edits import edit
 
 from fa_tutorial.matmul import tl, triton
@@ -24,17 +23,21 @@ def merge_without_a_guard(o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, spli
     tl.store(lse_ptr + row, m + tl.log(l))
 
 
-def choose_splits_by_the_true_lengths(n, tiles, slots):
-    """The programs with keys are dealt to the slots in turn, and each counts its own tiles."""
+def step_us_by_dealing(B, H_q, H_k, S, D, splits, sms, tile_us, copy_gb_s):
+    """The programs are dealt to the SMs in turn, and each counts its own tiles."""
+    tiles = math.ceil(S / 64)
+    part, on = math.ceil(tiles / splits), [0] * sms
+    for i in range(B * H_k * splits):
+        split = i // (B * H_k)
+        on[i % sms] += max(0, min(part, tiles - split * part))
+    return max(max(on) * tile_us, 4 * B * H_k * S * D / copy_gb_s / 1e3)
 
-    def of_the_busiest(splits):
-        part = math.ceil(tiles / splits)
-        lengths = np.clip(tiles - part * np.arange(splits), 0, part).repeat(n)
-        return np.bincount(np.arange(len(lengths)) % slots, lengths).max()
 
-    possible = range(1, max(tiles // 4, 1) + 1)
-    least = min(map(of_the_busiest, possible))
-    return next(splits for splits in possible if of_the_busiest(splits) <= 1.05 * least)
+def step_us_of_programs_with_keys(B, H_q, H_k, S, D, splits, sms, tile_us, copy_gb_s):
+    tiles = math.ceil(S / 64)
+    part = math.ceil(tiles / splits)
+    programs = math.ceil(B * H_k * math.ceil(tiles / part) / sms)
+    return max(part * programs * tile_us, 4 * B * H_k * S * D / copy_gb_s / 1e3)
 
 
 WRONG_ANSWERS = (
@@ -45,6 +48,8 @@ WRONG_ANSWERS = (
     edit("11.1", "a part's bytes", ("bytes_read / copy", "bytes_read / splits / copy"), told="3 sequences bring three caches"),
     edit("11.1", "a program more where they divide", ("math.ceil(B * H_k * splits / sms)", "(B * H_k * splits // sms + 1)"),
          told="10 programs on 5 SMs are 2 on each"),
+    ("11.1", step_us_by_dealing, "programs whose part has no tile are left out"),
+    ("11.1", step_us_of_programs_with_keys, "programs whose part has no tile are left out"),
     edit("11.2", "a finite number for missing parts", ('other=-float("inf")', "other=-1e6"), told="missing parts have −∞"),
     edit("11.2", "no masks", (', mask=offs_s < splits, other=-float("inf")', ""), (", mask=mask, other=0.0", ""), (", mask=offs_d < D", ""),
          told="offs_s < splits"),
@@ -55,6 +60,11 @@ WRONG_ANSWERS = (
          told="row r is token r % S_q of a query head"),
     edit("11.3", "a part in tiles", (PART, PART.removesuffix(" * BLOCK_N")), told="one split is the whole attention"),
     edit("11.3", "whole tiles alone", (PART, PART.replace("tl.cdiv(S, BLOCK_N)", "S // BLOCK_N")), told="three tiles for two splits, so ceil(3 / 2) = 2"),
+    edit("11.3", "parts that differ by a tile at most",
+         ("start, end = split * part, tl.minimum((split + 1) * part, S)",
+          "tiles = tl.cdiv(S, BLOCK_N)\n    start = split * tiles // tl.num_programs(1) * BLOCK_N\n"
+          "    end = tl.minimum((split + 1) * tiles // tl.num_programs(1) * BLOCK_N, S)"),
+         told="ceil(3 / 2) = 2 a part: tiles 0 and 1"),
     edit("11.3", "key head 0", ("batch_head // H_k, batch_head % H_k", "batch_head // H_k, batch_head * 0"),
          told="key head i % H_k"),
     edit("11.3", "program ids exchanged", ("tl.program_id(0), tl.program_id(1)", "tl.program_id(1), tl.program_id(0)"),
@@ -69,17 +79,15 @@ WRONG_ANSWERS = (
           "acc / l_or_one[:, None], mask=(offs_m < rows)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :])"),
          told="o is Heads, whose rows need not lie side by side", gpu=None),
     edit("11.3", "stores every row", (", mask=offs_m < rows", ""), told="split_kernel: q, o and lse end at row `rows`, k and v at key S: with"),
-    edit("11.4", "a split more", ("max(tiles // 4, 1)", "tiles // 4 + 1"), told="at most 17 splits have 4 tiles each"),
-    edit("11.4", "none for a short cache", ("max(tiles // 4, 1) + 1", "tiles // 4 + 1"), told="fewer than 4 tiles, so one split"),
-    edit("11.4", "an equal share of all tiles", ("math.ceil(tiles / splits) * math.ceil(n * splits / slots)", "math.ceil(tiles * n / slots)"),
-         told="one split is always the best by your count"),
-    edit("11.4", "within 10 %", ("1.05", "1.10"), told="with 15 splits a part has 37 tiles"),
-    edit("11.4", "5 % of itself", ("of_the_busiest(splits) <= 1.05 * least", "0.95 * of_the_busiest(splits) <= least"), told="15 splits are 20"),
-    ("11.4", choose_splits_by_the_true_lengths, "where every part counts as a whole one"),
-    edit("11.4", "within 6 %", ("1.05", "1.06"), told="13 have 58"),
-    edit("11.4", "a program more where they divide", ("math.ceil(n * splits / slots)", "(n * splits // slots + 1)"), told="2 splits are 132 programs, one a slot"),
-    edit("11.4", "parts of all tiles", ("tiles / splits", "tiles"), told="one split is always the best by your count"),
-    edit("11.4", "splits compared with tiles", ("if of_the_busiest(splits) <=", "if splits <="), told="one split is always the best by your count"),
+    edit("11.4", "a split more", ("tiles // 4 + 1", "tiles // 4 + 2"), told="at most 17 splits have 4 tiles each"),
+    edit("11.4", "none for a short cache", ("least), 1)", "least), 0)"), told="more than `prices` has, so one split"),
+    edit("11.4", "within 10 %", ("1.05", "1.10"), told="16 splits are 128 programs of 32 tiles"),
+    edit("11.4", "within 6 %", ("1.05", "1.06"), told="15 splits are 20, over 5 % more than 19"),
+    edit("11.4", "5 % of itself", ("us(splits) <= 1.05 * least", "0.95 * us(splits) <= least"), told="15 splits are 20"),
+    edit("11.4", "a program more where they divide", ("math.ceil(n * splits / sms)", "(n * splits // sms + 1)"), told="raises KeyError: 3"),
+    edit("11.4", "the last price for more", (" if n * splits <= len(prices) * sms", ""), ("prices[programs]", "prices[min(programs, len(prices))]"),
+         told="one split is 3 programs of 512 tiles on an SM, and two would be 5"),
+    edit("11.4", "splits compared with µs", ("if us(splits) <=", "if splits <="), told="16 splits"),
     edit("11.6", "a tile more where they divide", ("math.ceil(tiles / splits)", "(tiles // splits + 1)"), told="four tiles for two splits"),
     edit("11.6", "the newest tokens forgotten", ("S - S_q - left", "S - left"), told="the first is the last of its tile"),
     edit("11.6", "the new tokens counted twice", ("S - S_q - left", "S - 2 * S_q - left"), told="the window's keys are 80 to 95, one tile"),

@@ -79,17 +79,19 @@ def _by_splits(kernel: str, rows: Rows, shape: Shape, providers: Sequence[Provid
     return in_turns(words, rows, shape, providers)
 
 
-OWN_KERNELS: list[Provider] = [*(("11.3", n) for n in (1, 8, 16, 32)), ("basic", None)]
+OWN_KERNELS: list[Provider] = [*(("11.3", n) for n in (1, 8, 16, 32)), ("11.3, 64 rows", 1), ("basic", None)]
 STEPS: dict[tuple[int, int], list[Provider]] = {  # by sequences and keys
     (1, 32_768): [
         *(("11.3", n) for n in (8, 16)),
         *(("11.3, no merge, keys in L2", n) for n in (1, 8, 16)),
         ("11.3, keys in L2", 16),
+        ("nothing", None),
     ],
     (1, 34_816): [("11.3", n) for n in (8, 12, 16, 17, 20, 24, 28, 32, 33, 34, 40, 46, 49, 50, 56, 64)],
     (8, 32_768): [
         *(("11.3", n) for n in (1, 2, 3, 4, 5, 6, 7, 8, 12)),
         *(("11.3, no merge, keys in L2", n) for n in (2, 4, 6)),
+        *((f"11.5, pages of 64{stages}", 4) for stages in ("", ", 5 stages")),
     ],
 }
 FEWER = (  # a provider, new tokens
@@ -98,7 +100,7 @@ FEWER = (  # a provider, new tokens
 
 
 def step_cases() -> Iterator[Measurement]:
-    """The chapter's step by the number of splits and what it consists of; clean_us: see
+    """The chapter's step by the number of splits, what it consists of, and a launch that does nothing; clean_us: see
     _clean_us."""
     for (B, S), providers in STEPS.items():
         yield from _by_splits("steps", _steps_in_turns, shape_of(B, S), providers)
@@ -145,6 +147,11 @@ def _package_call(name: str, shape: Shape) -> tuple[Callable[[], Any], int]:
     return near_call, live_bytes
 
 
+@triton.jit
+def nothing(o_ptr):
+    """A kernel that does nothing."""
+
+
 def _own_kernels_in_turns(shape: Shape, providers: Sequence[Provider]) -> dict[Any, dict[str, Any]]:
     calls = {
         (name, splits): _own_call(shape, name, splits) if name.startswith("11") else call_of(name, shape)[0]
@@ -155,28 +162,45 @@ def _own_kernels_in_turns(shape: Shape, providers: Sequence[Provider]) -> dict[A
 
 def _own_call(shape: Shape, name: str, splits: int) -> Callable[[], torch.Tensor]:
     """split and merge as the chapter launches them, checked once. With "keys in L2" a program reads two tiles again and
-    again, and with "no merge" nothing is merged, which are other results."""
-    split_kernel, merge_kernel = (catalogue.find(number).solution for number in ("11.3", "11.2"))
+    again, and with "no merge" nothing is merged, which are other results. With "nothing" a kernel does
+    nothing."""
+    if name == "nothing":
+        return partial(nothing[(128,)], torch.empty(1, device=device()))
+    split_kernel, merge_kernel = (catalogue.find(number).solution for number in (name[:4], "11.2"))
+    kind, names = split_kernel.fn.__name__, split_kernel.fn.__globals__
     if "L2" in name:
-        text = edited(source_of(split_kernel), ("h_k, start_n,", f"h_k, {NEAR}"))
-        split_kernel = defined(text, split_kernel.fn.__globals__)["split_kernel"]
+        split_kernel = defined(edited(source_of(split_kernel), ("h_k, start_n,", f"h_k, {NEAR}")), names)[kind]
     q, (k, v) = randn(shape.B, shape.H_q, 1, shape.D), randn(2, shape.B, shape.H_k, shape.S_k, shape.D)
     rows, programs = shape.H_q // shape.H_k, shape.B * shape.H_k
+    seqlens = torch.tensor([shape.S_k] * shape.B, dtype=torch.int32, device=q.device)
     o, lse = torch.empty_like(q), torch.empty(q.shape[:3], device=q.device)
     o_parts = torch.empty(splits, programs, rows, shape.D, device=q.device)
     lse_parts = torch.empty(splits, programs, rows, device=q.device)
-    tensors = [heads(x) for x in (q.view(shape.B, shape.H_k, rows, shape.D), k, v, o_parts)]
-    arguments = (*tensors, lse_parts, shape.H_k, 1, rows, shape.S_k, shape.D, shape.D**-0.5)
+    sizes, scale = (shape.H_k, 1, rows), shape.D**-0.5
+    meta = {
+        "BLOCK_M": 64 if "64 rows" in name else 16,
+        "BLOCK_N": 64,
+        "BLOCK_D": shape.D,
+        "num_stages": 5 if "5 stages" in name else 3,
+    }
+    cache, tables, length = (k, v), (), shape.S_k
+    if "pages" in name:
+        meta["PAGE_SIZE"] = size = int(name.split("pages of ")[1].split(",")[0])
+        length = shape.S_k // size  # pages a sequence
+        table = torch.arange(shape.B * length, dtype=torch.int32, device=q.device).view(shape.B, length)
+        cache = [x.unflatten(2, (length, size)).transpose(1, 2).flatten(0, 1).contiguous() for x in (k, v)]
+        tables = table, seqlens
+    tensors = [heads(x) for x in (q.view(shape.B, shape.H_k, rows, shape.D), *cache)]
+    arguments = (*tensors, *tables, heads(o_parts), lse_parts, *sizes, length, shape.D, scale)
 
     def call() -> torch.Tensor:
-        split_kernel[(programs, splits)](*arguments, BLOCK_M=16, BLOCK_N=64, BLOCK_D=shape.D)
+        split_kernel[(programs, splits)](*arguments, **meta)
         if "no merge" not in name:
             parts = (o_parts, lse_parts, o, lse, q.numel() // shape.D, splits, shape.D)
             merge_kernel[(q.numel() // shape.D,)](*parts, BLOCK_S=triton.next_power_of_2(splits), BLOCK_D=shape.D)
         return o
 
     if "L2" not in name and "no merge" not in name:
-        seqlens = torch.tensor([shape.S_k] * shape.B, dtype=torch.int32, device=q.device)
         torch.testing.assert_close(call(), decode.flash_decode(q, k, v, seqlens), rtol=1e-2, atol=1e-3)
     return call
 

@@ -32,6 +32,8 @@ MISTAKES = {
     "the programs of the busiest SM are rounded down: where they don't divide, some SMs have one more": (
         PROGRAMS, "max(B * H_k * splits // sms, 1)"),
     "an SM with several programs computes only one of them: it computes them one after another": (PROGRAMS, "1"),
+    "programs whose part has no tile are left out: count every program, as a whole part": (
+        PROGRAMS, "math.ceil(B * H_k * math.ceil(math.ceil(S / 64) / part) / sms)"),
     "the parts are not rounded up: a part is whole tiles, ceil(tiles / splits)": (PART, "math.ceil(S / 64) / splits"),
     "each program has all tiles of its key head: a part is ceil(tiles / splits) of them": (PART, "math.ceil(S / 64)"),
     "keys are taken for tiles: a tile is 64 keys": (PART, "math.ceil(S / splits)"),
@@ -59,6 +61,10 @@ def inputs():
         ((3, 6, 2, 640, 10, 5, 100, 8.0), "3 sequences bring three caches, so 153,600 bytes, and 30 programs on 100 SMs"),
         ((1, 8, 2, 640, 10, 5, 5, 8.0), "10 programs on 5 SMs are 2 on each, of 2 tiles"),
         ((1, 8, 2, 640, 10, 5, 4, 8.0), "10 programs on 4 SMs: some SMs have 3, one after another"),
+        (
+            (1, 8, 2, 640, 10, 6, 10, 8.0),
+            "6 splits are 12 programs on 10 SMs, so 2 on some; each counts as a whole part, though the last split finds no tile left",
+        ),
         ((2, 12, 3, 640, 10, 2, 5, 8.0), "2 sequences with 3 key heads in 2 splits are 12 programs, up to 3 on each of 5 SMs"),
     ):
         yield case(*numbers, 4.0, otherwise=otherwise)

@@ -123,9 +123,9 @@ def inputs():
         (1, 1, 8, 33, 16),
         1,
         2,
-        "three tiles for two splits, so ceil(3 / 2) = 2, and 1 with a single key: the tiles of a part lie side by side",
+        "three tiles for two splits, so ceil(3 / 2) = 2 a part: tiles 0 and 1, then tile 2 with its single key",
     )
-    yield parts((1, 1, 8, 72, 16), 1, 3, "five tiles for three splits, so ceil(5 / 3) = 2, 2 and 1: the tiles of a part lie side by side")
+    yield parts((1, 1, 8, 72, 16), 1, 3, "five tiles for three splits, so ceil(5 / 3) = 2 a part: tiles 0 and 1, 2 and 3, then 4")
     yield parts(
         (1, 1, 8, 90, 16),
         1,

@@ -3,79 +3,89 @@ import math
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def choose_splits(n, tiles, slots):
+def choose_splits(n, tiles, sms, prices):
     """Parts into which to cut each key head's tiles of keys.
 
-    n: programs a split, B · H_k. slots: programs that the GPU runs at once.
+    n: programs a split, B · H_k. prices: µs for a tile of an SM with 1, 2, … programs, {1: 0.89, …}.
     """
 
-    def of_the_busiest(splits):
-        return math.ceil(tiles / splits) * math.ceil(n * splits / slots)
+    def us(splits):
+        programs = math.ceil(n * splits / sms)
+        return math.ceil(tiles / splits) * programs * prices[programs]
 
-    possible = range(1, max(tiles // 4, 1) + 1)
-    least = min(of_the_busiest(splits) for splits in possible)
-    return next(splits for splits in possible if of_the_busiest(splits) <= 1.05 * least)
+    possible = [splits for splits in range(1, tiles // 4 + 1) if n * splits <= len(prices) * sms]
+    least = min(map(us, possible), default=0)
+    return next((splits for splits in possible if us(splits) <= 1.05 * least), 1)
 
 
-PART, PROGRAMS, POSSIBLE = "math.ceil(tiles / splits)", "math.ceil(n * splits / slots)", "range(1, max(tiles // 4, 1) + 1)"
-CHOSEN = "next(splits for splits in possible if of_the_busiest(splits) <= 1.05 * least)"
+PART, PROGRAMS = "math.ceil(tiles / splits)", "math.ceil(n * splits / sms)"
+POSSIBLE, TIME = "range(1, tiles // 4 + 1) if n * splits <= len(prices) * sms", f"{PART} * programs * prices[programs]"
+CHOSEN = "next((splits for splits in possible if us(splits) <= 1.05 * least), 1)"
 MISTAKES = {
-    "the fewest tiles are taken, however many splits they need: take the fewest splits within 5 % of them": ("1.05 * least", "least"),
-    "the most splits within 5 % of the best are taken: each costs something, so take the fewest": (CHOSEN, CHOSEN.replace("next(", "max(")),
-    "the slots are doubled: `slots` counts all programs that run at once": (PROGRAMS, "math.ceil(n * splits / (2 * slots))"),
-    "one split is always the best by your count: count the busiest slot's tiles, those of a part, tiles / splits, times its programs, n · splits / slots, both rounded up": (
-        PROGRAMS, "(n * splits / slots)"),
-    "the programs of the busiest slot are rounded down: n · splits / slots is rounded up": (PROGRAMS, "max(n * splits // slots, 1)"),
+    "the shortest time is taken, however many splits it needs: take the fewest splits within 5 % of it": ("1.05 * least", "least"),
+    "the most splits within 5 % of the best are taken: each costs something, so take the fewest": (
+        CHOSEN, "max((splits for splits in possible if us(splits) <= 1.05 * least), default=1)"),
+    "one price for all: an SM with two programs takes prices[2] for a tile": ("prices[programs]", "prices[1]"),
+    "one program's tiles are counted: an SM with p programs computes p parts": (TIME, f"{PART} * prices[programs]"),
+    "the programs of the busiest SM are not rounded up, though it has a whole number of them": (
+        TIME, f"{PART} * (n * splits / sms) * prices[programs]"),
+    "the programs of the busiest SM are rounded down: n · splits / sms is rounded up": (PROGRAMS, "max(n * splits // sms, 1)"),
     "the parts are not rounded up: they are whole tiles": (PART, "(tiles / splits)"),
-    "a split may have a single tile: tiles / splits is at least 4": (POSSIBLE, "range(1, tiles + 1)"),
-    "more than one program a slot is never tried, and with many heads more and shorter parts may be even": (
-        POSSIBLE, "range(1, max(min(tiles // 4, slots // n), 1) + 1)"),
-    "there is one program a split: there are n": ("n * splits", "splits"),
+    "a split may have a single tile: tiles / splits is at least 4": (POSSIBLE, POSSIBLE.replace("tiles // 4", "tiles")),
+    "more than one program on an SM is never tried": (POSSIBLE, POSSIBLE.replace("len(prices) * sms", "sms")),
+    "there is one program a split: there are n": [("n * splits / sms", "splits / sms"), ("if n * splits", "if splits")],
 }  # fmt: skip
 
 
-def truth(n, tiles, slots):
-    rows = {splits: -(-tiles // splits) * -(-n * splits // slots) for splits in range(1, max(tiles // 4, 1) + 1)}
-    return min(splits for splits, row in rows.items() if 100 * row <= 105 * min(rows.values()))
+def truth(n, tiles, sms, prices):
+    us = {}
+    for splits in range(1, max(tiles // 4, 1) + 1):
+        programs = -(-n * splits // sms)
+        if programs in prices:
+            us[splits] = -(-tiles // splits) * programs * prices[programs]
+    return min((splits for splits, each in us.items() if each <= 1.05 * min(us.values())), default=1)
+
+
+ALONE, SHARED = {1: 0.9}, {1: 0.9, 2: 0.6, 3: 0.5}
 
 
 def inputs():
-    seventeen = "17 are 136 of 32, so a slot with two has 64; and with 15 splits a part has 37 tiles, over 5 % more than 34"
-    yield case(8, 544, 132, otherwise=f"16 splits are 128 programs of 34 tiles, one a slot; {seventeen}")
-    yield case(8, 64, 132, otherwise="16 splits of 4 tiles are all that fit, and the shortest")
-    yield case(7, 70, 132, otherwise="at most 17 splits have 4 tiles each; 17 have parts of 5, and so have 14 splits")
-    yield case(8, 328, 132, otherwise="16 splits are 21 tiles a slot; the fewest are 20, with more splits, and 21 is within 5 % of 20")
-    yield case(64, 512, 132, otherwise="2 splits are 128 programs of 256 tiles; the fewest on a slot are 250")
-    yield case(66, 512, 132, otherwise="2 splits are 132 programs, one a slot, and 256 tiles are the fewest")
-    yield case(512, 512, 132, otherwise="one split is 4 programs on the busiest slot, so 2,048 tiles; no other is 5 % better")
-    yield case(300, 512, 132, otherwise="3 splits are 7 programs of 171 tiles on the busiest slot, 1,197; one split is 3 of 512, 1,536")
-    yield case(150, 8, 132, otherwise="one split is 2 programs of 8 tiles on the busiest slot, 16; two splits are 3 of 4, 12")
-    yield case(2, 2, 132, on="choose_splits(2, 2, 132), fewer than 4 tiles, so one split")
+    yield case(8, 512, 132, ALONE, otherwise="16 splits are 128 programs of 32 tiles, one on an SM; 17 would put two on some")
+    yield case(8, 64, 132, ALONE, otherwise="16 splits of 4 tiles are all that fit, and the shortest")
+    yield case(7, 70, 132, ALONE, otherwise="at most 17 splits have 4 tiles each; 17 have parts of 5, and so have 14 splits")
+    yield case(8, 298, 132, {1: 1.0}, otherwise="16 splits are 19 tiles an SM, the fewest; 15 splits are 20, over 5 % more than 19")
+    yield case(12, 540, 132, {1: 0.9, 2: 0.6}, otherwise="22 splits take the least, 2 · 25 · 0.6 = 30 µs; 21 take 31.2, within 5 % of that")
+    yield case(64, 512, 132, {1: 0.9, 2: 0.6}, otherwise="4 splits are 2 · 128 · 0.6 = 153.6 µs, and 2 splits are 256 · 0.9 = 230.4")
+    yield case(64, 512, 132, SHARED, otherwise="6 splits are 3 programs of 86 tiles on an SM, 3 · 86 · 0.5 = 129 µs, the least")
+    yield case(8, 544, 132, SHARED, otherwise="46 splits are 3 programs of 12 tiles, 3 · 12 · 0.5 = 18 µs; 42 have parts of 13")
+    yield case(66, 512, 132, ALONE, otherwise="2 splits are 132 programs, one on each SM")
+    yield case(66, 512, 132, {1: 0.9, 2: 0.9}, otherwise="two programs that take turns gain nothing: 2 splits, one program on an SM")
+    yield case(512, 512, 132, SHARED, otherwise="one split already puts 4 programs on an SM, more than `prices` has, so one split")
+    yield case(300, 512, 132, SHARED, otherwise="one split is 3 programs of 512 tiles on an SM, and two would be 5")
+    yield case(150, 8, 132, {1: 0.9, 2: 0.6, 3: 0.5}, otherwise="one split is 2 · 8 · 0.6 = 9.6 µs; two splits are 3 · 4 · 0.5 = 6")
+    yield case(2, 2, 132, SHARED, on="choose_splits(2, 2, 132, prices), fewer than 4 tiles, so one split")
     yield case(
-        16, 368, 108, otherwise="another card, of 108 slots: the fewest tiles are 55; 20 splits have 57, and 13 have 58, over 5 % more"
-    )
-    yield case(8, 298, 132, otherwise="16 splits are 19 tiles a slot, the fewest; 15 splits are 20, over 5 % more than 19")
-    yield case(
-        24,
-        56,
-        132,
-        otherwise="5 splits are 120 programs of 12 tiles, one a slot, and by (11.3), where every part counts as a whole one, no number has fewer",
+        16,
+        368,
+        108,
+        {1: 0.9, 2: 0.6},
+        otherwise="another card, of 108 SMs: 13 splits are 2 · 29 · 0.6 = 34.8 µs, over 5 % more than the least",
     )
 
 
 EXERCISE = Exercise(
-    task="Choose the number of splits: the fewest for which the busiest slot's tiles (11.3) are within 5 % of the fewest possible, with at least 4 tiles a split.",
+    task="Choose the number of splits: the fewest for which the busiest SM's time (11.3) is within 5 % of the least possible, with at least 4 tiles a split.",
     hints=(
-        "At most how many splits have 4 tiles each? For each number of splits from 1 to that: how long is a part, and how many programs has the busiest slot?",
-        "List (11.3) for every number of splits from 1 to that most. What is the least of the list, and where does the list first come close enough?",
+        "At most how many splits have 4 tiles each? For each number of splits from 1 to that: how long is a part, how many programs has the busiest SM, "
+        "and has `prices` a price for so many?",
+        "List (11.3) for every number of splits that is possible. What is the least of the list, and where does the list first come close enough?",
     ),
     solution=choose_splits,
-    reasoning="More splits make shorter parts, until some slots get one program more than the others. Where two numbers of splits give the "
-    "same parts, the larger one adds only empty ones, so it is never taken, and it doesn't matter whether those count as programs.",
-    more="The package's choose_num_splits has the same rule, with two slots on each SM.",
+    reasoning="More splits make shorter parts, until some SMs get one program more than the others. And programs that share an SM need less time for a tile.",
+    more="The package's choose_num_splits is simpler: it counts tiles, with two programs on each SM.",
     inputs=inputs,
     truth=truth,
-    rule="the fewest splits for which part · programs of the busiest slot is within 5 % of the fewest, with tiles / splits at least 4, or one split",
+    rule="the fewest splits for which part · programs of the busiest SM · their price is within 5 % of the least, with tiles / splits at least 4, or one split",
     mistakes=MISTAKES,
     exact=True,
 )

@@ -31,6 +31,9 @@ MISTAKES = {
     "the tiles are taken for 16 keys long: they have BLOCK_N": [
         (FIRST, FIRST.replace("BLOCK_N", "16")), (TILES, TILES.replace("BLOCK_N", "16")), ("splits) * BLOCK_N", "splits) * 16"),
         ("first * BLOCK_N", "first * 16")],
+    "the parts begin at key 0: the first begins at the window's first tile": (START, "split * part"),
+    "a last tile that isn't full is left out: the tiles of S keys are rounded up": (TILES, "S // BLOCK_N - first"),
+    "end is the part's last key: the loop takes keys up to end − 1": ("min(start + part, S)", "min(start + part, S) - 1"),
     "the last part goes on behind key S − 1": ("min(start + part, S)", "start + part"),
 }  # fmt: skip
 
