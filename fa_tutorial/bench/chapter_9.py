@@ -321,16 +321,15 @@ def draw_clocked(card: dict[str, Any], *loops: str) -> Figure:
     """Both consumers of one program over a few blocks, a panel for each of `loops`, by their stamps. A bar's number is
     its own length.
 
-    The third lane shows when a matmul of either is issued and not finished: without one, the tensor cores are idle. The
-    title says for how long they would be if each matmul took as long as (9.1) says, as in draw_finished.
+    The third lane shows when a matmul of either is issued and not finished: without one, the tensor cores are idle.
     """
     figure = Figure(figsize=(10, 2.2 * len(loops) + 1.1))
     panels = figure.subplots(len(loops), 1, sharex=True, squeeze=False)[:, 0]
     for ax, loop in zip(panels, loops, strict=True):
         _draw_lanes(ax, clocked(card, loop))
-        idle = 1 - 4 * matmul_cycles(128) / sum(waits_and_away(card, loop))
-        title = f"{NAMES[loop]}: tensor cores idle for {idle:.0%} of a mean block, by (9.1)"
-        ax.set_title(title, loc="left", fontsize="medium")
+        first, last, spans = matmuls_under_way(clocked(card, loop)["stamps"])
+        none = 1 - sum(end - start for start, end in spans) / (last - first)
+        ax.set_title(f"{NAMES[loop]}: for {none:.0%} of this time no matmul is issued", loc="left", fontsize="medium")
     panels[-1].set_xlim(0, 13_000)
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = 128, no mask, S = 4,096")

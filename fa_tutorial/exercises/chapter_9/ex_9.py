@@ -123,6 +123,8 @@ def moved(line, after):
 
 
 MISTAKES = {
+    "matmuls end in their order of issue, so the wait for dp ends s′, too, which stands before it": [
+        ('        "issue s′",\n', ""), ('        "issue dp",\n', '        "issue s′",\n        "issue dp",\n')],
     "dk and s′ need nothing of the other consumer, so both can run until its ds is there": moved("meet", "hand over ds"),
     "“release q, do” is possible at once, and another role waits for it": moved("release q, do", "p′"),
     "issue the next matmul before you wait for the last: a wait leaves in flight what was issued later": moved("wait for dq", "release q, do"),
