@@ -384,7 +384,7 @@ def draw_tiles(tiles: pd.DataFrame) -> Figure:
 
 
 CHAIN = ("chapter 5", "base 2", "descriptors", "descriptors, larger tile")  # the chapter's steps
-WORDS = ("chapter 5", "1: base 2", "2: descriptors", "3: a larger tile")
+WORDS = ("chapter 5, 64x64", "1: base 2", "2: descriptors", "3: a larger tile")
 LADDER = dict(zip(CHAIN, WORDS, strict=True)) | {LARGER_TILE: "finished", "sdpa_cudnn": "cuDNN"}
 
 
