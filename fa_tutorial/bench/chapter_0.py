@@ -19,9 +19,11 @@ from fa_tutorial.figures import COLOURS, GREY
 KERNELS = {"q kᵀ": "sky", "divide": "yellow", "softmax": "vermilion", "p v": "green"}  # with their colours
 
 
-def measured(card: dict, provider: str, S: int, B: int = 1, H: int = 16, is_causal: bool = False) -> pd.Series:
-    """The row of attention's forward at length S, D = 64, fp16. card: results.load's."""
-    case = {"mode": "fwd", "dtype": "fp16", "B": B, "H_q": H, "D": 64, "is_causal": is_causal}
+def measured(
+    card: dict, provider: str, S: int, B: int = 1, H: int = 16, D: int = 64, is_causal: bool = False
+) -> pd.Series:
+    """The row of attention's forward at length S, in fp16. card: results.load's."""
+    case = {"mode": "fwd", "dtype": "fp16", "B": B, "H_q": H, "D": D, "is_causal": is_causal}
     return results.select(card["rows"], provider=provider, S_q=S, **case).iloc[0]
 
 
@@ -117,7 +119,7 @@ def draw_summary(ms: pd.Series, floors: dict[str, float], flash_floor: float) ->
 
 class Here(NamedTuple):
     """What measure_here finds: the sizes, this machine's FLOP/s and bytes/s, the best that it saw, and milliseconds by
-    name."""
+    name; kept: of each kernel where it writes into memory that was written before."""
 
     H: int
     S: int
@@ -126,6 +128,7 @@ class Here(NamedTuple):
     peak: float
     bandwidth: float
     ms: dict[str, float]
+    kept: dict[str, float]
 
 
 def measure_here(attentions: dict[str, Callable]) -> Here:
@@ -137,22 +140,27 @@ def measure_here(attentions: dict[str, Callable]) -> Here:
     H, S, D, dtype = (16, 4_096, 64, torch.float16) if on_gpu else (4, 2_048, 64, torch.float32)
     q, k, v = (torch.randn(1, H, S, D, device=hardware.device()).to(dtype) for _ in range(3))
     s, root = q @ k.transpose(-1, -2), D**0.5
-    calls = {
-        "q kᵀ": lambda: q @ k.transpose(-1, -2),
-        "divide": lambda: s / root,
-        "softmax": lambda: torch.softmax(s, dim=-1),
-        "p v": lambda: s @ v,
-        **{name: partial(attention, q, k, v) for name, attention in attentions.items()},
+    matrix, vectors = torch.zeros_like(s), torch.zeros_like(q)
+    kernels = {
+        "q kᵀ": (partial(torch.matmul, q, k.transpose(-1, -2)), matrix),
+        "divide": (partial(torch.div, s, root), matrix),
+        "softmax": (partial(torch.softmax, s, dim=-1), matrix),
+        "p v": (partial(torch.matmul, s, v), vectors),
     }
+    calls = {name: kernel for name, (kernel, _) in kernels.items()}
+    calls |= {name: partial(attention, q, k, v) for name, attention in attentions.items()}
+    calls |= {f"{name}, kept": partial(kernel, out=out) for name, (kernel, out) in kernels.items()}
     if on_gpu:
         ms = {name: timing.time_call(call).ms for name, call in calls.items()}
     else:  # in turns, so that what else the machine does hits all of them
         turns = [{name: _fastest(call, 1) for name, call in calls.items()} for _ in range(7)]
         ms = {name: min(turn[name] for turn in turns) for name in calls}
-    product, matrix, vectors = 2 * H * S * S * D, s.nbytes, q.nbytes
-    rates = [product / ms["q kᵀ"], product / ms["p v"], *(2 * product / ms[name] for name in attentions)]
-    speeds = [2 * matrix / ms["divide"], 2 * matrix / ms["softmax"]]
-    speeds += [(2 * vectors + matrix) / ms[name] for name in ("q kᵀ", "p v")]
+    kept = {name: ms.pop(f"{name}, kept") for name in kernels}
+    best = {name: min(ms[name], kept[name]) for name in kernels}
+    product = 2 * H * S * S * D
+    rates = [product / best["q kᵀ"], product / best["p v"], *(2 * product / ms[name] for name in attentions)]
+    speeds = [2 * s.nbytes / best["divide"], 2 * s.nbytes / best["softmax"]]
+    speeds += [(2 * q.nbytes + s.nbytes) / best[name] for name in ("q kᵀ", "p v")]
     if on_gpu:
         ceilings = timing.measure_ceilings()
         rates.append(ceilings["matmul_fp16_tflops"] * 1e9)
@@ -161,7 +169,7 @@ def measure_here(attentions: dict[str, Callable]) -> Here:
         rates += [2 * n**3 / _fastest(partial(torch.mm, *torch.randn(2, n, n))) for n in (512, 1_024, 2_048)]
         x = torch.randn(2**25)
         speeds.append(2 * x.nbytes / _fastest(partial(torch.empty_like(x).copy_, x)))
-    return Here(H, S, D, q.itemsize, max(rates) * 1e3, max(speeds) * 1e3, ms)
+    return Here(H, S, D, q.itemsize, max(rates) * 1e3, max(speeds) * 1e3, ms, kept)
 
 
 def _fastest(call: Callable, times: int = 7) -> float:

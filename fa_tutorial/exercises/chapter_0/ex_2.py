@@ -64,6 +64,13 @@ def inputs():
     yield made_of(("a", 5), ("b", 3), ("b", -3), ("c", 2), ("d", 4), ("a", -5))
     yield made_of(("c", 2), ("b", 9), ("b", -9), ("a", 3), ("d", 1))
     yield made_of(("a", 5), ("b", 3), ("b", -3), ("c", 3), otherwise="where memory is as full twice, the first time counts")
+    yield made_of(("a", 1), ("b", 9), otherwise="memory is fullest after the last event: b counts, too")
+    yield made_of(
+        ("a", 5), ("b", 3), ("a", -5), ("c", 9), otherwise="an event frees the tensor that it names, so b is still there when c comes"
+    )
+    yield made_of(
+        ("a", 5), ("b", 5), ("b", -5), ("c", 7), otherwise="an event frees the tensor that it names: a and b are as large, and b goes"
+    )
     for _ in range(20):
         events, now = [], {}
         for number in range(random.randint(5, 40)):

@@ -1,111 +1,75 @@
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, adapting
 
 
-def gain_of_fusing(kernels, fused_bytes, peak_flops, bandwidth):
-    """(gain, limit): how many times as fast fusing makes perfect kernels, what limits the fused one.
+def sm_cycles(heads, S, D, sms):
+    """(in_series, at_once): cycles that each SM needs at least for its products and exponentials.
 
-    kernels: a list of (FLOPs, bytes), one pair per kernel. limit: "memory" or "arithmetic".
-    fused_bytes: in bytes. peak_flops: in FLOP/s. bandwidth: in bytes/s.
+    heads: with S queries, S keys and head dimension D each. sms: how many SMs share the work equally.
     """
-    before = sum(max(flops / peak_flops, moved / bandwidth) for flops, moved in kernels)  # seconds
-    arithmetic = sum(flops for flops, _ in kernels) / peak_flops
-    after = max(arithmetic, fused_bytes / bandwidth)
-    limit = "arithmetic" if after == arithmetic else "memory"
-    return before / after, limit
+    scores = heads * S * S / sms  # of one SM
+    products = scores * 4 * D / 4096  # 2·D FLOPs of q kᵀ and 2·D of p v
+    exponentials = scores / 16
+    return products + exponentials, max(products, exponentials)
 
 
-EACH, FLOPS, MOVED = (
-    "max(flops / peak_flops, moved / bandwidth)",
-    "sum(flops for flops, _ in kernels)",
-    "sum(moved for _, moved in kernels)",
-)
-BEFORE, AFTER = f"sum({EACH} for flops, moved in kernels)", "max(arithmetic, fused_bytes / bandwidth)"
-GAIN, LIMIT, RIGHT = "before / after", '"arithmetic" if after == arithmetic else "memory"', "arithmetic >= fused_bytes / bandwidth"
+SCORES, PRODUCTS, EXPONENTIALS = "heads * S * S / sms", "scores * 4 * D / 4096", "scores / 16"
+IN_SERIES, AT_ONCE = "products + exponentials,", "max(products, exponentials)"
 MISTAKES = {
-    "you count the kernels as one: they run one after another, so no kernel's FLOPs hide the bytes of another": (
-        BEFORE, f"max({FLOPS} / peak_flops, {MOVED} / bandwidth)"),
-    "the gain is the ratio of the bytes, as if the FLOPs took no time: past the ridge, fewer bytes save nothing": (
-        GAIN, f"{MOVED} / fused_bytes"),
-    "a kernel with 0 FLOPs still waits for its bytes: you leave its time out": (
-        f"{EACH} for flops, moved in kernels", f"{EACH} for flops, moved in kernels if flops"),
-    "you take the slowest kernel alone: the kernels run one after another, so their times add up": (f"sum({EACH}", f"max({EACH}"),
-    "the fused kernel does the FLOPs of all kernels, not only those of one": (FLOPS, "max(flops for flops, _ in kernels)"),
-    "you give how much faster the fused kernel is: asked is how many times as fast, one more": (GAIN, "before / after - 1"),
-    "the gain is upside down: it is the time before over the time after": (GAIN, "after / before"),
-    "the fused kernel waits for its bytes alone: its FLOPs may take longer": (f"after = {AFTER}", "after = fused_bytes / bandwidth"),
-    "the kernels before wait for their bytes alone: their FLOPs may take longer": (EACH, "moved / bandwidth"),
-    "you add the two times as if one waited for the other: a kernel loads and computes at the same time": [
-        (EACH, "flops / peak_flops + moved / bandwidth"), (AFTER, "arithmetic + fused_bytes / bandwidth"), ("after == arithmetic", RIGHT)],
-    "you take the shorter of the two times, but the slower limit decides": [
-        (EACH, EACH.replace("max", "min")), (AFTER, AFTER.replace("max", "min")), ("after == arithmetic", RIGHT)],
-    "that is what limits the kernels before: the question is what limits the fused one": (
-        "after == arithmetic", f"arithmetic >= {MOVED} / bandwidth"),
-    "the limits are exchanged: left of the ridge the bytes take longer, right of it the FLOPs": (
-        LIMIT, '"memory" if after == arithmetic else "arithmetic"'),
+    "in_series and at_once are swapped: return (in_series, at_once)": (f"{IN_SERIES} {AT_ONCE}", f"{AT_ONCE}, products + exponentials"),
+    "at_once is the shorter of the two times, but the SM is done when the slower unit is": (AT_ONCE, "min(products, exponentials)"),
+    "at_once is half of in_series, as if the units shared their work: each does its own, and the slower one decides": (
+        AT_ONCE, "(products + exponentials) / 2"),
+    "at_once is the time of the products, but the exponentials may take longer": (AT_ONCE, "products"),
+    "at_once is the time of the exponentials, but the products may take longer": (AT_ONCE, "exponentials"),
+    "half of the FLOPs are missing: a score takes part in two products, with D multiply-adds of 2 FLOPs in each": [
+        (PRODUCTS, "scores * 2 * D / 4096")],
+    "a multiply-add is 2 FLOPs, and a score takes D of them in each of two products": (PRODUCTS, "scores * D / 4096"),
+    "D is missing in the products: a score takes D multiply-adds in q kᵀ, and D more in p v": (PRODUCTS, "scores * 4 / 4096"),
+    "you count D exponentials for each score: it needs one, whatever D is": (EXPONENTIALS, "scores * D / 16"),
+    "you count one exponential for each query: each score needs one, and there are S · S in a head": (
+        EXPONENTIALS, "heads * S / sms / 16"),
+    "the SMs are missing: they share the heads' work, and asked is what one of them needs": (SCORES, "heads * S * S"),
+    "the heads are missing: each has S · S scores of its own": (SCORES, "S * S / sms"),
+    "you exchange the two rates: the tensor cores do 4,096 FLOPs a cycle, the other unit 16 exponentials": [
+        (PRODUCTS, "scores * 4 * D / 16"), (EXPONENTIALS, "scores / 4096")],
 }  # fmt: skip
 
 
-@adapting
-def in_two_words(answer, *args):
-    """The answer; Wrong where its limit is another text than the two."""
-    result = answer(*args)
-    limit = result[1] if isinstance(result, tuple | list) and len(result) == 2 else "memory"
-    if isinstance(limit, str) and limit not in ("memory", "arithmetic"):
-        raise Wrong(f'limit is the text "{limit}", want "memory" or "arithmetic"')
-    return result
-
-
-def truth(kernels, fused_bytes, peak_flops, bandwidth):
-    def seconds(flops, moved):
-        return flops / min(peak_flops, flops / moved * bandwidth) if flops else moved / bandwidth  # by (0.8)
-
-    total = sum(flops for flops, _ in kernels)
-    limit = "memory" if total / fused_bytes < peak_flops / bandwidth else "arithmetic"
-    return sum(seconds(*kernel) for kernel in kernels) / seconds(total, fused_bytes), limit
+def truth(heads, S, D, sms):
+    pairs = heads * S**2
+    cycles = 2 * pairs * (D + D) / (4096 * sms), pairs / (16 * sms)
+    return sum(cycles), cycles[0] if cycles[0] > cycles[1] else cycles[1]
 
 
 def inputs():
-    toy = (100.0, 5.0)
-    still = "100 s of bytes become 20 s, and the FLOPs take 10 s: the bytes still decide, so the gain is 100 s / 20 s"
-    yield case([(1000, 500)], 100, *toy, otherwise=still)
-    yield case([(1000, 250), (0, 250)], 20, *toy, otherwise="100 s of bytes become 4 s, and then the FLOPs decide: they take 10 s")
-    turns = "the kernels take 10 s of FLOPs, 80 s of bytes and 10 s of FLOPs, one after another; fused, the FLOPs take 20 s"
-    yield case([(1000, 20), (0, 400), (1000, 20)], 60, *toy, otherwise=turns)
-    yield case([(1000, 40)], 20, *toy, otherwise="the FLOPs took longer than the bytes before, so fewer bytes save nothing")
-    yield case([(2000, 10), (0, 500)], 400, *toy, otherwise="20 s of FLOPs and then 100 s of bytes become 80 s of bytes")
-    ridge = "here the ridge is at 5 FLOP/byte: the kernels take 500 s and 100 s, and the fused one 200 s of FLOPs"
-    yield case([(500, 500), (500, 50)], 100, 5.0, 1.0, otherwise=ridge)
-    yield case([(1000, 500)], 400, *toy)
-    product, middle = (34_359_738_368, 553_648_128), (0, 1_073_741_824)
-    yield case([product, middle, middle, product], 33_816_576, 6.572e14, 4.2735e12)  # chapter 0's own
+    yield case(1, 64, 128, 1, otherwise="4,096 scores with D = 128: 512 cycles of products and 256 of exponentials")
+    yield case(1, 64, 32, 1, otherwise="4,096 scores with D = 32: 128 cycles of products and 256 of exponentials")
+    yield case(6, 64, 256, 2, otherwise="each of 2 SMs has 3 heads of 4,096 scores: 3,072 cycles of products and 768 of exponentials")
+    equal = "SMs share the scores equally and nothing is rounded: 36 scores on 4 SMs are 9 each, 1.125 cycles of products and 0.5625 of exponentials"
+    yield case(1, 6, 128, 4, otherwise=equal)
+    yield case(16, 4096, 64, 132)  # chapter 0's own
     for _ in range(20):
-        flops, peak_flops, bandwidth = (10 ** random.uniform(low, low + 3) for low in (9, 12, 10))
-        ridge = flops / (peak_flops / bandwidth)  # bytes at the ridge
-        for side, factor in (("left", random.uniform(1.1, 9)), ("right", random.uniform(0.1, 0.9))):
-            kernels = [(flops * share, ridge * random.uniform(0.1, 9)) for share in (0.5, 0.0, 0.3, 0.2)]
-            on = f"random kernels, and a fused one {side} of the ridge"
-            yield case(kernels, ridge * factor, peak_flops, bandwidth, on=on, fresh=True)
+        heads, S, sms = random.randint(1, 64), random.randint(1, 8192), random.randint(1, 200)
+        yield case(heads, S, random.randint(1, 60), sms, on="random sizes with a small D", fresh=True)
+        yield case(heads, S, random.randint(70, 512), sms, on="random sizes with a large D", fresh=True)
 
 
 EXERCISE = Exercise(
-    task="Say how much faster fusing can make perfect kernels, and what limits the fused one.",
+    task="Count the cycles that an SM needs at least for products and exponentials, one after the other and both at once.",
     hints=(
-        "How long does one perfect kernel take that does `flops` and moves `moved` bytes? It loads and computes at the same time. But one "
-        "kernel starts after the other.",
-        "A perfect kernel takes max(flops / peak_flops, moved / bandwidth) seconds. Add these times up, divide by the time of the fused "
-        "kernel, which does all the FLOPs, and let the larger of its two times name the limit.",
+        "How many scores does one SM make? What does each of them cost the tensor cores, and what does it cost the other unit?",
+        "A score takes 4·D FLOPs, so 4·D / 4,096 cycles of the tensor cores, and 1 / 16 of a cycle for its exponential. Which of sum and "
+        "maximum tells how long two units take that wait for each other? And two that never wait?",
     ),
-    solution=gain_of_fusing,
-    reasoning="A perfect kernel takes the longer of two times. In a fused kernel all FLOPs go on while all bytes arrive, and there are fewer "
-    "bytes. So fusing helps until the arithmetic takes longer: from the ridge on the gain stops growing.",
+    solution=sm_cycles,
+    reasoning="Units that wait for each other take the sum of their times. Units that never wait take the longer of the two, as a perfect "
+    "kernel takes the longer of its FLOPs and its bytes. Every other kernel lies between.",
     inputs=inputs,
     truth=truth,
-    rule="a perfect kernel takes the longer of flops / peak_flops and bytes / bandwidth, and the kernels run one after another; the gain is "
-    "their time over the fused kernel's",
+    rule="a score takes 4·D FLOPs, at 4,096 a cycle, and one exponential, at 16 a cycle; each SM makes heads · S · S / sms of the scores; "
+    "units that wait take the sum of both times, units that don't the longer one",
     mistakes=MISTAKES,
-    adapt=in_two_words,
-    parts=("gain", "limit"),
+    parts=("in_series", "at_once"),
 )

@@ -40,6 +40,7 @@ MISTAKES = {
     "your fused kernel takes no time, or next to none: it still moves its other tensors, which takes bytes / bandwidth · 1e3 ms": (SAVED, "ms[a] + ms[b]"),
     "that is in seconds: asked are milliseconds": ("return best, saved[best]", "return best, saved[best] / 1e3"),
     "the times are in milliseconds, and bytes / bandwidth is in seconds": (" * 1e3", ""),
+    "divide and softmax move only S × S tensors: q, k, v and o belong to the products": ('"softmax", 2 * scores', '"softmax", 2 * scores + 2 * vectors'),
     "the vectors are missing: with q kᵀ a kernel reads q and k, and with p v it reads v and writes o": [
         ("2 * vectors + scores", "scores"), ("scores + 2 * vectors", "scores")],
     "o is written, too: with p v the fused kernel reads v and writes o": ("scores + 2 * vectors", "scores + vectors"),
