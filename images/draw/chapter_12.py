@@ -121,9 +121,9 @@ def draw_two_loops(ax: Axes) -> None:
             if step is not None:
                 moved = step in (0, 2, 7)
                 ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - (0.16 if rows is INSIDE else 0.08)), (mine[step] + BOX / 2, y + BOX / 2),
-                        color="black" if moved else DARK, linewidth=2.2 if moved else 1, linestyle="-" if moved else ":")  # fmt: skip
+                        color=tint(colour, 1) if moved else DARK, linewidth=2.8 if moved else 1, linestyle="-" if moved else ":")  # fmt: skip
     scale_to = inside_top + (0.85 + 4) * ROW + BOX / 2  # the scale goes with p
-    ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - 0.16), (mine[2] + BOX / 2, scale_to), color="black", linewidth=2.2)
+    ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - 0.16), (mine[2] + BOX / 2, scale_to), color="black", linewidth=2.8)
     note(ax, YOURS_AT, 7.65, "thick lines: what has moved; one dotted line for m and alpha, one for p and l; not drawn: 304 and 365")
 
 
