@@ -359,13 +359,13 @@ print(json.dumps(found))
     return of_a_kernel(kernel, course, code)
 
 
-def loop_order(kernel: Any) -> list[str]:
+def loop_order(kernel: Any, stages: int) -> list[str]:
     """What an iteration of a flash_forward_kernel's loop without a mask does by Ampere's mma.sync, in the order of its
-    PTX. fp16, D = 128, tiles of 128 rows and 32 keys, 4 warps, 2 stages, on an H200.
+    PTX. fp16, D = 128, tiles of 128 rows and 32 keys, 4 warps, on an H200.
 
     kernel: as forward_rows takes it.
     """
-    code = """
+    code = f"""
 import re, torch
 from fa_tutorial.tiles import TileConfig, heads
 
@@ -373,7 +373,7 @@ q, k, v, o, _, lse = compiling.inputs(torch.float16, 128)
 with compiling.compiling_for(90) as launched:
     kernel[(1,)](
         *map(heads, (q, k, v, o)), lse, *[compiling.HEADS] * 2, *[compiling.LENGTH] * 2, 128, 0.1,
-        IS_CAUSAL=False, BLOCK_D=128, **TileConfig(128, 32, 4, 2).launch(), arch="sm80")
+        IS_CAUSAL=False, BLOCK_D=128, **TileConfig(128, 32, 4, {stages}).launch(), arch="sm80")
 ptx = launched[-1][1].asm["ptx"]
 loop = re.search(r"(\\$L\\w+):.*?bra\\S*\\s+\\1;", ptx, re.DOTALL)[0]
 steps, products = [], iter(("q kᵀ", "p v"))
@@ -386,7 +386,7 @@ for step in re.findall(r"wait_group\\s+\\d+|commit_group|mma\\.sync|ex2", loop):
         steps.append("begin a copy")
     else:
         left = int(step.split()[1])
-        steps.append(f"wait until {left} copies are under way" if left else "wait for all copies")
+        steps.append(f"wait until {{left}} copies are left" if left else "wait for all copies")
 print(json.dumps(steps))
 """
     return of_a_kernel(kernel, forward.flash_forward_kernel, code)

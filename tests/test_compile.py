@@ -72,9 +72,10 @@ print(json.dumps(next(row.shared for row in compiling.compile_calls(90, [("", ca
     assert 228 * 1024 // (compiling.in_a_process(code) + 1024) == decode.PROGRAMS_PER_SM
 
 
-def test_with_two_stages_the_copies_by_mma_sync_begin_after_both_products():
-    order = ["wait for all copies", "q kᵀ", "softmax", "p v", "begin a copy", "begin a copy"]
-    assert compiling.loop_order(forward.flash_forward_kernel) == order
+@pytest.mark.parametrize(("stages", "waits"), [(2, "wait for all copies"), (3, "wait until 2 copies are left")])
+def test_the_copies_by_mma_sync_begin_after_both_products_and_with_three_stages_the_next_blocks_are_under_way(stages, waits):
+    order = [waits, "q kᵀ", "softmax", "p v", "begin a copy", "begin a copy"]
+    assert compiling.loop_order(forward.flash_forward_kernel, stages) == order
 
 
 @pytest.mark.slow

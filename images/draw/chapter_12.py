@@ -28,14 +28,16 @@ LINES = (
 KINDS = {"y": ("as in yours", "black", 0.85), "t": ("tiles, copies, waits", "blue", 0.45), "f": ("features", "orange", 0.6),
          "e": ("early exit", "green", 0.4), "d": ("declarations, closing brackets", "purple", 0.4),
          ".": ("comments and blank lines", "black", 0.06)}  # fmt: skip
-LOOPS = ((302, 375, "masked blocks"), (378, 429, "the others"))  # the two loops over blocks of keys
+# Its parts in their order: their first and last lines. The two loops go over blocks of keys.
+PARTS_OF_KERNEL = ((52, 91, "bounds"), (92, 128, "early exit"), (138, 245, "each thread's shares"), (250, 281, "first copies"),
+                   (302, 375, "loop with a mask"), (378, 429, "without"), (431, 494, "o and lse"))  # fmt: skip
 COUNTS = {"y": 62, "t": 136, "f": 51, "e": 30, "d": 15, ".": 150}  # as the page has them
 
 
-@image("12_kernel_lines.png", 2.6)
+@image("12_kernel_lines.png", 2.8)
 def draw_kernel_lines(ax: Axes) -> None:
     """The lines of FA2's forward kernel in their order, each in the colour of what it does."""
-    left, wide, top, high = 0.15, WIDTH - 0.3, 0.72, 0.55
+    left, wide, top, high = 0.15, WIDTH - 0.3, 0.92, 0.55
     per_line = wide / (AFTER - FIRST)
     letters = "".join(kind * int(times) for times, kind in re.findall(r"(\d+)(\D)", LINES))
     assert len(letters) == AFTER - FIRST and Counter(letters) == COUNTS
@@ -51,13 +53,13 @@ def draw_kernel_lines(ax: Axes) -> None:
     for line in (FIRST, *range(100, AFTER, 50)):
         ax.plot([at(line)] * 2, (top + high, top + high + 0.07), color="black", linewidth=1.0)
         write(ax, at(line), top + high + 0.19, f"{line}")
-    write(ax, at(154), 0.2, "flash_fwd_kernel.h, line by line", HEAD, weight="bold")
-    for first, last, name in LOOPS:
+    heading(ax, left, 0.2, "flash_fwd_kernel.h, line by line")
+    for first, last, name in PARTS_OF_KERNEL:
         bracket(ax, at(first), at(last + 1), top - 0.06)
         write(ax, at((first + last) // 2), top - 0.3, name)
     for n, (kind, (name, colour, share)) in enumerate(KINDS.items()):
         look = {"colour": colour, "share": share}
-        legend(ax, 1.85 + n // 3 * 0.4, (((0.15, 1.95, 5.2)[n % 3], look, f"{COUNTS[kind]} {name}"),))
+        legend(ax, 2.05 + n // 3 * 0.4, (((0.15, 1.95, 5.2)[n % 3], look, f"{COUNTS[kind]} {name}"),))
 
 
 SLOTS = ("one thread's share?", "for which copy or product", "where", "of which tensor", "transposed?")
@@ -119,22 +121,23 @@ def draw_two_loops(ax: Axes) -> None:
             if step is not None:
                 moved = step in (0, 2, 7)
                 ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - (0.16 if rows is INSIDE else 0.08)), (mine[step] + BOX / 2, y + BOX / 2),
-                        color="black" if moved else DARK, linewidth=2.2 if moved else 1, linestyle="-" if moved else ":")  # fmt: skip
+                        color=tint(colour, 1) if moved else DARK, linewidth=2.8 if moved else 1, linestyle="-" if moved else ":")  # fmt: skip
     scale_to = inside_top + (0.85 + 4) * ROW + BOX / 2  # the scale goes with p
-    ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - 0.16), (mine[2] + BOX / 2, scale_to), color="black", linewidth=2.2)
+    ax.plot((YOURS_AT + MINE + 0.05, THEIRS_AT - 0.16), (mine[2] + BOX / 2, scale_to), color="black", linewidth=2.8)
     note(ax, YOURS_AT, 7.65, "thick lines: what has moved; one dotted line for m and alpha, one for p and l; not drawn: 304 and 365")
 
 
 # A schedule -> how long the work waits after p v, and its copies: the place of each (k above v), its beginning in steps, its block.
 SCHEDULES = (
     ("FA2", 0.0, ((1, 0.0, "v[n]"), (0, 1.0, "k[n − 1]"), (1, 3.0, "v[n − 1]"), (0, 4.0, "k[n − 2]"))),
-    ("yours", 0.85, ((0, 3.0, "k[n + 1]"), (1, 3.0, "v[n + 1]"))),
+    ("yours,\n2 stages", 0.85, ((0, 3.0, "k[n + 1]"), (1, 3.0, "v[n + 1]"))),
+    ("yours,\n3 stages", 0.0, ((0, 0.0, "k[n + 1]"), (1, 0.0, "v[n + 1]"), (0, 3.0, "k[n + 2]"), (1, 3.0, "v[n + 2]"))),
 )
 
 
-@image("12_schedules.png", 2.83)
+@image("12_schedules.png", 3.95)
 def draw_schedules(ax: Axes) -> None:
-    """Two iterations of two schedules: which work hides which copy, and where the warps wait for one. Not to scale."""
+    """Two iterations of three schedules: which work hides which copy, and where the warps wait for one. Not to scale."""
     left, wide, long, lane = 1.75, 1.03, 0.85, 0.26
     for n, (name, idle, copies) in enumerate(SCHEDULES):
         top = 0.2 + n * 1.12
@@ -146,7 +149,7 @@ def draw_schedules(ax: Axes) -> None:
         for below, begin, text in copies:
             colour, share = (("orange", 0.8), ("green", 0.6))[below]
             box(ax, left + begin * wide, top + 0.44 + below * lane, long * wide, lane, text, colour, share=share)
-    legend(ax, 2.6, (
+    legend(ax, 3.72, (
         (0.1, {"colour": "sky", "share": 0.5}, "block n, and the next one"),
         (3.3, {"colour": "orange", "share": 0.8}, "copy of k"),
         (4.95, {"colour": "green", "share": 0.6}, "copy of v"),
@@ -154,27 +157,38 @@ def draw_schedules(ax: Axes) -> None:
     ))  # fmt: skip
 
 
-# What the products read in their order, without barrier 306: who multiplies, what, and both halves of the buffer, with what comes of it.
-WITHOUT_306 = (("first warp", "q kᵀ of block 2", ("k[2]", ""), "the other half isn't there yet"),
-               ("second warp", "q kᵀ of block 2", ("k[2]", "k[2]"), ""), ("first warp", "p v of block 2", ("v[2]", "v[2]"), ""),
-               ("first warp", "q kᵀ of block 1", ("k[1]", "k[2]"), "the other half is still the old one"),
-               ("second warp", "p v of block 2", ("v[1]", "v[2]"), "the first warp's copy came too early"))  # fmt: skip
+# A barrier -> what the first products read without it, in their order: who multiplies, what, and both halves of the buffer, with what is
+# wrong with them.
+LOST = {
+    306: (("first warp", "q kᵀ of block 2", ("k[2]", ""), "the other half isn't there yet"),
+          ("second warp", "q kᵀ of block 2", ("k[2]", "k[2]"), ""),
+          ("first warp", "p v of block 2", ("v[2]", "v[2]"), ""),
+          ("first warp", "q kᵀ of block 1", ("k[1]", "k[2]"), "the other half is still the old one"),
+          ("second warp", "p v of block 2", ("v[1]", "v[2]"), "the first warp's copy came too early")),
+    333: (("first warp", "q kᵀ of block 2", ("k[2]", "k[2]"), ""),
+          ("first warp", "p v of block 2", ("v[2]", ""), "the other half isn't there yet"),
+          ("second warp", "q kᵀ of block 2", ("k[1]", "k[2]"), "the first warp's copy came too early")),
+}  # fmt: skip
 
 
-@image("12_lost_barrier.png", 2.75)
+@image("12_lost_barrier.png", 4.2)
 def draw_lost_barrier(ax: Axes) -> None:
-    """The first products of two warps without barrier 306, and what each half of the buffer that they read holds then."""
-    for x, name in ((0.1, "who"), (1.45, "computes"), (3.3, "from a tile's halves"), (5.65, "what is wrong")):
-        heading(ax, x, 0.2, name)
-    for n, (who, what, halves, harm) in enumerate(WITHOUT_306):
-        y = 0.45 + n * 0.46
-        note(ax, 0.1, y + 0.18, who, BODY)
-        note(ax, 1.45, y + 0.18, what, BODY)
-        for half, text in enumerate(halves):
-            look = {"colour": "orange" if what.startswith("q") else "green", "share": 0.5 if text else 0.0}
-            box(ax, 3.3 + 1.1 * half, y, 1.1, 0.36, text or "NaN", **look)
-        if harm:
-            note(ax, 5.65, y + 0.18, harm)
+    """The first products of two warps without each barrier, and what each half of the buffer that they read holds then."""
+    y = 0.2
+    for barrier, products in LOST.items():
+        for x, name in ((0.1, f"without {barrier}"), (1.55, "computes"), (3.4, "from a tile's halves"), (5.75, "what is wrong")):
+            heading(ax, x, y, name)
+        y += 0.25
+        for who, what, halves, harm in products:
+            note(ax, 0.1, y + 0.16, who, BODY)
+            note(ax, 1.55, y + 0.16, what, BODY)
+            for half, text in enumerate(halves):
+                look = {"colour": "orange" if what.startswith("q") else "green", "share": 0.5 if text else 0.0}
+                box(ax, 3.4 + 1.1 * half, y, 1.1, 0.32, text or "NaN", **look)
+            if harm:
+                note(ax, 5.75, y + 0.16, harm)
+            y += 0.41
+        y += 0.25
 
 
 SHARED_ROWS, THREADS, MARKED = (0, 1, 2, None, 15, 16, 17, 18), 128, 0  # None: rows that aren't drawn; whose pieces are marked
@@ -471,7 +485,7 @@ def draw_fa4_warps(ax: Axes) -> None:
     arrow(ax, (left + 3 * part, 4.7), (left + 3 * part, 4.4))
     write(ax, left + 1.75 * part, 4.88, "alpha, through shared memory")
     arrow(ax, (left + 3.5 * part, 4.4), (left + 3.5 * part, 4.95))
-    write(ax, left + 3.5 * part, 5.13, "after the last block: o, lse")
+    write(ax, left + 4 * part - 0.1, 5.13, "after the last block: lse, and o to warp 14", ha="right")
     notes(
         ax,
         0.1,

@@ -1,7 +1,22 @@
+import math
+
+import torch
 from edits import edit
 
 FIRST_MAX = "    if is_first:\n        new_max = s.amax(dim=1)\n    else:\n        new_max = torch.maximum(row_max, s.amax(dim=1))\n"
 P = "torch.exp2(s * scale_log2 - (safe * scale_log2)[:, None])"
+
+
+def lagging_step_that_forgets_the_old_shift(s, shift, l, threshold):
+    """FA4's lines with a line 136 that doesn't take in row_max_old: a block that a row can't see moves its shift to −∞."""
+    m = s.max(1).values
+    safe = torch.where(m == -math.inf, 0.0, m)
+    power = (shift - safe) * math.log2(math.e)
+    keeps = power >= -threshold
+    new, ref = torch.where(keeps, shift, m), torch.where(keeps, shift, safe)
+    alpha = torch.where(keeps, 1.0, torch.exp2(power))
+    p = torch.exp(s - ref[:, None])
+    return p, new, alpha * l + p.sum(1), alpha
 
 
 WRONG_ANSWERS = (
@@ -97,6 +112,8 @@ WRONG_ANSWERS = (
     edit("12.5", "a wait for one before p v", ('        "gemm p v",\n        "warpgroup_wait<1>",  # p v, issued last, may be under way\n',
          '        "warpgroup_wait<1>",\n        "gemm p v",\n'), told="warpgroup_wait<1> waits for nothing there: it waits until at most 1 are under way"),
     edit("12.5", "a wait for one twice", ("warpgroup_wait<0>", "warpgroup_wait<1>"), told="warpgroup_wait<1> waits for nothing there"),
+    edit("12.5", "one wait", ('        "warpgroup_wait<0>",\n', ""), told="has 1 wait: two are needed, one for q kᵀ and one for p v"),
+    edit("12.5", "one wait for both", ("warpgroup_wait<1>", "warpgroup_wait<0>"), ('        "warpgroup_wait<0>",\n', ""), told="has 1 wait: two are needed"),
     edit("12.5", "no release", ('        "release k",\n', ""), told="there is no release k"),
     edit("12.5", "released twice", ('        "rescale_o",\n', '        "rescale_o",\n        "release v",\n'), told="release v stands there 2 times"),
     edit("12.5", "three waits", ('        "rescale_o",\n', '        "rescale_o",\n        "warpgroup_wait<0>",\n'), told="has 3 waits: two are enough"),
@@ -122,6 +139,7 @@ WRONG_ANSWERS = (
     edit("12.6", "alpha before l", ("alpha * l + p.sum(dim=-1), alpha", "alpha, alpha * l + p.sum(dim=-1)"), told="l and alpha are swapped"),
     edit("12.6", "rows that keep their shift together", ("torch.where(moves, m, shift)", "torch.where((~moves).any(), shift, m)"),
          told="no row moves unless all of them do"),
+    ("12.6", lagging_step_that_forgets_the_old_shift, "a row that sees none of a block's keys keeps its shift"),
     edit("12.7", "Python's division", ("    if 32 + diagonal > 0:\n        return []", "    n_block = min(-(-S_k // 16), (32 + diagonal + 15) // 16) - 1\n    if n_block >= 0:\n        return []"),
          ("row + diagonal >= -16", "any(key <= row + diagonal for key in range(16 * n_block, 0))"), told="so n_block is −1, never −2"),
     edit("12.7", "a number", ("    diagonal =", "    return 16\n    diagonal ="), told="returns 16, want a list of whole numbers"),

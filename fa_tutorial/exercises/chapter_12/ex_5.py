@@ -76,6 +76,8 @@ def valid(step):
             raise Wrong(f"{call} stands there {times} times: a buffer is given back once a step" if times else never)
     if (waits := len(step) - len(GIVEN) - 2) > 2:
         raise Wrong(f"has {waits} waits: two are enough")
+    if waits < 2:
+        raise Wrong(f"has {waits or 'no'} wait{'s' * (waits != 1)}: two are needed, one for q kᵀ and one for p v")
     return list(step)
 
 

@@ -96,6 +96,10 @@ def inputs():
     yield step(
         s, [-INF, 2.0, -INF], [0.0, 1.0, 0.0], 8.0, edge="hidden", otherwise=dict.fromkeys(RULES, hidden) | {"alpha": RULES["alpha"]}
     )
+    keeps = (
+        "a row that sees none of a block's keys keeps its shift, and alpha is 1: the maximum takes in the old shift, however low that is"
+    )
+    yield step([[-INF, -INF], [-30.0, -INF]], [-30.0, -30.0], [1.4, 1.4], 8.0, edge="hidden", otherwise=keeps)
 
 
 EXERCISE = Exercise(
