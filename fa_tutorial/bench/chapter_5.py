@@ -25,12 +25,12 @@ WORK = {
 
 
 def show_one_loop(card: dict) -> None:
-    """Print the times of naive attention, of one loop that masks each tile, and of two, for 16,384 tokens. card:
-    results.load's."""
+    """Print the times of naive attention, of one loop that masks each tile, and of two, for one sequence of
+    16,384 tokens. card: results.load's."""
     cases = [{"D": D, "is_causal": is_causal, "S_q": 16_384} for D in (64, 128) for is_causal in (False, True)]
     naive = [results.select(card["rows"], provider="naive", H_q=2_048 // case["D"], **case, **LAYER) for case in cases]
-    print("stored, H200: 16,384 tokens, ms      D = 64, 32 heads   D = 128, 16 heads")
-    print("                                      full     causal     full     causal")
+    print("stored, H200: 1 sequence, S = 16,384  D = 64, 32 heads   D = 128, 16 heads")
+    print("ms                                    full     causal     full     causal")
     ways = {"naive attention": naive}
     for loops, name in {"one": "one loop, all tiles masked", "two": "your two loops"}.items():
         ways[name] = [results.select(card["kernels"], kernel="loops", provider=loops, **case) for case in cases]
@@ -111,39 +111,33 @@ def count_loop(kernel: Any, D: int) -> tuple[float, float]:
     return softmax, every
 
 
-def busy_share(row: Mapping[str, Any]) -> float:
-    """In which share of an SM's cycles its tensor cores multiply, in %."""
-    return 100 * row["tflops"] * row["ms"] * 1e9 / (row["cycles"] * 132 * 4096)
-
-
-def measured_limits(card: dict, yours: tuple, cudnn: tuple) -> dict[str, tuple[tuple, Mapping[str, Any]]]:
-    """Exercise 5.9's limits at D = 128, in %, and the stored measurement beside them, by the kernel's name."""
+def stored_cycles(card: dict) -> dict[str, tuple[int, float]]:
+    """An SM's cycles in a call of full attention at D = 128 (4 sequences of 4,096 tokens, 16 heads), and its ms: of
+    yours, and of cuDNN. card: results.load's."""
     tile = TILES[128]
     words = f"{tile.block_m}x{tile.block_n}, {tile.num_warps} warps"
-
-    def row(**case: str) -> Mapping[str, Any]:
-        return results.select(card["kernels"], D=128, is_causal=False, **case).iloc[0]
-
-    three, four = (row(kernel="forward_tile", provider=f"{words}, {stages} stages") for stages in (3, 4))
-    return {
-        "yours, 4 stages: room for one program": (yours, four),
-        "yours, 3 stages: room for two": (yours, three),
-        "cuDNN, if it has 4 instructions": (cudnn, row(kernel="step", provider="sdpa_cudnn")),
+    ways = {
+        "yours, 4 stages: room for one": {"kernel": "forward_tile", "provider": f"{words}, 4 stages"},
+        "yours, 3 stages: room for two": {"kernel": "forward_tile", "provider": f"{words}, 3 stages"},
+        "cuDNN": {"kernel": "step", "provider": "sdpa_cudnn"},
     }
+    rows = {name: results.select(card["kernels"], D=128, is_causal=False, **way).iloc[0] for name, way in ways.items()}
+    return {name: (int(row["cycles"]), float(row["ms"])) for name, row in rows.items()}
 
 
-def show_limits(card: dict, yours: tuple, cudnn: tuple) -> None:
-    """Print in which share of an SM's cycles tensor cores are busy, and could be. yours, cudnn: 5.9's limits, in %."""
-    print("D = 128, % of an SM's cycles             busy   in series  in turns  at once      GHz    ms")
-    for name, (limits, row) in measured_limits(card, yours, cudnn).items():
+def show_limits(busy: dict[str, float], yours: tuple, cudnn: tuple) -> None:
+    """Print in which share of an SM's cycles tensor cores are busy, and could be. busy: (5.4), in %, for stored_cycles'
+    names. yours, cudnn: 5.9's limits, in %."""
+    print("D = 128, % of an SM's cycles       busy   in series  in turns  at once")
+    for name, share in busy.items():
+        words, limits = (f"{name}, if it has 4 instructions", cudnn) if name == "cuDNN" else (name, yours)
         in_series, in_turns, at_once = limits
-        most = f"{in_series:9.0f} {in_turns:9.0f} {at_once:8.0f}"
-        print(f"{name:38} {busy_share(row):6.0f}   {most} {row['cycles'] / row['ms'] / 1e6:8.2f} {row['ms']:5.2f}")
+        print(f"{words:32} {share:6.0f}   {in_series:9.0f} {in_turns:9.0f} {at_once:8.0f}")
 
 
-def draw_limits(card: dict, yours: tuple, cudnn: tuple) -> None:
+def draw_limits(busy: dict[str, float], yours: tuple, cudnn: tuple) -> None:
     """Draw show_limits' shares: a line for each of the two kernels, with its three limits."""
-    one, two, peer = measured_limits(card, yours, cudnn).values()
+    one, two, peer = busy.values()
     _, ax = plt.subplots(figsize=(9, 2.9))
     for y, limits in ((1, cudnn), (0, yours)):
         ax.plot([0, 100], [y, y], color=GREY, linestyle="-", linewidth=1, zorder=1)
@@ -151,15 +145,13 @@ def draw_limits(card: dict, yours: tuple, cudnn: tuple) -> None:
             ax.plot([at, at], [y - 0.17, y + 0.17], color="black", linestyle="-", linewidth=2, zorder=2)
             ax.text(at, y + 0.22, what, ha=ha, va="bottom", fontsize="small")
     marks = ((1, peer, "C0", "full", "center", ""), (0, two, "C0", "full", "left", "\nroom for two"))
-    for y, (_, row), colour, fill, ha, about in (*marks, (0, one, "C1", "none", "right", "\nroom for one")):
-        busy = busy_share(row)
-        ax.plot(busy, y, "D" if about.endswith("one") else "o", color=colour, fillstyle=fill, markersize=9, zorder=3)
-        ax.text(busy, y - 0.22, f"{busy:.0f}{about}", ha=ha, va="top", color=colour, fontsize="small")
-    start, end = (busy_share(row) for _, row in (one, two))
-    ax.annotate("", (end - 1, 0), (start + 1, 0), arrowprops={"arrowstyle": "-|>", "color": "black", "linewidth": 1.5})
+    for y, share, colour, fill, ha, about in (*marks, (0, one, "C1", "none", "right", "\nroom for one")):
+        ax.plot(share, y, "D" if about.endswith("one") else "o", color=colour, fillstyle=fill, markersize=9, zorder=3)
+        ax.text(share, y - 0.22, f"{share:.0f}{about}", ha=ha, va="top", color=colour, fontsize="small")
+    ax.annotate("", (two - 1, 0), (one + 1, 0), arrowprops={"arrowstyle": "-|>", "color": "black", "linewidth": 1.5})
     ax.set(xlim=(0, 101), ylim=(-0.8, 1.6), xlabel="tensor cores busy, % of an SM's cycles")
-    ax.set_title("D = 128, full attention on an H200, S = 4,096: measured, and the three limits")
-    ax.set_yticks((1, 0), ("cuDNN", "yours"))
+    ax.set_title("D = 128, full attention on an H200, S = 4,096: measured (5.4), and the three limits")
+    ax.set_yticks((1, 0), ("cuDNN, if it has\n4 instructions", "yours"))
     ax.tick_params(axis="y", length=0)
     ax.spines["left"].set_visible(False)
     ax.grid(axis="y", visible=False)

@@ -446,7 +446,7 @@ def draw_loop(ax: Axes) -> None:
     arrow(ax, (x_out, y_acc), (x_o, y_acc))
 
 
-@image("05_kinds_of_work.png", 4.85)
+@image("05_kinds_of_work.png", 5.65)
 def draw_kinds_of_work(ax: Axes) -> None:
     """640 cycles of an SM at D = 128, with 12 instructions for a score's softmax and 5 others: in series, in turns, and at once."""
     left, window = 1.75, 640  # two tiles in series
@@ -486,4 +486,42 @@ def draw_kinds_of_work(ax: Axes) -> None:
                 begin += max(sum(cycles for cycles, *_ in works) for works in step.values())
     words = {"softmax": (0.1, "instructions of the softmax"), "other": (3.1, "other instructions, as for loads")}
     entries = [(x, dict(zip(("colour", "share"), looks[kind], strict=True)), text) for kind, (x, text) in words.items()]
-    legend(ax, 4.55, (*entries, (6.5, {}, "idle")))
+    for at in range(0, window + 1, 128):
+        x = left + at * cycle
+        ax.plot([x, x], [4.36, 4.46], color="black", linewidth=1.2)
+        write(ax, x, 4.6, str(at))
+    note(ax, 0.1, 4.6, "cycles of an SM")
+    legend(ax, 4.97, (*entries, (6.5, {}, "idle")))
+    note(ax, 0.1, 5.4, "to scale: tiles of 1,024 scores at D = 128; a score takes 12 instructions for its softmax, and 5 others")
+
+
+@image("05_two_programs.png", 3.2)
+def draw_two_programs(ax: Axes) -> None:
+    """The tiles of one program on an SM, which waits, and of two, each of which works while the other waits: to scale, by (5.4) and the stored
+    cycles at D = 128. In which order two programs work is drawn, not measured."""
+    left, window, work = 1.75, 896, 320  # cycles; a tile of 1,024 scores in series, as in 05_kinds_of_work.png
+    cycle = 7.1 / window
+    one, two = 128 / 0.2905, 2 * 128 / 0.4275  # of the program's tile, whose products take 128, from busy
+    lanes = (("room for one", "program", 0.45, 0, one), ("room for two", "program 1", 1.35, 0, two), ("", "program 2", 1.65, -two / 2, two))
+    for name, program, y, begin, every in lanes:
+        if name:
+            note(ax, 0.1, y - 0.2, name, BODY, weight="bold")
+        note(ax, 0.1, y + 0.13, program)
+        box(ax, left, y, window * cycle, 0.26)
+        while begin < window:
+            start, stop = max(begin, 0), min(begin + work, window)
+            if stop > start:
+                text = f"works: {work} cycles" if stop - start == work else ""
+                box(ax, left + start * cycle, y, (stop - start) * cycle, 0.26, text, "green", share=0.4)
+            if begin + every <= window:
+                write(ax, left + (stop + begin + every) / 2 * cycle, y + 0.13, f"waits: {every - work:.0f}")
+            begin += every
+    for at in range(0, window, 128):
+        x = left + at * cycle
+        ax.plot([x, x], [2.02, 2.12], color="black", linewidth=1.2)
+        write(ax, x, 2.26, str(at))
+    note(ax, 0.1, 2.26, "cycles of an SM")
+    notes(ax, 0.1, 2.65, (
+        "to scale, for tiles of 1,024 scores at D = 128: a tile in series takes 320 cycles, 128 of them for products",
+        f"by (5.4) one program needs 128 / 0.29 = {one:.0f} cycles for a tile, and two need 2 · 128 / 0.43 = {two:.0f} for two",
+    ))  # fmt: skip

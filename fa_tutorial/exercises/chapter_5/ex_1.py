@@ -49,6 +49,8 @@ MISTAKES = {
     "batch and head are exchanged: pid // row_blocks is b · H + h, so // H gives b and % H gives h": ("b, h = batch", "h, b = batch"),
     f"x is read as if it were contiguous: {RULE}, and a view's heads and rows may be anywhere": [
         ("x.strides[0]", "H * S * D"), ("x.strides[1]", "S * D"), ("x.strides[2]", "D"), ("x.strides[3]", "1")],
+    f"rows and columns of x are read as if its heads were contiguous: {RULE}, and x has any strides": [
+        ("x.strides[2]", "D"), ("x.strides[3]", "1")],
     f"a tile of out has BLOCK_M · BLOCK_D elements, not BLOCK_M · D: {PLACE}": (STORE.split(" + offs_d")[0], (
         "tl.store(out_ptr + pid * BLOCK_M * D + tl.arange(0, BLOCK_M)[:, None] * BLOCK_D")),
     "only the elements of x are stored: store the whole tile, zeros too, for only the load needs a mask": (STORE, STORE + ", mask=mask"),

@@ -60,6 +60,10 @@ MISTAKES = {
     "p is divided by l in the loop, where l still grows with each later tile: divide once, after the loop": [
         (ACC, ACC.replace("p.to(", "(p / l[:, None]).to(")), ("acc / l[:, None], b", "acc, b")],
     "the last tile is left out: range ends before its second argument, so that is S_k": ("range(0, S_k, BLOCK_N)", "range(0, S_k - BLOCK_N, BLOCK_N)"),
+    "the loop always takes two tiles, however many keys there are: it ends at S_k": ("range(0, S_k, BLOCK_N)", "range(0, 2 * BLOCK_N, BLOCK_N)"),
+    "the loop ends at S_q, and keys end at S_k": ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"),
+    "k's tile ends at S_q, and k has S_k rows": ("load_tile(k, b, h, start_n, S_k", "load_tile(k, b, h, start_n, S_q"),
+    "v's tile ends at S_q, and v has S_k rows": ("load_tile(v, b, h, start_n, S_k", "load_tile(v, b, h, start_n, S_q"),
     "v's tile never moves: it starts at start_n, as k's does": ("load_tile(v, b, h, start_n", "load_tile(v, b, h, 0"),
     "only the last tile counts: m must carry over to the next iteration, and l and acc with it": (LAST, ""),
 }  # fmt: skip

@@ -19,6 +19,7 @@ SPLIT = "programs count query heads: pid // row_blocks is b · H_q + h"
 NATURAL = "lse = m + log l"
 LSE, KEY_HEAD, LSE_PTR = "m + tl.log(l_or_one)", "h // (H_q // H_k)", "batch_head.to(tl.int64) * S_q + offs_m"
 MISTAKES = {
+    f"m and l are in each other's place: {NATURAL}": (LSE, "l + tl.log(m)"),
     f"l is added without its logarithm: {NATURAL}": (LSE, "m + l_or_one"),
     "m is natural, but l's logarithm is in base 2: tl.log, or tl.log2 divided by log2(e)": (LSE, "m + tl.log2(l_or_one)"),
     "lse is rounded to fp16: store the float32 number": (LSE, f"({LSE}).to(tl.float16)"),

@@ -152,8 +152,9 @@ EXERCISE = Exercise(
         "1 < H_k < H_q; F a row that sees no key: the mask with S_q > S_k, or S_k = 0.",
     ),
     solution=review_inputs,
-    reasoning="Each line is right wherever two things happen to be equal: q's strides and k's, S_q and a multiple of BLOCK_M, S_q and S_k. An "
-    "input that makes one such pair unequal, and leaves the others equal, tells which line is wrong.",
+    reasoning="Each line is right under a condition: k is laid out as q; S_q is a multiple of BLOCK_M; S_k is one of BLOCK_N; S_q = S_k, or there "
+    "is no mask; one key head, or as many as query heads; every row sees a key. An input that breaks one of them, and keeps the others, tells "
+    "which line is wrong.",
     inputs=inputs,
     truth=lambda: "",
     rule="each input must catch its own kernel, and no other",
