@@ -392,37 +392,6 @@ print(json.dumps(steps))
     return of_a_kernel(kernel, forward.flash_forward_kernel, code)
 
 
-def masked_shared_bytes(masks: dict[str, tuple[Any, tuple]], D: int) -> dict[str, int]:
-    """Bytes of shared memory that a block of chapter 10's forward takes on an H200 in fp16, by a mask's name.
-
-    masks: name -> (a mask mod, its aux, a NamedTuple or a plain one), with torch.int32 in place of a tensor with a
-    number for each query or key.
-    """
-    of_mods = [
-        (source_of(mod), mod.fn.__name__, [repr(x) for x in aux], getattr(aux, "_fields", None))
-        for mod, aux in masks.values()
-    ]
-    code = f"""
-from collections import namedtuple
-from functools import partial
-import torch
-from fa_tutorial import compiling
-from fa_tutorial.source import defined
-from fa_tutorial.variants import forward, mods
-from fa_tutorial.variants.tile_lists import BlockMask
-
-q, k, v, *_ = compiling.inputs(torch.float16, {D})
-numbers, calls = torch.empty(compiling.LENGTH, dtype=torch.int32, device="meta"), []
-for text, name, aux, fields in {of_mods!r}:
-    mod, aux = defined(text, vars(mods))[name], tuple(numbers if x == "torch.int32" else eval(x) for x in aux)
-    aux = namedtuple("Aux", fields)(*aux) if fields else aux
-    mask = BlockMask(mod, aux, 1, 1, *[compiling.LENGTH] * 2, q.device)
-    calls.append((name, partial(forward.variant_forward, q, k, v, mods.Mods(mask=mod), aux, mask)))
-print(json.dumps([row.shared for row in compiling.compile_calls(90, calls) if row.kernel.endswith("forward_kernel")]))
-"""
-    return dict(zip(masks, in_a_process(code), strict=True))
-
-
 def scored_loops(scores: dict[str, Any], D: int) -> dict[str, list[int]]:
     """[instructions, of them MUFU] in the whole tiles' loop of chapter 10's causal forward on an H200 in fp16, by a
     score's name.

@@ -643,8 +643,8 @@ def _truth_of(block: Any, truth: Callable) -> bool:
     caller = sys._getframe(2).f_globals.get("__name__", "")
     if block.handle.data.size > 1 and not caller.startswith("triton."):
         raise Wrong(
-            "a block has no single truth value: join masks by &, not by `and`, which a chain a < b < c holds too, with each comparison in "
-            "brackets, because & binds closer than <: (a < M) & (b < N)"
+            "put each comparison in brackets, and join masks by &, not by `and`: (a < M) & (b < N). A block has no single truth value, which "
+            "`and` asks for, and so does a chain: a < b < c, or a < b & c < d without brackets, because & binds closer than <"
         )
     return truth(block)
 

@@ -218,40 +218,45 @@ def draw_two_directions(ax: Axes) -> None:
     legend(ax, 4.2, ((left, LOOKS["mixed"], "mixed"), (left + 1.4, LOOKS["whole"], "whole"), (left + 2.8, {}, "skipped")))
 
 
-@image("10_shared_memory.png", 4.75)
-def draw_shared_memory(ax: Axes) -> None:
-    """An SM's shared memory with two programs at D = 128, by two masks, to scale, and the KiB before each q, enlarged."""
-    left, tall, wide, sm = 1.35, 0.55, 7.1, 233_472
-    inch = wide / sm
-    tile, kib = 16_384, 1024
-    barriers, numbers = {"colour": "purple", "share": 0.45}, {"colour": "yellow", "share": 0.6}
-    for y, mask, extra in ((0.55, "by first key", 0), (3.0, "by number", 56)):
-        size = 6 * tile + kib + tile + extra + kib
-        over = 2 * size - sm
-        fits = f"two need {over} bytes too many" if over else f"two fill the SM's {sm:,}"
-        note(ax, left, y - 0.25, f"{size - kib:,} bytes, and 1,024 reserved (hatched): {fits}", BODY)
-        write(ax, left - 0.12, y + tall / 2, mask, BODY, ha="right", weight="bold")
-        for program in range(2):
-            x, fits_in = left + program * size * inch, not (over and program)
-            for place, name in enumerate("kkkvvv"):
-                look = {"colour": {"k": "orange", "v": "green"}[name], "share": 0.3 if fits_in else 0.08}
-                box(ax, x + place * tile * inch, y, tile * inch, tall, name, **look)
-            gap = x + 6 * tile * inch
-            box(ax, gap, y, kib * inch, tall, **(numbers if extra else barriers))
-            box(ax, gap + kib * inch, y, tile * inch, tall, "q", "blue", share=0.3 if fits_in else 0.08)
-            box(ax, gap + (kib + tile) * inch, y, (kib + extra) * inch, tall, hatch=MASKED)
-        outline(ax, left, y, wide, tall)
-        zoom, gap = y + tall + 0.55, left + 6 * tile * inch
-        start, scale = left + 0.3, 3.6 / kib  # inches a byte, enlarged
-        for here, there in ((gap, start), (gap + kib * inch, start + kib * scale)):
-            ax.plot([here, there], [y + tall, zoom], color=GREY, linewidth=1, linestyle=":")
-        write(ax, start - 0.12, zoom + 0.2, "v", ha="right")
-        used, look = (512, numbers) if extra else (56, barriers)
-        box(ax, start, zoom, used * scale, 0.4, "512: keys' numbers" * bool(extra), **look)
-        box(ax, start + used * scale, zoom, (kib - used) * scale, 0.4, f"{kib - used} bytes empty")
-        after = start + kib * scale
-        box(ax, after, zoom, 1.3, 0.4, "q …", "blue")
-        if extra:
-            box(ax, after + 1.3, zoom, 56 * scale, 0.4, **barriers)
-        place = (after + 1.4 + 56 * scale, zoom + 0.2) if extra else (start, zoom + 0.58)
-        note(ax, *place, "56 bytes of barriers")
+# (a tensor, where a variant enters it, that place's colour as in LOOP), in the order in which they are computed
+FORWARD = (
+    ("s = scale · q kᵀ", "", None),
+    ("s′ = f(s)", "the score: f", "yellow"),
+    ("p = exp(s′ − lse)", "mask; the sink in lse", "purple"),
+    ("z ∘ p", "dropout: z", "green"),
+    ("o = (z ∘ p) v", "", None),
+)
+BACKWARD = (
+    ("ds = ds′ ∘ f′(s)", "the score: f′", "yellow"),
+    ("ds′ = p ∘ (dp − delta)", "p from the same lse", "purple"),
+    ("dp = z ∘ (do vᵀ)", "dropout: the same z", "green"),
+)
+
+
+@image("10_there_and_back.png", 4.2)
+def draw_there_and_back(ax: Axes) -> None:
+    """The forward from s to o, and the backward from do to ds, with the place at which each variant enters."""
+    wide, tall, gap, left = 1.58, 0.5, 0.21, 0.12
+    heading(ax, left, 0.25, "forward")
+    top = 0.95
+    for place, (words, who, colour) in enumerate(FORWARD):
+        x = left + place * (wide + gap)
+        box(ax, x, top, wide, tall, words, colour, share=0.45 if colour else 0.0)
+        write(ax, x + wide / 2, top - 0.2, who)
+        if place:
+            arrow(ax, (x - gap + 0.02, top + tall / 2), (x - 0.02, top + tall / 2))
+    heading(ax, left, 1.95, "backward")
+    below, broad, room = 2.65, 2.05, 0.26
+    for place, (words, who, colour) in enumerate(BACKWARD):
+        x = left + place * (broad + room)
+        box(ax, x, below, broad, tall, words, colour, share=0.45)
+        write(ax, x + broad / 2, below - 0.2, who)
+        arrow(ax, (x + broad + room - 0.02, below + tall / 2), (x + broad + 0.02, below + tall / 2))
+    end = left + 3 * (broad + room)
+    box(ax, end, below, 9 - left - end, tall, "do, and delta = do · o")
+    under = below + tall + 0.4
+    sink, dv = left + broad + room, end - 0.2
+    box(ax, sink, under, 2.6, tall, "dsink = −Σ p_sink · delta", "purple", share=0.45)
+    arrow(ax, (sink + broad / 2, below + tall + 0.02), (sink + broad / 2, under - 0.02))
+    box(ax, dv, under, 9 - left - dv, tall, "dv = (z ∘ p)ᵀ do", "green", share=0.45)
+    arrow(ax, (end + 0.85, below + tall + 0.02), (end + 0.85, under - 0.02))

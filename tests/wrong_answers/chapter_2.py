@@ -120,7 +120,7 @@ WRONG_ANSWERS = (
          told="element (r, c) of x lies at r · stride_xr + c · stride_xc"),
     edit("2.4", "mask without brackets",
          ("(offs_r[:, None] < rows) & (offs_c[None, :] < cols)", "offs_r[:, None] < rows & offs_c[None, :] < cols"),
-         told="with each comparison in brackets, because & binds closer than <", gpu="does not run"),
+         told="put each comparison in brackets", gpu="does not run"),
     edit("2.4", "transpose of the addresses",
          ("offs_c[None, :] * stride_or + offs_r[:, None]", "offs_c[:, None] * stride_or + offs_r[None, :]"),
          told="(for out, only the strides change): x of shape (2, 8)"),

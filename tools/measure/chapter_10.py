@@ -1,5 +1,5 @@
-"""Chapter 10: each variant beside FlexAttention, compiled, and chapter 8's causal kernel, in turns; what a loop without
-the mask saves, and what a soft cap costs.
+"""Chapter 10: each variant beside FlexAttention, compiled, and chapter 8's causal kernel, in turns; what lists of tiles
+cost and save, and what a soft cap costs.
 
 FlexAttention's block mask and the documents' are made once, outside of what is timed; packed rows find their tiles in
 every call.
@@ -19,11 +19,16 @@ from fa_tutorial.bench.chapter_10 import documents
 from fa_tutorial.bench.measure import call_of
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, timed_in_turns
+from fa_tutorial.source import defined, edited, source_of
+from fa_tutorial.tiles import TileConfig
+from fa_tutorial.tuned.forward import flash_forward
 from fa_tutorial.variants import attention_with, make_block_mask, mods
+from fa_tutorial.variants import forward as variant_kernels
 from fa_tutorial.variants.forward import CONFIGS, tl, triton
 from measure.turns import in_turns
 
 D, WINDOW, SOFTCAP = 128, 1024, 30.0
+GEMMAS_CAP = 50.0
 
 
 class Contest(NamedTuple):
@@ -80,15 +85,9 @@ def same_document(S: int) -> tuple[torch.Tensor, Callable, int]:
     return first, lambda b, h, i, j: (i >= j) & (j >= first[i]), pairs
 
 
-@triton.jit
-def by_number(b, h, i, j, aux):
-    """The page's mask of the documents by their numbers. aux: (each query's document, each key's)."""
-    return (tl.load(aux[0] + i) == tl.load(aux[1] + j)) & (j <= i)
-
-
-def documents_contest(S: int, H: int, by: Callable) -> Contest:
+def documents_contest(S: int, H: int) -> Contest:
     first, mask, pairs = same_document(S)
-    aux = (first,) if by is mods.causal_documents else (first, first)  # a document's first key tells it, too
+    by, aux = mods.causal_documents, (first,)
     block_mask = make_block_mask(by, S, S, aux=aux, B=1, H=1, device=first.device)
     ours = partial(attention_with, mask_mod=by, aux=aux, block_mask=block_mask)
     return Contest(ours, compiled_flex(S, mask), pairs)
@@ -107,17 +106,14 @@ def packed_contest(S: int, H: int) -> Contest:
 
 
 CONTESTS = {name: partial(causal_contest, variant=name) for name in ("causal", "window", "softcap", "alibi")} | {
-    "documents": partial(documents_contest, by=mods.causal_documents),
-    "documents_by_number": partial(documents_contest, by=by_number),
+    "documents": documents_contest,
     "packed": packed_contest,
 }
 
 
 def variant_cases() -> Iterator[Measurement]:
-    """Every variant on 16,384 tokens, forward and backward; the documents by number forward alone."""
+    """Every variant on 16,384 tokens, forward and backward."""
     for variant, mode in itertools.product(CONTESTS, ("fwd", "bwd")):
-        if variant == "documents_by_number" and mode == "bwd":
-            continue
         sizes = {"B": 1, "H": HIDDEN // D, "S": TOKENS, "D": D}
         yield about(10, "variant", variant, **sizes) | {"mode": mode}, partial(contest_row, variant, mode, **sizes)
 
@@ -147,27 +143,42 @@ def contest_row(variant: str, mode: str, B: int, H: int, S: int, D: int) -> dict
     return rows["ours"] | flex | {"causal_ms": rows["causal"]["ms"], "difference": difference}
 
 
+class Near(NamedTuple):
+    """What the page's window reads."""
+
+    left: int
+    shift: int = 0
+
+
+@triton.jit
+def window(b, h, i, j, aux):
+    """The page's window, exercise 10.1."""
+    distance = j - (i + aux.shift)
+    return (distance <= 0) & (distance >= -aux.left)
+
+
 def mixed_cases() -> Iterator[Measurement]:
-    """Forwards of 16,384 tokens as they are, and with every whole tile listed as a mixed one, in turns."""
+    """Forwards of 16,384 tokens with the page's window as they are, and with every whole tile listed as a mixed one;
+    and finding the forward's tiles. In turns."""
     for mask in ("causal", "window"):
-        wholes = ("asks no mask", "asks the mask")
-        words = {whole: about(10, "whole_tile", whole, mask=mask, S=TOKENS, D=D) for whole in wholes}
+        names = ("asks no mask", "asks the mask", "finds the tiles")
+        words = {name: about(10, "whole_tile", name, mask=mask, S=TOKENS, D=D) for name in names}
         yield from in_turns(words, _mixed_in_turns, mask)
 
 
 def _mixed_in_turns(mask: str) -> dict[str, dict[str, Any]]:
     sizes = {"device": hardware.device(), "B": 1, "H": 1}
     q, k, v = (randn(1, HIDDEN // D, TOKENS, D) for _ in range(3))
-    left = WINDOW - 1 if mask == "window" else TOKENS - 1
-    mod, aux = mods.first_keys_and_window, (0, left, 0)
+    aux = Near(WINDOW - 1 if mask == "window" else TOKENS - 1)  # the causal mask is a window of all keys before
     found = {}
     for whole in ("asks no mask", "asks the mask"):
-        block_mask = make_block_mask(mod, TOKENS, TOKENS, aux=aux, **sizes)
+        block_mask = make_block_mask(window, TOKENS, TOKENS, aux=aux, **sizes)
         if whole == "asks the mask":
             list_all_as_mixed(block_mask)
-        found[whole] = partial(attention_with, q, k, v, mask_mod=mod, aux=aux, block_mask=block_mask)
+        found[whole] = partial(attention_with, q, k, v, mask_mod=window, aux=aux, block_mask=block_mask)
     same, changed = (found[whole]() for whole in found)
     assert torch.equal(same, changed), "every tile asks the mask, and the result is another"
+    found["finds the tiles"] = partial(block_mask.make, CONFIGS[D].block_m, CONFIGS[D].block_n, False)
     return timed_in_turns(found)
 
 
@@ -195,13 +206,13 @@ CAPS = {"none": None, "tanh": mods.soft_cap, "tanh.approx": cap_of_one_instructi
 
 def cap_cases() -> Iterator[Measurement]:
     """Causal forwards of 16,384 tokens without a cap, with the package's, and with the GPU's own tanh, in turns."""
-    yield from in_turns({cap: about(10, "cap", cap, S=TOKENS, D=D) for cap in CAPS}, _caps_in_turns)
+    yield from in_turns({cap: about(10, "cap", cap, S=TOKENS, D=D, c=GEMMAS_CAP) for cap in CAPS}, _caps_in_turns)
 
 
 def _caps_in_turns() -> dict[str, dict[str, Any]]:
     """With the largest difference of o from that of the package's cap, as `difference`."""
     q, k, v = (randn(1, HIDDEN // D, TOKENS, D) for _ in range(3))
-    aux = mods.Aux(offset=0, left=TOKENS, right=0, softcap=SOFTCAP)
+    aux = mods.Aux(offset=0, left=TOKENS, right=0, softcap=GEMMAS_CAP)
     mask = mods.sliding_window
     block_mask = make_block_mask(mask, TOKENS, TOKENS, aux=aux, B=1, H=1, device=q.device)
     calls = {
@@ -213,7 +224,75 @@ def _caps_in_turns() -> dict[str, dict[str, Any]]:
     return {name: row | {"difference": difference[name]} for name, row in timed_in_turns(calls).items()}
 
 
+@triton.jit
+def causal_mask(b, h, i, j, aux):
+    return j <= i
+
+
+# The causal tiles are 0, 1, 2, … in this order, so the kernel can count them instead of reading its list.
+COUNTED = (
+    """    tile = tl.load(index, mask=count > 0, other=0)
+    for t in range(count):
+        start_n = tile * BLOCK_N
+        # A tile ahead, so that no load of keys waits for it.
+        tile = tl.load(index + (t + 1) * step, mask=t + 1 < count, other=0)
+""",
+    """    first = block.start // BLOCK_N if MASK else 0
+    for t in range(count):
+        start_n = (first + t) * BLOCK_N
+""",
+    1,
+)
+LARGER = TileConfig(128, 64, 4, 2)
+PRICED = {
+    "fwd": ("chapter 8", "chapter 8, 64x64", "chapter 8, 128x64", "lists", "lists, 128x64", "lists not read", "window"),
+    "bwd": ("chapter 8", "lists", "window"),
+}
+
+
+def price_cases() -> Iterator[Measurement]:
+    """Causal attention of 16,384 tokens by chapter 8's kernels, and by this chapter's with the causal mask and with a
+    window of all keys, in turns: three runs of the forward, with either tile and with tiles that are counted, and of
+    the backward."""
+    for mode, run in itertools.product(PRICED, (1, 2, 3)):
+        words = {name: about(10, "price", name, mode=mode, run=run, S=TOKENS, D=D) for name in PRICED[mode]}
+        yield from in_turns(words, _prices_in_turns, mode)
+
+
+def priced_calls(mode: str) -> dict[str, Callable]:
+    q, k, v, do = (randn(1, HIDDEN // D, TOKENS, D) for _ in range(4))
+    if mode == "bwd":
+        q, k, v = (x.requires_grad_() for x in (q, k, v))
+    sizes = (TOKENS, TOKENS)
+    block_mask = make_block_mask(causal_mask, *sizes, B=1, H=1, device=q.device)
+    attentions = {
+        "chapter 8": partial(flash_attention, is_causal=True, kernel="tuned"),
+        "lists": partial(attention_with, mask_mod=causal_mask, block_mask=block_mask),
+        "window": partial(flash_attention, window=(TOKENS - 1, 0)),
+    }
+    calls = {name: call_of(mode, partial(attend, q, k, v), (q, k, v), do) for name, attend in attentions.items()}
+    if mode == "fwd":
+        scale, tile = D**-0.5, CONFIGS[D]
+        names = vars(variant_kernels)
+        counted = defined(edited(source_of(variant_kernels), COUNTED), {"__name__": variant_kernels.__name__})
+        for name, kernels, config in (("lists, 128x64", names, LARGER), ("lists not read", counted, tile)):
+            arguments = (q, k, v, mods.Mods(mask=causal_mask, scale=scale), (), block_mask)
+            calls[name] = partial(kernels["variant_forward"], *arguments, config=config)
+        calls["chapter 8, 64x64"] = partial(flash_forward, q, k, v, True, scale, tile=tile)
+        calls["chapter 8, 128x64"] = partial(flash_forward, q, k, v, True, scale, tile=LARGER)
+        o = calls["chapter 8"]()
+        for name, call in calls.items():
+            found = call()
+            found = found[0] if isinstance(found, tuple) else found
+            assert float((found - o).abs().max()) < 0.01, f"{name}: another result"
+    return {name: calls[name] for name in PRICED[mode]}
+
+
+def _prices_in_turns(mode: str) -> dict[str, dict[str, Any]]:
+    return timed_in_turns(priced_calls(mode), rounds=5)
+
+
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
-    kinds = (variant_cases, mixed_cases, cap_cases)
+    kinds = (variant_cases, mixed_cases, cap_cases, price_cases)
     return itertools.chain.from_iterable(cases() for cases in kinds)

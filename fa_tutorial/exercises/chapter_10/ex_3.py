@@ -70,6 +70,7 @@ MISTAKES = {
     "t is taken for the tile's number: it is the place in the list, and index_ptr holds the number": (NUMBER, "t"),
     "start_n counts keys, and index_ptr holds numbers of tiles: multiply by BLOCK_N": [
         (f"{NUMBER} * BLOCK_N", NUMBER), (f"{END} * BLOCK_N", END)],
+    "start_n counts keys, and index_ptr holds numbers of tiles: multiply by BLOCK_N, in both loops": (f"{END} * BLOCK_N", END),
     "the loop over mixed tiles runs to the end of the row: only as many entries as count says are mixed": (MIXED, "range(across)"),
 }  # fmt: skip
 CONDITIONS = {"empty": "both lists may be empty: the rows of such a block see no key, and get o = 0"}

@@ -133,7 +133,7 @@ def inputs():
         "ds": "ds is all of p (dp − delta), times SCORE_GRAD, which takes s as it came in",
     }
     yield rows(1, 3, 2, 2.0, plain)
-    after = "a hidden pair's p is 0, after exp: ask MASK_MOD about p, because SCORE_MOD makes a finite number of a score that is −inf"
+    after = "hidden pairs have a p: ask MASK_MOD, and put 0 there after exp, because a score of −inf comes out of SCORE_MOD finite"
     yield rows(2, 2, 1, 2.0, {"p": after, "ds": plain["ds"]})
     yield rows(4, 4, 1, 2.0)
     yield rows(6, 6, 2, 2.0, "p is of the modified score, and the derivative of s", size=20.0)

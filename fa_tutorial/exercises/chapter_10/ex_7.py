@@ -59,6 +59,11 @@ MISTAKES = {
     "STEP gets i and j exchanged: i numbers the queries and j the keys, whichever way the tile lies": (
         "b, h, i, j, aux, MASK_MOD", "b, h, j, i, aux, MASK_MOD"),
     "dk lacks the scale: s = scale · q k, so dk = scale · dsᵀ q": ("scale * dk_acc", "dk_acc"),
+    "dk has the scale twice: one factor is all, in ds, in each sum, or at the end": ("scale * dk_acc", "scale * (scale * dk_acc)"),
+    "STEP gets lse in delta's place: it takes s, dp, lse, delta": ("STEP(s, dp, lse, delta", "STEP(s, dp, lse, lse"),
+    "dp is made of k: it is v doᵀ, because o = p v": ("dot(v_tile, tl.trans(do_tile))", "dot(k_tile, tl.trans(do_tile))"),
+    "p and ds stand in each other's sum: dv adds up pᵀ do, and dk dsᵀ q": ("p, ds = STEP", "ds, p = STEP"),
+    "ds lies the wrong way in its sum: its rows must be keys, as dk's are": ("dot(ds.to(q_tile", "dot(tl.trans(ds).to(q_tile"),
     "dk and dv are exchanged: ds meets q, and p meets do": [("store_tile(dk, scale", "store_tile(dv, scale"), ("store_tile(dv, dv", "store_tile(dk, dv")],
     "s and dp have queries as rows, but i, lse and delta lie along columns: multiply k by q's transpose, and v by do's": [
         ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"), ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))")],
