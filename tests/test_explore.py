@@ -1005,19 +1005,23 @@ def test_ring_clock_says_how_much_each_message_adds(page):
 
 
 def test_chain_answers_its_question(page):
-    """With v's mean at 1, 16,384 products lose less than 1 % in chains of 1,024, and more in longer ones."""
+    """With v's mean at 1, 16,384 products lose less than 1 % in chains of 1,024, and more in longer ones. Nothing else is ticked."""
     assert open_figure(page, "chain")["mean"] == 1
     assert put(page, chain=10)["lost"] < 1 < put(page, chain=11)["lost"]
+    others = {"chain": 9}, {"mean": 0}, {"length": 10}, {"peaked": True}, {"chain": 14, "mean": 0}
+    for other in ({}, *others):
+        put(page, **({"length": 14, "chain": 10, "mean": 1, "peaked": False} | other))
+        assert page.locator("#verdict.right").count() == (not other)
 
 
 def test_chain_loses_more_after_one_heavy_key(page):
-    """As the page says: 29 % of 16,384 products where it lost 16, and 0.15 % in chains of 128."""
+    """As the page says: 32 % of the sum of 16,384 products where it lost 19, and 0.16 % in chains of 128."""
     open_figure(page, "chain")
-    assert put(page)["lost"] == pytest.approx(15.8, abs=0.05)
-    assert put(page, peaked=True)["lost"] == pytest.approx(29.15, abs=0.05)
-    assert put(page, chain=7)["lost"] == pytest.approx(0.15, abs=0.01)
+    assert put(page)["lost"] == pytest.approx(18.52, abs=0.05)
+    assert put(page, peaked=True)["lost"] == pytest.approx(31.85, abs=0.05)
+    assert put(page, chain=7)["lost"] == pytest.approx(0.16, abs=0.01)
     page.locator("#reset").click()
-    assert put(page)["lost"] == pytest.approx(15.8, abs=0.05)
+    assert put(page)["lost"] == pytest.approx(18.52, abs=0.05)
 
 
 @pytest.mark.parametrize("scaled", [True, False])

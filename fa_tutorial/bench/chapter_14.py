@@ -25,8 +25,8 @@ from fa_tutorial.fp8.model import to_e4m3
 SPEEDS = {
     "hopper": "fp16, chapter 9",
     "fp8": "FP8, kernel alone",
-    "fp8 and quantiser": "FP8 with the quantiser",
-    "fp8, rotation and quantiser": "… and rotation",
+    "fp8 and quantiser": "FP8, quantising q, k, v",
+    "fp8, rotation and quantiser": "… and rotating q, k",
     "matmul, blocks": "an FP8 matmul",
 }
 LENGTHS = (1024, 4096, 16_384)
@@ -378,13 +378,17 @@ PARTS = {
 }
 
 
+def cycles_of_a_block(card: dict[str, Any], part: str) -> int:
+    """Cycles that a block of 64 queries and 128 keys takes an SM in one of PARTS."""
+    blocks = 16 * S_SPEED // 64 * S_SPEED // 128 / card["provenance"]["multiprocessors"]  # of 16 heads, for each SM
+    return round(row(card, kernel="part", provider=part)["cycles"] / blocks)
+
+
 def print_parts(card: dict[str, Any]) -> None:
     """Of PARTS: cycles of a block of 64 queries and 128 keys, how many fewer than the whole kernel, clock and power."""
-    found = {words: row(card, kernel="part", provider=part) for part, words in PARTS.items()}
-    blocks = 16 * S_SPEED // 64 * S_SPEED // 128 / card["provenance"]["multiprocessors"]  # of 16 heads, for each SM
-    whole = round(found[PARTS["the whole kernel"]]["cycles"] / blocks)
+    whole = cycles_of_a_block(card, "the whole kernel")
     print(f"{'a block of 64 x 128':26}{'cycles':>8}{'fewer':>8}{'GHz':>8}{'watts':>8}")
-    for words, one in found.items():
-        cycles = round(one["cycles"] / blocks)
+    for part, words in PARTS.items():
+        one, cycles = row(card, kernel="part", provider=part), cycles_of_a_block(card, part)
         fewer = f"{whole - cycles:8}" if words.startswith("…") else " " * 8
         print(f"{words:26}{cycles:8,}{fewer}{one['mhz'] / 1000:8.2f}{one['watts']:8.0f}")

@@ -4,6 +4,7 @@ import torch
 from matplotlib.axes import Axes
 
 from draw.drawing import BODY, HEAD, MASKED, arrow, box, heading, image, legend, note, outline, write
+from fa_tutorial.bench import chapter_14, results
 from fa_tutorial.figures import COLOURS
 from fa_tutorial.fp8 import key_order, tensor_core_sum
 from fa_tutorial.fp8.model import KEPT_BITS
@@ -85,7 +86,7 @@ def draw_one_block(ax: Axes) -> None:
     box(ax, 3.45, 2.4, 1.05, 0.75, "vᵀ\n[D, 128]", **eight)
     box(ax, 5.25, 0.35, 1.05, 0.75, "new_l\n[64, 8]", **wide)
     box(ax, 5.25, 1.95, 1.05, 0.75, "new\n[64, D]", **wide)
-    box(ax, 7.75, 0.35, 1.1, 0.75, "l\n[64, 4]", **wide)
+    box(ax, 7.75, 0.35, 1.1, 0.75, "l\n[64]", **wide)
     box(ax, 7.75, 1.95, 1.1, 0.75, "acc\n[64, D]", **wide)
     for start, end in (((1.07, 0.95), (1.58, 1.4)), ((1.07, 2.1), (1.58, 1.65)), ((4.52, 1.4), (5.23, 0.9)), ((4.52, 0.4), (5.23, 0.6)),
                        ((4.52, 1.65), (5.23, 2.15)), ((4.52, 2.75), (5.23, 2.45))):  # fmt: skip
@@ -94,7 +95,7 @@ def draw_one_block(ax: Axes) -> None:
         arrow(ax, start, end, "vermilion")
     write(ax, 3.05, 2.1, "exp2,\nround,\nreorder")
     write(ax, 5.78, 1.52, "both from 0:\na chain is a block")
-    write(ax, 7.02, 0.4, "alpha · l +\nhalf of new_l")
+    write(ax, 7.02, 0.4, "alpha · l + a\nnew column")
     write(ax, 7.02, 2.0, "acc rescaled,\n+ new")
     write(ax, 8.3, 1.52, "sums of blocks,\nin float32")
     note(ax, 0.1, 3.45, "q, k and v: one scale for 128 rows", BODY)
@@ -157,9 +158,9 @@ def draw_leading_bit(ax: Axes) -> None:
     write(ax, left + wide + 0.35, place(0, 10.6)[1], "On average:", BODY, ha="left")
 
 
-@image("14_twice.png", 3.1)
+@image("14_twice.png", 4.75)
 def draw_twice(ax: Axes) -> None:
-    """A block's cycles in fp16 and in FP8, tensor cores and exponentials in turn and side by side, and the times as fast that follow."""
+    """A block's cycles in fp16 and in FP8: tensor cores and exponentials in turn, side by side, and as an H200 counted them."""
     left, cycle = 1.75, 5.1 / 1536
     tensor, exponentials = {"colour": "sky", "share": 0.6}, {"colour": "orange", "share": 0.45}
     for top, words, start, gain in (
@@ -174,4 +175,23 @@ def draw_twice(ax: Axes) -> None:
             write(ax, left - 0.1, y + (0.15 if start else half), name, BODY, ha="right")
             box(ax, left, y, matmuls * cycle, half, f"{matmuls:,}", **tensor)
             box(ax, left + start * matmuls * cycle, y + (0 if start else half), 512 * cycle, half, "512", **exponentials)
-    legend(ax, 2.85, ((left, tensor, "tensor cores, cycles of a block"), (left + 3.3, exponentials, "exponentials")))
+    h200 = results.load("h200")
+    fp16, whole, *cuts = (chapter_14.cycles_of_a_block(h200, part) for part in chapter_14.PARTS)
+    found = [whole - cut for cut in cuts]
+    rest, joins, sums = {"hatch": MASKED}, {"colour": "green", "share": 0.45}, {"colour": "purple", "share": 0.45}
+    note(ax, 0.1, 3.15, "on an H200", BODY)
+    note(ax, 7.0, 3.15, f"{fp16:,} / {whole:,}:\n{fp16 / whole:.2f} times as fast", BODY)
+    parts = (
+        ((1024, tensor), (fp16 - 1024, rest)),
+        ((512, tensor), *zip(found, (exponentials, joins, sums), strict=True), (whole - 512 - sum(found), rest)),
+    )
+    for row, (name, pieces) in enumerate(zip(("fp16", "FP8"), parts, strict=True)):
+        y, x = 2.7 + 0.55 * row, left
+        write(ax, left - 0.1, y + 0.15, name, BODY, ha="right")
+        for cycles, look in pieces:
+            box(ax, x, y, cycles * cycle, 0.3, "" if cycles < 60 else f"{cycles:,}", **look)
+            x += cycles * cycle
+    legend(ax, 4.05, ((left, tensor, "tensor cores, cycles of a block"), (left + 3.3, exponentials, "exponentials")))
+    legend(
+        ax, 4.45, ((left, joins, "joining acc"), (left + 1.55, sums, f"the sum of p, {found[2]}"), (left + 3.3, rest, "not accounted for"))
+    )

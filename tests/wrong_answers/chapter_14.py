@@ -55,7 +55,19 @@ def two_means_the_median_row(forward):
     return two_means(forward, (0.12, 0.01), torch.median)
 
 
+def key_by_one_group(position):
+    return [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15][position]
+
+
+def truth_without_scale(forward):
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(rows, 64, generator=draw).double() for rows in (8, 16_384, 16_384))
+    truth = torch.softmax(q @ k.T, dim=1) @ (v + 1)
+    return bool((forward(q, k, v + 1) - truth).abs().max() < 0.01)
+
+
 NEW = "tensor_core_sum(p, v.T, torch.zeros_like(acc))"
+SCALE = "tl.where(largest > 0, largest / 448, 1.0)"
 WRONG_ANSWERS = (
     edit("14.1", "a step too few", ("exponent - 3", "exponent - 1"), told="1.125"),
     ("14.1", round_by_pytorch, "PyTorch's conversion"),
@@ -112,6 +124,8 @@ WRONG_ANSWERS = (
     edit("14.6", "acc alone", ("return l, acc", "return acc"), told="l"),
     edit("14.7", "floats", ("position // 16, position % 16", "position // 16, float(position % 16)"), told="gives 0.0: a key is one whole number"),
     edit("14.7", "in a list", ("16 * group + 8", "[16 * group + 8"), ("thread + slot % 2", "thread + slot % 2]"), told="gives [0]: a key is one whole number"),
+    ("14.7", key_by_one_group, "the groups of 16 are missing"),
+    edit("14.8", "the largest, not in size", ("tl.max(tl.abs(tile))", "tl.max(tile)"), (SCALE, "largest / 448"), told="gives scale = [−0.002232]"),
     edit("14.8", "the position's mask", ("mask=key[:, None] < S", "mask=position[:, None] < S"), told="no key from S on is read", gpu="with 0 where there is no key"),
     edit("14.8", "no mask", (", mask=key[:, None] < S, other=0.0", ""), told="no key from S on is read", gpu="with 0 where there is no key"),
     edit("14.8", "no mask of the store", (", mask=position[None, :] < columns", ""), told="no column from `columns` on is written"),
@@ -134,6 +148,9 @@ WRONG_ANSWERS = (
     edit("14.9", "1,024 keys", ("16_384, 16_384", "1024, 1024"), ("0.01", "0.05"), told="on your 1,024 keys"),
     edit("14.9", "4,096 keys, a narrow bound", ("16_384, 16_384", "4096, 4096"), ("0.01", "0.005"), told="on your 4,096 keys"),
     edit("14.9", "8,192 keys", ("16_384, 16_384", "8192, 8192"), told="on your 8,192 keys"),
+    edit("14.9", "no room for a chain that loses a fifth less", ("0.01", "0.02"), told="row 2 of o is 1.9 % off"),
+    edit("14.9", "less room still", ("0.01", "0.022"), told="in chains of 2,048 that lose a fifth less"),
+    ("14.9", truth_without_scale, "scores are divided by √D"),
     edit("14.9", "a wide bound", ("0.01", "0.1"), told="so o is 6 % off in rms"),
     edit("14.9", "a large mean", ("v + 1", "v + 4"), ("0.01", "0.04"), told="your test lets that through"),
     edit("14.9", "a large mean, by a hair", ("v + 1", "v + 3"), ("0.01", "0.032"), told="chains that lose a fifth less"),

@@ -10,6 +10,7 @@ def key_at(position):
 
 
 RETURN = "16 * group + 8 * (slot // 2) + 2 * thread + slot % 2"
+GROUPS_MISSING = "the groups of 16 are missing: after 16 positions the same pattern begins again at key 16"
 MISTAKES = {
     "that's the natural order, in which 12 of 16 p would have to change threads": (RETURN, "position"),
     "that is the way back, from a key to its position": (
@@ -22,7 +23,7 @@ MISTAKES = {
     "the two keys of a pair are exchanged, and a thread's keys stay in ascending order": ("slot % 2", "(1 - slot % 2)"),
     "each p stays in its thread, but a thread's four keys must stay in ascending order: 2c + 1 follows 2c": (
         "8 * (slot // 2) + 2 * thread + slot % 2", "8 * (slot % 2) + 2 * thread + slot // 2"),
-    "the groups of 16 are missing: after 16 positions the same pattern begins again at key 16": ("16 * group + ", ""),
+    GROUPS_MISSING: ("16 * group + ", ""),
     "a group has 16 positions, four for each of four threads": ("position // 16, position % 16", "position // 8, position % 8"),
 }  # fmt: skip
 
@@ -34,8 +35,13 @@ def truth(position):
 
 @adapting
 def adapt(answer, position):
-    """The answer. Wrong where a key isn't a whole number, which alone is an index."""
-    key = answer(position)
+    """The answer. Wrong where a key isn't a whole number, which alone is an index, or a table has one group alone."""
+    try:
+        key = answer(position)
+    except LookupError:
+        if position < 16:
+            raise
+        raise Wrong(f"{GROUPS_MISSING}, and your table ends before position {position}") from None
     if isinstance(key, float | list | tuple):
         raise Wrong(f"gives {key}: a key is one whole number, an index of v's rows")
     return key

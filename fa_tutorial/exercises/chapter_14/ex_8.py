@@ -85,7 +85,7 @@ def inputs():
     placed = "row d of y has v[j, d] / scale at the position whose key is j, and all of a block's numbers have one scale"
     yield of(exact(1, 16), "the scale is 1", {"y": placed, "scale": "the largest number is 448, so the scale is 1"})
     sizes = "the largest number in size, whatever its sign, over 448: one for all D numbers of the block's keys"
-    yield of(-exact(1, 16, 2**-5), "all below 0", {"y": placed, "scale": sizes})
+    yield of(-exact(1, 16, 2**-5).clamp(min=1), "all from −14 to −1", {"y": placed, "scale": sizes})
     nearest = ("y is v / scale rounded to the nearest number of e4m3 by as_e4m3: in Triton's interpreter a plain conversion to "
                "tl.float8e4nv halves what it rounds up to a power of two")  # fmt: skip
     close = exact(1, 16)
