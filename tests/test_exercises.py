@@ -73,7 +73,13 @@ def test_answer_goes_on_with_yours_if_it_is_right(capsys):
     assert capsys.readouterr().out == "0.1 attention_flops: this is yours\n"
     for yours, why in ((max, "yours is not right yet"), (starter, "not attempted"), (ledger.attention_flops, "not attempted")):
         assert calls.answer("0.1", yours) is catalogue.find("0.1").solution
-        assert capsys.readouterr().out == f"0.1 attention_flops: this is the course's solution ({why})\n"
+        *told, last = capsys.readouterr().out.splitlines()
+        assert last == f"0.1 attention_flops: this is the course's solution ({why})"
+        assert ("\n".join(told)[:22] == "✗ 0.1 attention_flops:") if yours is max else not told  # max, which check hasn't seen
+    check("0.1", max)
+    capsys.readouterr()
+    calls.answer("0.1", max)
+    assert len(capsys.readouterr().out.splitlines()) == 1  # check has told it
 
 
 def test_answer_remembers_what_check_found(monkeypatch):

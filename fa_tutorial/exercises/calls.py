@@ -38,11 +38,15 @@ def check(exercise_id: str, answer: Any) -> Result:
 
 
 def answer(exercise_id: str, yours: Any) -> Any:
-    """`yours` if it is right, else the solution, so that the notebook goes on with an object that works. Prints which it is."""
+    """`yours` if it is right, else the solution, so that the notebook goes on with an object that works. Prints which it is, and of
+    what check hasn't seen why it is wrong."""
     exercise = catalogue.find(exercise_id)
     judged, status = _judged.get(exercise.id, (None, ""))
     if judged is not yours or not status:
-        status = _judge(exercise, yours).status
+        result = _judge(exercise, yours)
+        status = result.status
+        if status == "wrong":
+            _say(str(result))
     if status == "correct":
         _say(f"{exercise.id} {exercise.name}: this is yours")
         return yours

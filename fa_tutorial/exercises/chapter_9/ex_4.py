@@ -46,7 +46,7 @@ RESCALED = "        acc = rescaled(acc, alpha)\n"
 MISTAKES = {
     "in the simulator, which keeps your order, nothing is under way beside the softmax: issue p v of the block before it, and then wait for the scores alone": (
         "warpgroup_mma_wait(1, [s])", "warpgroup_mma_wait(0, [s])"),
-    "a wait that leaves one matmul in flight leaves the last that was issued, and here that is q kᵀ: issue p v after it, and before that wait, or leave none in flight": (
+    "a wait that leaves one matmul in flight leaves the last that was issued, and here that is q kᵀ: issue p v after it, and before that wait": (
         SCORES + SUM, SUM + SCORES),
     "p belongs to the block before, and you multiply it by this block's v": ("v.index(before), acc", "v.index(stage), acc"),
     "acc is rescaled by an earlier alpha: take the one that this block's softmax_step returns": (STEP, STEP.replace("alpha =", "alpha_new =")),
