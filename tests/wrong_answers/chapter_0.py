@@ -53,4 +53,5 @@ WRONG_ANSWERS = (
          told="that is the time that is left"),
     edit("0.5", "swapped", ("return best, saved[best]", "return saved[best], best"), told="the tensor and the time are swapped"),
     edit("0.5", "s by 1,000", ("bandwidth * 1e3", "bandwidth / 1e3"), told="your fused kernel takes no time, or next to none"),
+    edit("0.2", "a byte isn't the most", ("most, held, now = 0", "most, held, now = 1"), told="a +1"),
 )  # fmt: skip

@@ -109,4 +109,5 @@ WRONG_ANSWERS = (
     edit("11.5", "key head 0", ("page, h_k,", "page, 0,"), told="a key head its own part of each page"),
     edit("11.5", "batch entry b", ("acc, page, h_k", "acc, b, h_k"), told="key n is row n % 16 of page table[b, n // 16]"),
     edit("11.5", "no mask", ("scale, True,", "scale, False,"), told="each row sees the keys up to its own token's position"),
+    edit("11.4", "less than 5 %", ("<= 1.05 * least", "< 1.05 * least"), told="20 splits 21, which is within 5 %"),
 )  # fmt: skip

@@ -362,5 +362,6 @@ WRONG_ANSWERS = (
     edit("13.9", "changed too early", (WAITS, "            works[1].wait()\n            kv.copy_(coming)\n            works[0].wait()\n"), told="changes what it sends before wait()"),
     edit("13.9", "a sum", ("return tiles", "return sum(tiles)"), told="it returns a list of what tile gave"),
     edit("13.9", "a message of two", ("dist.isend(kv,", "dist.isend((kv, kv),"), told="sends a tuple: a message is a tensor"),
+    edit("13.9", "keys in place of tiles", ("tiles.append(tile(kv))", "tiles.append(kv)"), told="its list holds keys themselves"),
 )  # fmt: skip
 assert torch  # the edits' names

@@ -142,4 +142,5 @@ WRONG_ANSWERS = (
     edit("3.5", "kᵀ v first", ("zeros((BLOCK_M, BLOCK_D)", "zeros((BLOCK_D, BLOCK_D)"), (PV, PV.replace("s.to(v.dtype)", "k_t")),
          ("acc.to(o_ptr", 'scale * tl.dot(q.to(tl.float32), acc, input_precision="ieee").to(o_ptr'),
          told="kᵀ v is computed, and s never is", gpu=None),
+    edit("3.3", "a tile below 1 FLOP a byte isn't taken", ("best, most = None, 0.0", "best, most = None, 1.0"), told="and a tile fits"),
 )  # fmt: skip

@@ -71,6 +71,7 @@ def inputs():
     yield made_of(
         ("a", 5), ("b", 5), ("b", -5), ("c", 7), otherwise="an event frees the tensor that it names: a and b are as large, and b goes"
     )
+    yield made_of(("a", 1))
     for _ in range(20):
         events, now = [], {}
         for number in range(random.randint(5, 40)):

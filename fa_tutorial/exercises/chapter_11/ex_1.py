@@ -60,6 +60,8 @@ def inputs():
         ((1, 8, 2, 610, 10, 9, 100, 8.0), "610 keys are 10 tiles, the last of them with 34 keys, so the longest of 9 parts has 2"),
         ((3, 6, 2, 640, 10, 5, 100, 8.0), "3 sequences bring three caches, so 153,600 bytes, and 30 programs on 100 SMs"),
         ((1, 8, 2, 640, 10, 5, 5, 8.0), "10 programs on 5 SMs are 2 on each, of 2 tiles"),
+        ((1, 8, 2, 640, 10, 10, 2, 8.0), "20 programs on 2 SMs are 10 on each, of one tile"),
+        ((1, 8, 2, 640, 10, 1, 100, 1e-6), "tiles that take hardly any time leave the memory's 12.8 µs"),
         ((1, 8, 2, 640, 10, 5, 4, 8.0), "10 programs on 4 SMs: some SMs have 3, one after another"),
         (
             (1, 8, 2, 640, 10, 6, 10, 8.0),

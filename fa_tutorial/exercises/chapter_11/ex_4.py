@@ -58,6 +58,7 @@ def inputs():
     yield case(64, 512, 132, {1: 0.9, 2: 0.6}, otherwise="4 splits are 2 · 128 · 0.6 = 153.6 µs, and 2 splits are 256 · 0.9 = 230.4")
     yield case(64, 512, 132, SHARED, otherwise="6 splits are 3 programs of 86 tiles on an SM, 3 · 86 · 0.5 = 129 µs, the least")
     yield case(8, 544, 132, SHARED, otherwise="46 splits are 3 programs of 12 tiles, 3 · 12 · 0.5 = 18 µs; 42 have parts of 13")
+    yield case(1, 420, 21, {1: 1.0}, otherwise="21 splits take 20 µs, and 20 splits 21, which is within 5 %")
     yield case(66, 512, 132, ALONE, otherwise="2 splits are 132 programs, one on each SM")
     yield case(66, 512, 132, {1: 0.9, 2: 0.9}, otherwise="two programs that take turns gain nothing: 2 splits, one program on an SM")
     yield case(512, 512, 132, SHARED, otherwise="one split already puts 4 programs on an SM, more than `prices` has, so one split")

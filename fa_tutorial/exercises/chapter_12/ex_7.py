@@ -15,7 +15,7 @@ SEES = "row + diagonal >= -16"
 MISTAKES = {
     "a row from which the mask hides all 16 keys has p = 0, so its o is 0, as it should be: look at what is left of keys −16 … −1 for each row": (
         f" if {SEES}", ""),
-    "without these lines a block that sees nothing still runs the loop once, with n_block = −1, and the mask hides only keys after the diagonal": (
+    "you find no row, but without these lines a block that sees nothing still runs the loop once, with n_block = −1, and the mask hides only keys after the diagonal": (
         f"[row for row in range(32) if {SEES}]", "[]"),
     "where one row of a block sees a key, n_block_max is at least 1, so no key before 0 is read: its other rows' keys are all masked": [
         (BLIND, ""), (SEES, "-16 <= row + diagonal < 0")],

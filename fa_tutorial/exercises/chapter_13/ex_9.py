@@ -128,7 +128,7 @@ class Link:
         if self.tiles < self.ranks - 1 and (missing := self.missing()):
             raise Wrong(f"tile {self.tiles} of {self.words} has {missing}")
         self.tiles += 1
-        return kv.clone()
+        return 2 * kv
 
     def missing(self) -> str:
         """Which message isn't on its way now, the one that leaves or the one that comes, and what to do; "" for neither."""
@@ -165,6 +165,8 @@ def adapt(answer, ranks):
         tiles = answer(torch.eye(ranks)[rank], link, link.tile)
         if not isinstance(tiles, tuple | list) or not all(isinstance(x, torch.Tensor) and x.shape == (ranks,) for x in tiles):
             raise Wrong("it returns a list of what tile gave, one for each rank")
+        if not all(x.max() == 2 for x in tiles):
+            raise Wrong("its list holds keys themselves, where what tile gave for them is due")
         link.ended()
         met.append(tuple(int(x.argmax()) for x in tiles))
     return tuple(met)

@@ -84,6 +84,7 @@ def inputs():
     yield case(squares, 64, 3, 2, 128 * KIB, 100 * KIB, otherwise="each memory has its own limit, and acc is in registers")
     for equals in ([(256, 128), (128, 256), (16, 16)], [(128, 256), (256, 128), (16, 16)]):
         yield case(equals, 64, 3, 2, 256 * KIB, 227 * KIB, otherwise="of two equally good tiles, return the first")
+    yield case([(1, 1)], 16, 1, 2, large, large, otherwise="the only tile fits, however few FLOPs per byte it has")
     for _ in range(20):
         tiles = [(16, 16), *random.sample(ALL, 12)]
         block_k, num_stages, itemsize = random.choice((16, 32, 64)), random.randint(1, 4), random.choice((2, 4))
