@@ -25,6 +25,8 @@ MISTAKES = {
     "the warps share the four schedulers: more warps take longer, not less": (ISSUING, "tiles * 4 / num_warps * instructions"),
     "that is the model of 64 x 64 scores and four warps: count all warps, and the tile's share": (
         "return matmuls + issuing", "return matmuls + instructions"),
+    "an exponential is one instruction here, as all others: its unit's eight cycles come later in the chapter": (
+        "return matmuls + issuing", "return matmuls + max(issuing, 256)"),
     "the matmuls take turns with issuing: the times add up, and the longer one isn't all": ("matmuls + issuing", "max(matmuls, issuing)"),
 }  # fmt: skip
 
