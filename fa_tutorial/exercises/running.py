@@ -170,12 +170,21 @@ def _call(answer: Callable, args: Sequence[Any]) -> Any:
     except Exception as error:
         if isinstance(error, NotImplementedError) and not error.args:  # a starter's: PyTorch's has a reason
             raise _of_a_starter(error, answer) from None
-        remedy = next((f"; {advice}" for words, advice in REMEDIES if words in str(error)), "")
+        remedy = next((f"; {advice}" for words, advice in REMEDIES if words in str(error)), "") or _narrowed(error, args)
         raise Wrong(f"raises {type(error).__name__}: {error}{where_in(error, answer)}{remedy}") from error
     for position, (arg, copy) in enumerate(zip(args, copies, strict=True)):
         if isinstance(arg, torch.Tensor | list) and not same(arg, copy):
             raise Wrong(f"changes its input {_parameter(answer, position)} in place: work on a copy")
     return result
+
+
+def _narrowed(error: Exception, args: Sequence[Any]) -> str:
+    """What to do where PyTorch refuses to mix float64, which went in, with a float32 that the answer made."""
+    mixes = {"double", "float"} <= set(re.findall(r"[a-z]+", str(error).lower()))
+    went_in = any(isinstance(arg, torch.Tensor) and arg.dtype == torch.float64 for arg in args)
+    return (
+        "; float64 went in: convert only fp16 and bf16 to float32, and make new tensors in the input's dtype" if mixes and went_in else ""
+    )
 
 
 LIBRARIES = {*sys.stdlib_module_names, "torch", "triton", "numpy"}

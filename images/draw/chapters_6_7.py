@@ -11,7 +11,6 @@ from draw.drawing import (
     TENSOR_COLOUR,
     arrow,
     box,
-    grid,
     heading,
     image,
     legend,
@@ -35,71 +34,9 @@ def tensor_box(ax: Axes, x: float, y: float, width: float, height: float, name: 
 # ---------------------------------------------------------------- chapter 6
 
 
-@image("06_softmax_jacobian.png", 5.05)
-def draw_softmax_jacobian(ax: Axes) -> None:
-    """ds of one row of softmax twice: by the matrix diag(p) − p pᵀ, and by one sum and one product."""
-    s, dp = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64), torch.tensor([2.0, 0.0, 1.0], dtype=torch.float64)
-    p = torch.softmax(s, dim=0)
-    jacobian = torch.diag(p) - torch.outer(p, p)
-    ds = algorithm.softmax_backward(p, dp)
-    assert torch.allclose(jacobian @ dp, ds)
-    heading(ax, 0.1, 0.25, f"s = {vector(s)}: p = softmax(s) = {vector(p)}")
-    draw_by_jacobian(ax, 0.85, jacobian, dp, ds)
-    draw_by_sum(ax, 0.85, p, dp, ds)
-    S = 8192
-    note(ax, 0.1, 4.55, f"for one query of S_k = {S:,} keys: {S * S:,} entries on the left, vectors of {S:,} on the right")
-    note(ax, 0.1, 4.82, "blue: positive; orange, hatched: negative; the darker, the larger. Each row and column of J sums to 0.")
-
-
-def vector(x: torch.Tensor) -> str:
-    return f"[{', '.join(map(digits, x.tolist()))}]"
-
-
 def digits(value: float) -> str:
     """A whole number as it is, any other to four places."""
     return f"{value:.0f}" if value == round(value) else f"{value:.4f}".replace("-", "−")
-
-
-def draw_by_jacobian(ax: Axes, top: float, jacobian: torch.Tensor, dp: torch.Tensor, ds: torch.Tensor) -> None:
-    """J as a heat map, times dp, equals ds."""
-    side, left, y = 0.86, 0.1, top + 0.75
-    largest = float(jacobian.abs().max())
-
-    def look(row: int, col: int) -> dict:
-        entry = float(jacobian[row, col])
-        share = 0.1 + 0.6 * abs(entry) / largest
-        sign = {"colour": "blue"} if entry > 0 else {"colour": "orange", "hatch": MASKED}
-        return {"text": digits(entry), "share": share, **sign}
-
-    note(ax, left, top, "with the Jacobian (6.4)", BODY, weight="bold")
-    write(ax, left + 1.5 * side, y - 0.25, "J = diag(p) − p pᵀ")
-    grid(ax, left, y, 3, 3, side, look)
-    for x, name, values, colour in ((2.85, "dp", dp, "sky"), (3.8, "ds", ds, "yellow")):
-        wide = 0.5 if name == "dp" else 0.8
-        write(ax, x + wide / 2, y - 0.25, name)
-        for i, value in enumerate(values.tolist()):
-            box(ax, x, y + i * side, wide, side, digits(value), colour, share=0.4)
-    write(ax, 3.58, y + 1.5 * side, "=", HEAD)
-
-
-def draw_by_sum(ax: Axes, top: float, p: torch.Tensor, dp: torch.Tensor, ds: torch.Tensor) -> None:
-    """The steps of (6.5), a row each."""
-    left, wide, tall, y = 5.05, 0.84, 0.5, top + 0.5
-    total = float((p * dp).sum())
-    rows = (
-        ("p", p, "yellow"),
-        ("dp", dp, "sky"),
-        ("p ∘ dp", p * dp, None),
-        (f"dp − {digits(total)}", dp - total, None),
-        ("ds", ds, "yellow"),
-    )
-    note(ax, left, top, "without it: ds = p ∘ (dp − Σ p ∘ dp) (6.5)", BODY, weight="bold")
-    for row, (name, values, colour) in enumerate(rows):
-        at = y + row * (tall + 0.04) + (0.3 if row > 2 else 0)
-        note(ax, left, at + tall / 2, name)
-        for col, value in enumerate(values.tolist()):
-            box(ax, left + 1.3 + col * wide, at, wide, tall, digits(value), colour, share=0.4)
-    note(ax, left + 1.3, y + 3 * (tall + 0.04) + 0.13, f"their sum: {digits(total)}", weight="bold")
 
 
 @image("06_delta.png", 4.95)
@@ -107,13 +44,13 @@ def draw_delta(ax: Axes) -> None:
     """delta of a query as the sum of one table, keys by D: down the columns it needs all tiles, along the rows it needs o alone."""
     s = torch.tensor([3.0, 2.0, 5.0, 1.0, 4.0, 6.0], dtype=torch.float64)
     v = torch.tensor([[10.0, 20.0, 30.0, 40.0, 50.0, 60.0], [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]], dtype=torch.float64)
-    p, do = torch.softmax(s, dim=0), torch.tensor([1.0, 2.0], dtype=torch.float64)
+    p, do = torch.softmax(s, dim=0), torch.tensor([1.0, 3.0], dtype=torch.float64)
     table = p * v * do[:, None]
     o, dp = v @ p, do @ v
     assert torch.allclose(table.sum(1), do * o) and torch.allclose(table.sum(0), p * dp)
-    left, wide, top, tall, right = 1.2, 0.8, 2.15, 0.5, 6.95
-    heading(ax, 0.1, 0.25, "one query: delta is the sum of all p_j · v_jd · do_d")
-    for name, y in (("v_j0", 1.13), ("v_j1", 0.78), ("p", 0.25)):
+    left, wide, top, tall, right = 1.75, 0.76, 2.15, 0.5, 7.0
+    heading(ax, 0.1, 0.25, "query 0: delta is the sum of p · v · do over keys and columns")
+    for name, y in (("v, column 0", 1.13), ("v, column 1", 0.78), ("p", 0.25)):
         write(ax, left - 0.1, top - y, name, BODY, ha="right", weight="bold")
     write(ax, right + 0.5, top - 0.25, "do ∘ o", BODY, weight="bold")
     for j in range(6):
@@ -127,7 +64,7 @@ def draw_delta(ax: Axes) -> None:
         arrow(ax, (x + wide / 2, top + 2 * tall + 0.05), (x + wide / 2, top + 2 * tall + 0.48))
     for d in range(2):
         y = top + d * tall
-        write(ax, left - 0.1, y + tall / 2, f"do_{d} = {do[d]:.0f}", ha="right")
+        write(ax, left - 0.1, y + tall / 2, f"do, column {d}: {do[d]:.0f}", BODY, ha="right", weight="bold")
         box(ax, right, y, 1.0, tall, f"{do[d] * o[d]:.2f}", "purple", share=0.4)
         arrow(ax, (left + 6 * wide + 0.05, y + tall / 2), (right - 0.03, y + tall / 2))
     for tile in range(3):
@@ -193,10 +130,10 @@ def draw_data_flow(ax: Axes) -> None:
     note(ax, 6.0, 5.1, "① to ⑤: five matmuls")
 
 
-@image("06_trips.png", 3.25)
+@image("06_trips.png", 3.75)
 def draw_trips(ax: Axes) -> None:
-    """Naive attention's twelve trips with four matmuls inside them, and the two loops' seven matmuls and exponentials, each beside the
-    measured time."""
+    """Naive attention's twelve trips with four matmuls inside them, and the two loops' seven matmuls and exponentials and what L2 takes
+    for their bytes, each beside the measured time."""
     h200, shape = results.load("h200"), {"B": 1, "H": 16, "S_q": 16_384, "S_k": 16_384}
     trip = ledger.score_bytes(**shape, itemsize=2) / h200["provenance"]["ceilings"]["copy_gb_s"] / 1e6  # ms
     matmul = ledger.backward_flops(**shape, D=64, matmuls=1) / h200["provenance"]["ceilings"]["matmul_fp16_tflops"] / 1e9
@@ -220,18 +157,22 @@ def draw_trips(ax: Axes) -> None:
     for i in range(2):
         box(ax, left + (7 * matmul + i * exponentials) * inch, 1.7, exponentials * inch, tall, **exp)
     note(ax, left + basic * inch + 0.95, 1.7 + tall / 2, "first loop: s, dp, dv, dk; second: s, dp, dq")
-    note(ax, left + basic * inch + 0.95, 2.2 + tall / 2, f"{basic - in_turns:.1f} ms stay open")
+    asked = 2 * 64 * (1 / 64 + 1 / 64) * 16 * 16_384**2 * 2 / 10e9  # ms, at 10 TB/s
+    box(ax, left, 2.2, asked * inch, tall, colour="sky", share=0.45)
+    note(ax, left + asked * inch + 0.7, 2.2 + tall / 2, "at most, hidden by the matmuls if loads run ahead")
+    note(ax, left + basic * inch + 0.95, 2.7 + tall / 2, f"{basic - in_turns:.1f} ms or more stay open")
     for y, name, ms in (
-        (0.4, "12 trips", 12 * trip),
+        (0.4, "12 trips of 8 GiB", 12 * trip),
         (0.9, "measured: naive", naive),
         (1.7, "two loops, in turns", in_turns),
-        (2.2, "measured: basic", basic),
+        (2.2, "32 GiB from L2", asked),
+        (2.7, "measured: basic", basic),
     ):
         if name.startswith("measured"):
             box(ax, left, y, ms * inch, tall, line=2.2)
         write(ax, left - 0.1, y + tall / 2, name, ha="right")
         note(ax, left + ms * inch + 0.08, y + tall / 2, f"{ms:.1f} ms", weight="bold")
-    legend(ax, 3.05, ((0.1, look["r"] | {"share": 0.45}, "reads 8 GiB"), (2.1, look["w"] | {"share": 0.45}, "writes 8 GiB"),
+    legend(ax, 3.55, ((0.1, look["r"] | {"share": 0.45}, "reads"), (2.1, look["w"] | {"share": 0.45}, "writes"),
                      (4.2, {"colour": "black", "share": 0.75}, "a matmul"), (6.0, exp, "a loop's exponentials")))  # fmt: skip
 
 

@@ -76,6 +76,7 @@ def inputs():
     yield case(torch.zeros(2, 3), torch.ones(2, 3), on="p = 0 in both rows", edge="unseen")
     yield case(torch.tensor([[0.25, 0.75], [0.5, 0.5]]), torch.tensor([[2.0, math.nan], [1.0, 3.0]]), edge="nan")
     yield case(torch.tensor([[0.25, math.nan], [0.5, 0.5]]), torch.tensor([[2.0, 8.0], [1.0, 3.0]]), edge="nan")
+    yield case(torch.tensor([[0.0, 1.0], [0.5, 0.5]]), torch.tensor([[math.nan, 2.0], [1.0, 3.0]]), edge="nan")  # where p = 0
     yield drawn((3, 16), "", change=torch.Tensor.half, name="float16, ", edge="half")
     thirds = torch.tensor([[1.0, 2.0], [3.0, 0.0]], dtype=torch.float64) / 3  # no float32 holds most of them
     yield case(thirds, thirds + 1, on="p = [[1/3, 2/3], [1, 0]], dp = p + 1 in float64", edge="float64")

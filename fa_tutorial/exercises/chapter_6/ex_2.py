@@ -22,6 +22,8 @@ def backward_with_p(q, k, v, p, do, scale):
 SUM = "(p * dp).sum(dim=-1, keepdim=True)"
 MISTAKES = {
     "dq and dk are without the scale: s = scale · q kᵀ": ("scale * ds", "ds"),
+    "dq and dk are scaled by 1/√D: use the scale that is given": (
+        "    dq = ", "    scale = q.shape[-1] ** -0.5\n    dq = "),
     "ds is without the row sum of (6.5)": (f"(dp - {SUM})", "dp"),
     "the row sum is not multiplied by p: p multiplies the whole difference": (f"p * (dp - {SUM})", f"p * dp - {SUM}"),
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),

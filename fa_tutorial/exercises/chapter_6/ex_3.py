@@ -26,6 +26,8 @@ MISTAKES = {
     "the sum runs over the queries: each of them has its own delta": ("dim=-1", "dim=-2"),
     "delta has the scale, or 1/√D: compare with rowsum(p ∘ dp)": (".sum(dim=-1)", ".sum(dim=-1) * q.shape[-1] ** -0.5"),
     "the products are float16: convert o and do before you multiply": (f"({PRODUCT}).sum(dim=-1)", "(do * o).to(lse.dtype).sum(dim=-1)"),
+    "p is recomputed without the scale, which isn't given: which of the six tensors has p in it?": (
+        f"({PRODUCT}).sum(dim=-1)", "(torch.exp(q @ k.mT - lse[..., None]) * (do @ v.mT)).sum(dim=-1)"),
     "delta is rounded to the inputs' dtype: keep it in lse's": (".sum(dim=-1)", ".sum(dim=-1).to(q.dtype)"),
 }  # fmt: skip
 

@@ -44,6 +44,8 @@ MISTAKES = {
     "start is negative where the first keys are seen by every query: no block comes before block 0": (START, "(j - S_k + S_q) // block_m"),
     "start is rounded up: the block that holds the first query which sees a key counts, although earlier queries of it may see none": (
         START, "math.ceil(max(0, j - S_k + S_q) / block_m)"),
+    "start comes from the last key: the first one decides which queries see any of them": (START, START.replace("j", "keys.stop - 1")),
+    "start is divided by block_n: it counts blocks of queries, and each has block_m": (START, START.replace("block_m", "block_n")),
     "full is rounded down: not every query of its block sees all of the keys": (FULL, "max(0, keys.stop - 1 - S_k + S_q) // block_m"),
     "full comes from the first key: the last one decides which queries see all of them": (FULL, FULL.replace("keys.stop - 1", "j")),
 }  # fmt: skip

@@ -42,6 +42,10 @@ MISTAKES = {
     "the mask is on although is_causal is False": (MASK, "rows, keys, True, scale"),
     "block_m and block_n are exchanged in the call of causal_tiles": (CALL, CALL.replace("m, block_n", "n, block_m")),
     "causal_rows bounds the queries of a block of keys, and yours is a block of queries: take causal_tiles": ("causal_tiles", "causal_rows"),
+    "these are the bounds of 6.5, which count blocks of queries, and your inner loop walks over keys: take causal_tiles": [
+        ("full = end = math", "start, full, end = 0, 0, math"), ("full, end = algorithm.causal_tiles", "start, full = algorithm.causal_rows"),
+        ("range(end)", "range(start, end)"), ("key_block >= full", "key_block < full")],
+    "the mask is on before full: the queries see all keys of these blocks, so mask from full on": (">= full", "< full"),
     "the loop ends at full: the blocks from full to end − 1 are seen in part": ("range(end)", "range(full)"),
 }  # fmt: skip
 
