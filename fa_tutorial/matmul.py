@@ -119,7 +119,7 @@ class MatmulConfig:
     block_k: int
     num_warps: int
     num_stages: int
-    group: int = 8
+    group: int = 16
 
     def __post_init__(self):
         for name in ("block_m", "block_n", "block_k"):

@@ -765,6 +765,23 @@ def test_program_order_is_chapter_3s(page):
         check_order(shown, 1, "row_order")
 
 
+@pytest.mark.parametrize("n, answer", [(4096, "more"), (8192, "fewer"), (16_384, "fewer")])
+def test_program_order_judges_a_guess_about_bands_of_8(page, n, answer):
+    """It counts all waves once a guess is made, and finds the group that reads least, as chapter 3's order does."""
+    open_figure(page, "program_order")
+    shown = put(page, n=n)
+    assert shown["guess"] == "" and page.locator("#total").inner_text() == "guess first"
+    for word in ("fewer", "more"):
+        put(page, n=512)  # forgets the guess
+        shown = put(page, n=n, guess=word)
+        assert (shown["guess"], shown["answer"]) == (word, answer)
+        assert page.locator("#verdict").get_attribute("class") == f"verdict {'right' if word == answer else 'wrong'}"
+    totals = {group: put(page, group=group)["bands"]["total"] for group in range(1, 33)}
+    least = min(totals, key=totals.get)
+    assert f"bands of {least} read least" in page.locator("#verdict").inner_text()
+    assert page.locator("#verdict").get_attribute("class") == "verdict"  # the guess was about bands of 8
+
+
 RINGS = [  # stages, (a load, every third), uses
     (2, (1, 4), (2,)),
     (1, (1, 4), (2,)),

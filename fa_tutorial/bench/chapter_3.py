@@ -14,6 +14,7 @@ from fa_tutorial.bench import results, timing
 
 # As ncu names them.
 FROM_HBM, TO_SMS = "dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum"
+L2_BUSY, CYCLES = "lts__throughput.avg.pct_of_peak_sustained_elapsed", "sm__cycles_elapsed.max"
 ORDERS = {1: "course, row order", 8: "course", 16: "course, bands of 16"}  # the stored provider of each group
 
 
@@ -31,9 +32,10 @@ def show_rates(card: dict, calls: dict[str, tuple[str, Callable]]) -> None:
 
 
 def six_tiles(card: dict) -> pd.DataFrame:
-    """The stored tiles at n = 4,096 in row order, and by ncu the GB that the SMs received. card: results.load's."""
+    """The stored tiles at n = 4,096 in row order, and by ncu the GB that the SMs received and how busy L2 was: the
+    share of its nearest limit. card: results.load's."""
     counted = results.select(card["kernels"], M=4_096, kernel="matmul_traffic", provider=ORDERS[1])
-    columns = {"BLOCK_M": "block_m", "BLOCK_N": "block_n", "GB counted": TO_SMS}
+    columns = {"BLOCK_M": "block_m", "BLOCK_N": "block_n", "GB counted": TO_SMS, "L2 busy, %": L2_BUSY}
     table = pd.DataFrame({name: list(counted[column]) for name, column in columns.items()})
     return table.assign(**{"GB counted": table["GB counted"] / 1e9})
 
@@ -94,16 +96,16 @@ def _each_order(card: dict) -> Iterator[tuple[int, int, pd.Series, pd.Series]]:
 
 
 def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -> None:
-    """Print what HBM delivered in row order and in bands, beside the count of strips and over it, how long it takes at
-    a copy's rate, and the kernel's time. wave_bytes: (n, group) -> of each wave, what it reads."""
+    """Print what HBM delivered in row order and in bands, beside the count of strips, how long it takes at a copy's
+    rate, the kernel's time, and its cycles in ncu's run. wave_bytes: (n, group) -> of each wave, what it reads."""
     rate = card["provenance"]["ceilings"]["copy_gb_s"] * 1e9
-    heads = "     n   order        one wave    counted   from HBM   / counted"
-    print(f"{heads}   at {rate / 1e12:.2f} TB/s   the kernel  (stored, H200)")
+    heads = "     n   order        one wave    counted   from HBM"
+    print(f"{heads}   at {rate / 1e12:.2f} TB/s   the kernel   M cycles  (stored, H200)")
     for n, group, time, counted in _each_order(card):
         waves, read = list(wave_bytes(n, group)), counted[FROM_HBM]
         total = sum(waves)
-        bytes_ = f"{total / len(waves) / 1e6:5.0f} MB {total / 1e9:7.2f} GB {read / 1e9:7.2f} GB {read / total:11.2f}"
-        print(f" {bytes_} {read / rate * 1e3:11.2f} ms {time.ms:9.2f} ms")
+        bytes_ = f"{total / len(waves) / 1e6:5.0f} MB {total / 1e9:7.2f} GB {read / 1e9:7.2f} GB"
+        print(f" {bytes_} {read / rate * 1e3:11.2f} ms {time.ms:9.3f} ms {counted[CYCLES] / 1e6:10.3f}")
 
 
 def show_fusion(card: dict, lengths: Iterable[tuple[int, int]], *calls: Callable, D: int = 64) -> None:

@@ -402,9 +402,12 @@ def draw_stages(ax: Axes) -> None:
         y = 0.6 + place * (tall + 0.06)
         note(ax, 0.1, y + tall / 2, f"place {place}")
         for step in (place, place + places):
-            x = left + step * unit
-            box(ax, x, y, (places - 1) * unit, tall, f"load step {step}", "orange", share=0.35)
-            box(ax, x + (places - 1) * unit, y, unit, tall, f"multiply {step}", "blue", share=0.5, weight="bold")
+            work = left + (step + places - 1) * unit
+            asked = left if step < places - 1 else left + step * unit  # steps 0 and 1 are asked for before the loop
+            box(ax, asked, y, (places - 1) * unit, tall, f"load step {step}", "orange", share=0.35)
+            if (loaded := asked + (places - 1) * unit) < work:
+                box(ax, loaded, y, work - loaded, tall, "waits", dashed=True)
+            box(ax, work, y, unit, tall, f"multiply {step}", "blue", share=0.5, weight="bold")
     arrow(ax, (left, 2.2), (left + (3 * places - 1) * unit, 2.2))
     note(ax, 0.1, 2.2, "time")
 
@@ -431,7 +434,7 @@ def draw_room(ax: Axes) -> None:
     outline(ax, left, 1.7, step, tall)
 
 
-@image("03_operands.png", 3.9)
+@image("03_operands.png", 4.1)
 def draw_operands(ax: Axes) -> None:
     """How tensor cores get their operands: through a warp's registers for mma.sync, from shared memory itself for wgmma."""
     wide, tall = 3.7, 0.44
@@ -465,12 +468,13 @@ def draw_operands(ax: Axes) -> None:
             ax.plot((middles[0], middles[-1]), (fork, fork), color="black", linewidth=1.6)
             for middle in middles:
                 arrow(ax, (middle, fork), (middle, cores))
-        note(ax, left + 2.55, shared + tall / 2, f"a piece:\n{columns} × {columns}")
         box(ax, left + 2.5, registers, 1.2, tall, f"acc: 16 × {columns}", TENSOR_COLOUR["o"], share=0.45)
         near, above = (own + 0.2, left + 3.04) if columns == 16 else (own + 0.05, own + 0.05)
         arrow(ax, (near, cores), (above, registers + tall))
         arrow(ax, (above + 0.2, registers + tall), (near + 0.2, cores))
-    outline(ax, left, cores, wide, tall)
+        start, end = (own - wide / 8, own + wide / 8) if columns == 16 else (left, left + wide)
+        outline(ax, start, cores, end - start, tall)
+        write(ax, (start + end) / 2, cores + tall + 0.2, f"a piece: {columns} × {columns}", BODY, weight="bold")
 
 
 @image("03_program_order.png", 5.0)

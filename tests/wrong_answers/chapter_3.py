@@ -42,6 +42,7 @@ LOAD_A, OFFS_N = "a = tl.load(a_ptrs", "offs_n = start"
 RATE = "2 * block_m * block_n / ((block_m + block_n) * itemsize)"
 S, PV = "scale * tl.dot(q, k_t, ", "acc = tl.dot(s.to(v.dtype), v, acc, "
 BAND = "band = pid // (group * tiles_n)\n    within = pid % (group * tiles_n)"
+BAND_BY_M = "band = pid // (group * tiles_m)\n    within = pid - band * group * tiles_n"
 SHORT = "    if (band + 1) * group > tiles_m:\n        group = tiles_m - band * group\n"
 
 WRONG_ANSWERS = (
@@ -65,6 +66,10 @@ WRONG_ANSWERS = (
          told="the last step reads past K, and 0 · NaN is NaN", gpu="K's last block may be shorter"),
     edit("3.2", "no store mask", ("mask=mask_m & mask_n", "mask=mask_m"), told="mask rows by M and columns by N"),
     edit("3.2", "and", ("mask_m & (offs_k", "mask_m and (offs_k"), told="join masks by &, not by `and`", gpu=None),
+    edit("3.2", "steps rounded down", ("range(0, K, BLOCK_K)", "range(0, K // BLOCK_K * BLOCK_K, BLOCK_K)"),
+         told="the steps along K are rounded down: a kernel's // rounds toward 0, so take tl.cdiv(K, BLOCK_K)"),
+    edit("3.2", "steps rounded up as in Python", ("range(0, K, BLOCK_K)", "range(0, -(-K // BLOCK_K) * BLOCK_K, BLOCK_K)"),
+         told="the steps along K are rounded down: a kernel's // rounds toward 0, so take tl.cdiv(K, BLOCK_K)"),
     edit("3.2", "TF32", (', input_precision="ieee"', ""), told="fp32 is multiplied in IEEE precision", gpu=None),
     edit("3.2", "tiles in fp16", ("a, b, acc", "a.to(tl.float16), b.to(tl.float16), acc"), told="16 bits can't hold 131,584"),
     edit("3.2", "acc in fp16", ('"ieee")', '"ieee").to(tl.float16).to(tl.float32)'),
@@ -88,6 +93,7 @@ WRONG_ANSWERS = (
     edit("3.3", "acc at 2 bytes", ("acc = block_m * block_n * 4", "acc = block_m * block_n * 2"),
          told="acc has block_m · block_n float32 numbers, which may take at most half of the registers"),
     edit("3.3", "a stage too many", ("num_stages * block_k", "(num_stages + 1) * block_k"), told="is its room counted too large"),
+    edit("3.3", "a stage too few", ("num_stages * block_k", "(num_stages - 1) * block_k"), told="counted for num_stages − 1 steps"),
     ("3.3", tile_by_max_of_half, "by your count no tile fits, and one does"),
     ("3.3", tile_by_max_of_pairs, "of two equally good tiles, return the first"),
     ("3.3", tile_by_loop_of_half, "by your count no tile fits, and one does"),
@@ -108,7 +114,12 @@ WRONG_ANSWERS = (
          told="tl.minimum and its kin work in a kernel alone"),
     edit("3.4", "an `if` shortens group", (BAND, f"if group > tiles_m:\n        group = tiles_m\n    {BAND}"), told="no `if` may assign to it"),
     edit("3.4", "group shortened before its first row", (BAND, f"{BAND}\n{SHORT}"),
-         told="the last band has only the rows that are left"),
+         told="every band before it has `group` rows"),
+    edit("3.4", "the last band's first row by its own rows", ("first_row + within % rows", "band * rows + within % rows"),
+         told="the last band's own rows are used to find where it begins"),
+    edit("3.4", "the band by tiles_m, the place by subtraction", (BAND, BAND_BY_M), told="the band is found with tiles_m"),
+    edit("3.4", "the band alone found by tiles_m", ("band = pid // (group * tiles_n)", "band = pid // (group * tiles_m)"),
+         told="pid // (group · tiles_m)"),
     edit("3.4", "min of a list", ("min(tiles_m - first_row, group)", "min([tiles_m - first_row, group])"), told="min takes two numbers"),
     ("3.4", tile_by_sorting, "this works in Python only"),
     edit("3.5", "products rounded", (PV, "acc = acc + tl.dot(s.to(v.dtype), v, "), ('v, input_precision="ieee")', 'v, input_precision="ieee").to(v.dtype)'),

@@ -53,7 +53,7 @@ MISTAKES = {
         PLACE, "pid % tl.cdiv(M, BLOCK_M), pid // tl.cdiv(M, BLOCK_M)"),
     "what is left of K shrinks twice: move offs_k and mask it by K, or leave it and mask by K − k": (
         "b_ptrs += step * stride_bk", "b_ptrs += step * stride_bk\n        offs_k += BLOCK_K"),
-    "the steps along K are rounded down: take tl.cdiv(K, BLOCK_K). A kernel's // rounds toward 0, so −(−K // BLOCK_K) rounds down, too": (
+    "the steps along K are rounded down: a kernel's // rounds toward 0, so take tl.cdiv(K, BLOCK_K)": (
         "range(0, K, BLOCK_K)", "range(0, K // BLOCK_K * BLOCK_K, BLOCK_K)"),
     "tile_n is 0 in every program, as program_id(1) would be, for the grid has one axis": (PLACE, "pid, tl.program_id(1)"),
     "c's mask has M and N exchanged: its rows end at M, its columns at N": (

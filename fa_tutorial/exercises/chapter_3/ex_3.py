@@ -30,6 +30,8 @@ MISTAKES = {
         BUFFERS, BUFFERS.replace("(block_m + block_n)", "block_m * block_n")),
     "shared memory is counted for one step, and it holds the tiles of num_stages steps": (
         BUFFERS, BUFFERS.replace("num_stages * ", "")),
+    "shared memory is counted for num_stages − 1 steps, and it holds the tiles of num_stages steps": (
+        BUFFERS, BUFFERS.replace("num_stages", "(num_stages - 1)")),
     "shared memory is counted in numbers: multiply by itemsize": (BUFFERS, BUFFERS.replace(" * itemsize", "")),
 }  # fmt: skip
 

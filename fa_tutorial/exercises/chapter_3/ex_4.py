@@ -28,11 +28,16 @@ MISTAKES = {
         ("(group * tiles_n)", "(group * tiles_m)", 2), ("tiles_m - first_row", "tiles_n - first_row"),
         (f"{ROW}, within // rows", "within // rows, first_row + within % rows")],
     "a full band is counted with tiles_m: it has `group` rows of tiles_n tiles": ("(group * tiles_n)", "(group * tiles_m)", 2),
+    "the band is found with tiles_m: a full band holds group · tiles_n programs": [
+        ("band = pid // (group * tiles_n)", "band = pid // (group * tiles_m)"), ("pid % (group * tiles_n)", "pid - band * group * tiles_n")],
+    "the band is pid // (group · tiles_m) here, and a full band holds group · tiles_n programs": (
+        "band = pid // (group * tiles_n)", "band = pid // (group * tiles_m)"),
     "the band's first row is missing: every band starts at row 0": (ROW, "within % rows"),
     "the band's number is used as its first row: a band has `group` rows": ("band * group", "band"),
     "`rows` is the row where the band ends: subtract its first row": (ROWS, "rows = min(first_row + group, tiles_m)"),
     "tile_n is counted from pid: divide the place within the band": ("within // rows", "pid // rows"),
     "tile_m is counted from pid: take the remainder of the place within the band": (ROW, "first_row + pid % rows"),
+    "the last band's own rows are used to find where it begins: every band before it has `group` rows": (ROW, "band * rows + within % rows"),
     f"{_LAST}: here it is counted with `group` rows": (ROWS, "rows = group"),
     "the last band's rows are cut before its first row and the place within it are found: every band before it has `group` rows": [
         ("    within = pid % (group * tiles_n)\n", ""), (ROWS, f"{ROWS}\n    within = pid % (rows * tiles_n)"), (ROW, "band * rows + within % rows")],
