@@ -986,7 +986,7 @@ def test_ring_clock_has_the_stored_times(page, way):
     open_figure(page, "ring_clock")
     page.locator("summary").click()
     put(page, way=way)
-    times = chapter_13.host_times(chapter_13.load()["rows"], way)
+    times = chapter_13.clock_times(chapter_13.load()["rows"], way)
     for case in chapter_13.HOST:
         shown = put(page, case=chapter_13.name_of(case))
         assert (shown["T_c"], shown["T_s"]) == pytest.approx(tuple(times.loc[case, ["T_c", "T_s"]]), abs=1e-4)
@@ -997,7 +997,7 @@ def test_ring_clock_tells_what_was_measured(page):
     assert open_figure(page, "ring_clock")["measured"] is None
     page.locator("summary").click()
     rows = chapter_13.load()["rows"]
-    forward, backward = (chapter_13.host_times(rows, way) for way in ("forward", "backward"))
+    forward, backward = (chapter_13.clock_times(rows, way) for way in ("forward", "backward"))
     for case in chapter_13.HOST:
         put(page, case=chapter_13.name_of(case))
         put(page, way="forward")

@@ -134,7 +134,7 @@ SHARE = 65_536 // 128 * 16 // 132  # work tiles of an SM's program: rank 3's que
 @image("13_late_program.png", 4.15)
 def draw_late_program(ax: Axes) -> None:
     """The four steps of rank 3 with 262,144 tokens over the host's memory, by the stored times: with equal shares the program on the SM that a message holds ends two steps late, with a counter none."""
-    case = chapter_13.host_times(chapter_13.load()["rows"], "forward").loc["host memory", 262_144, 16]
+    case = chapter_13.clock_times(chapter_13.load()["rows"], "forward").loc["host memory", 262_144, 16]
     tile, message = case["T_c"], case["T_s"]
     for top, name, is_counted in ((0.15, "equal shares in steps 1 to 3", False), (2.1, "a counter in every step", True)):
         left, now, unit = 0.85, 0.0, 8.0 / (4 * tile + 2 * message)
@@ -155,7 +155,7 @@ def draw_late_program(ax: Axes) -> None:
             now += end
             if step < RANKS - 1:
                 ax.plot([left + now * unit] * 2, [top + 0.25, top + 0.5 + SHOWN * SM_GAP], color="black", linewidth=2)
-        heading(ax, 0.15, top + 0.06, f"{name}: {now:.1f} ms")
+        heading(ax, 0.15, top + 0.06, f"rank 3, {name}: {now:.1f} ms")
         for sm, number in enumerate((0, 1, 2, 131)):
             write(ax, left - 0.1, top + 0.5 + sm * SM_GAP + SM_HIGH / 2, f"SM {number}", ha="right")
     legend_of_steps(ax, 3.97, (0.85, 4.3, 6.75), "compute, and how many work tiles", "a message's kernel")

@@ -231,7 +231,7 @@ WAITS = "            for work in works:\n                work.wait()\n"
 WRONG_ANSWERS = (
     edit("13.1", "a float", ("(rank - step) % ranks", "(rank - step) / ranks"), told="owner(2, 0, 4) gives 0.5, want 2"),
     edit("13.1", "the next rank", ("rank - step", "rank + 1 - step"), told="in step 0 each rank holds its own keys"),
-    edit("13.1", "a whole float", ("(rank - step) % ranks", "(rank - step) % float(ranks)"), told="a rank's number is an int"),
+    edit("13.1", "a whole float", ("(rank - step) % ranks", "(rank - step) % float(ranks)"), told="it gives 2.0, a float: a rank's number is an int"),
     edit("13.1", "a list", ("return (rank - step) % ranks", "return [(rank - step) % ranks]"), told="gives [2], a list: a rank's number is an int"),
     edit("13.4", "keys of two shards", ("return rows // 2, rows, False", "return rows // 2, 2 * rows, False"), told="a shard has only `rows` keys"),
     edit("13.4", "None", (", False", ", None", 2), told="it must be True or False"),
@@ -308,7 +308,7 @@ WRONG_ANSWERS = (
     edit("13.6", "k and v in float32", (YIELD_ALL, "k, v, dk, dv = yield k.to(lse.dtype), v.to(lse.dtype), dk, dv\n        k, v = k.to(q.dtype), v.to(q.dtype)"),
          told="a rank sends 240 bytes, and k and v in bf16, dk and dv in float32 are 184: each travels no wider"),
     edit("13.6", "k and v widened and used so", (YIELD_ALL, "k, v, dk, dv = yield k.to(lse.dtype), v.to(lse.dtype), dk, dv"),
-         told="with bf16 inputs and lse in float32 it raises TypeError: q, k, v must have one dtype"),
+         told="it sends k and v in float32: k and v travel in their own dtype"),
     edit("13.6", "always float64", ("x.to(lse.dtype)", "x.double()"), told="each travels no wider than that"),
     edit("13.7", "the last wait", ("return start(dkv).wait()", "return start(dkv)"), told="it returns a Message, which is still on its way"),
     edit("13.7", "four ranks", ("range(1, ranks)", "range(1, 4)"), ("ranks - 1", "3"), told="it computes 4 tiles: there are `ranks` ranks, which aren't always 4"),

@@ -34,7 +34,7 @@ def adapt(answer, rank, step, ranks):
     """The answer. Wrong where it is a whole float, a tuple or a list."""
     got = answer(rank, step, ranks)
     if isinstance(got, tuple | list) or (isinstance(got, float) and got.is_integer()):
-        raise Wrong(f"owner({rank}, {step}, {ranks}) gives {got}, a {type(got).__name__}: a rank's number is an int")
+        raise Wrong(f"it gives {got}, a {type(got).__name__}: a rank's number is an int")
     return got
 
 

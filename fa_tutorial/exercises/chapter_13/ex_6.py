@@ -119,9 +119,9 @@ def note(answer):
     return "your own dk and dv stay at home, so a rank sends less than ours" if sent < most_sent(4) else ""
 
 
-def played_on(answer, q, k, v, do, ranks, lse_dtype=torch.float64):
+def played_on(answer, q, k, v, do, ranks, lse_dtype=torch.float64, dtypes=None):
     """The answer's routine on every rank, after a forward pass: dq, dk and dv of the whole sequence, how many tensors as large as
-    a shard of k a rank sends, and their bytes."""
+    a shard of k a rank sends, and their bytes. The dtypes of what is sent join the set `dtypes`."""
     o, lse = played.attend(q, k, v)
     lse, sent, nbytes = lse.to(lse_dtype), [], []
 
@@ -132,6 +132,8 @@ def played_on(answer, q, k, v, do, ranks, lse_dtype=torch.float64):
             if any(x.data_ptr() == leaves.data_ptr() or (name == "q" and torch.equal(x, leaves)) for leaves in tensors):
                 raise Wrong(f"a rank sends its {name}: q, o, do, lse and dq stay, and keys and values come to them")
         sent.extend(x.numel() for x in tensors)
+        if dtypes is not None:
+            dtypes.update(x.dtype for x in tensors)
         nbytes.extend(x.nbytes for x in tensors)
 
     results, _ = played.play(answer, (q, k, v, o.to(q.dtype), do, lse), ranks, look)
@@ -144,11 +146,14 @@ def refused(answer):
     part[:, :, 0] = 1
     q, k, v = torch.zeros_like(part), part * sign, sign.expand_as(part)  # equal scores: p is 1/8, and o is 0
     q[:, 1], k[:, 1] = 1, 0  # the first head gives dq, and the second dk
+    dtypes = set()
     try:
-        *got, _, nbytes = played_on(answer, q, k, v, part, 8, torch.float32)
+        *got, _, nbytes = played_on(answer, q, k, v, part, 8, torch.float32, dtypes)
     except Wrong:
         raise
     except Exception as error:
+        if dtypes == {torch.float32} and isinstance(error, TypeError):
+            return "with bf16 inputs and lse in float32 it sends k and v in float32: k and v travel in their own dtype, which q has, too"
         return f"with bf16 inputs and lse in float32 it raises {type(error).__name__}: {error}{where_in(error, answer)}"
     *want, _ = truth(*(x.double() for x in (q, k, v, part)), 8)
     most = 2 * (7 * k.nbytes + 8 * 2 * k.nbytes) // 8  # k and v in bf16, dk and dv in float32
