@@ -4,6 +4,7 @@ A compiled loop carries each variable in registers of one shape and dtype. The i
 the loop and a block after an iteration.
 """
 
+import ast
 import collections
 import contextlib
 import dis
@@ -22,6 +23,48 @@ TOLD = (  # what a reader is told of a variable whose type a loop changes: the c
     'Triton\'s compiler refuses it: "Loop-carried variable {0} has initial type {1} but is re-assigned to {2} in loop!" '
     "Before the loop, give {0} the shape and dtype that it has after an iteration, with tl.full or tl.zeros"
 )
+
+NEEDS = "Before the loop, give {0} the shape and dtype that it has after an iteration, with tl.zeros or tl.full"
+NONE = f'Triton\'s compiler refuses it: "Loop carried variable {{0}} is not a triton value", because it is None. {NEEDS}'
+UNSET = f'Triton\'s compiler refuses it: "{{0}} is not defined", because it reads a loop once, for all iterations. {NEEDS}'
+
+
+def refuse_unset(function: ast.FunctionDef) -> None:
+    """Wrong where a loop changes what was None, or reads what only an earlier iteration can have set. Loops of static_range are unrolled."""
+    assigning = ast.Assign, ast.AugAssign, ast.AnnAssign
+    own = {name for node in ast.walk(function) if isinstance(node, assigning) for name in _names(node, ast.Store)}
+
+    def follow(statements: list[ast.stmt], known: dict[str, bool], in_loop: bool) -> dict[str, bool]:
+        """known: whether each variable that is set is None."""
+        for node in statements:
+            head = getattr(node, "test", getattr(node, "iter", None)) or node
+            read = _names(head, ast.Load) | (_names(node.target, ast.Store) if isinstance(node, ast.AugAssign) else set())
+            if in_loop and not isinstance(node, ast.With):
+                for name in sorted((read & own) - known.keys()):
+                    raise Wrong(UNSET.format(name))
+            if isinstance(node, ast.For | ast.While):
+                unrolled = "static_range" in ast.unparse(head)
+                if not unrolled:
+                    changed = {name for one in node.body if isinstance(one, assigning) for name in _names(one, ast.Store)}
+                    for name in sorted(name for name in changed if known.get(name)):
+                        raise Wrong(NONE.format(name))
+                earlier = _names(node, ast.Store) if unrolled else _names(head if isinstance(node, ast.While) else node.target, ast.Store)
+                known = known | follow(node.body, dict.fromkeys(earlier, False) | known, in_loop or not unrolled)
+            elif isinstance(node, ast.If):
+                yes, no = (follow(branch, dict(known), in_loop) for branch in (node.body, node.orelse))
+                known = {name: yes.get(name, True) and no.get(name, True) for name in yes | no}
+            elif isinstance(node, ast.With):
+                known = follow(node.body, known, in_loop)
+            else:
+                is_none = isinstance(node, ast.Assign) and ast.unparse(node.value) == "None"
+                known = known | dict.fromkeys(_names(node, ast.Store), is_none)
+        return known
+
+    follow(function.body, {one.arg: False for one in ast.walk(function.args) if isinstance(one, ast.arg)}, False)
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    return {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, context)}
 
 
 @contextlib.contextmanager

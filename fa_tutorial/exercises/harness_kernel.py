@@ -330,6 +330,9 @@ def _refuse_python(function: Callable, run_time: frozenset[str]) -> None:
                 why = f"{called} is Python's, and the number is known only at run time: use //, tl.cdiv, or .to(dtype)"
         if why:
             raise Wrong(f"Triton's compiler refuses `{ast.unparse(node)}`: {why}")
+    for node in body.body:
+        if isinstance(node, ast.FunctionDef):
+            carried.refuse_unset(node)
 
 
 def _refuse_globals(kernel: Any) -> None:

@@ -26,6 +26,23 @@ def delta_by_pointers(o, do, delta_ptr, H, S_q, D, BLOCK_M: tl.constexpr, BLOCK_
 
 
 @triton.jit
+def delta_unrolled(o, do, delta_ptr, H, S_q, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
+    """The first iteration of an unrolled loop sets delta, which has no value before it."""
+    row_blocks = tl.cdiv(S_q, BLOCK_M)
+    batch_head, start_m = tl.program_id(0) // row_blocks, tl.program_id(0) % row_blocks * BLOCK_M
+    b, h, offs_m = batch_head // H, batch_head % H, start_m + tl.arange(0, BLOCK_M)
+    o_tile = load_tile(o, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D).to(tl.float32)
+    do_tile = load_tile(do, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D).to(tl.float32)
+    for half in tl.static_range(2):
+        part = tl.sum(tl.where((tl.arange(0, BLOCK_D) % 2 == half)[None, :], o_tile * do_tile, 0.0), axis=1)
+        if half == 0:
+            delta = part
+        else:
+            delta += part
+    tl.store(delta_ptr + batch_head * S_q + offs_m, delta, mask=offs_m < S_q)
+
+
+@triton.jit
 def tile_with_computed_transposes(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H, D, scale,
                                   BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """s and ds are [BLOCK_M, BLOCK_N], and p and ds are transposed by tl.trans; exp2."""
@@ -97,7 +114,8 @@ SEVEN = """        s = scale * dot(q_tile, tl.trans(k_tile))
 REFUSES = "        if torch.is_grad_enabled():\n            raise RuntimeError('differentiable once')\n"
 
 RIGHT_ANSWERS = (
-    ("7.1", delta_by_pointers), ("7.2", tile_with_computed_transposes, "correct (a computed tile is transposed", ""), ("7.4", masked_loop_first),
+    ("7.1", delta_by_pointers), ("7.1", delta_unrolled),
+    ("7.2", tile_with_computed_transposes, "correct (a computed tile is transposed", ""), ("7.4", masked_loop_first),
     ("7.5", dq_keys_by_queries),
     edit("7.3", "last block first, sums by +=, missing rows with lse = inf",
          ("for start_m in range(0, S_q, BLOCK_M):", f"start_m = tl.cdiv(S_q, BLOCK_M) * BLOCK_M\n    {BACKWARDS}"),

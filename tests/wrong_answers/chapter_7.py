@@ -22,6 +22,12 @@ LOAD_ADD_STORE = ADD.replace("atomic_add", "store").replace(
 ROWS = "offs_m[:, None] < S_q"
 MASKED_P = "tl.where(here[:, None], tl.exp(s_t - lse[None, :]), 0.0)"
 EXP = "tl.exp(s_t - lse[None, :])"
+DK_ZEROS, DK_SUM = "dk_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)", "dk_acc = dot(ds_t.to(q_tile.dtype), q_tile, dk_acc)"
+DK_PART = """part = dot(ds_t.to(q_tile.dtype), q_tile)
+        if start_m == 0:
+            dk_acc = part
+        else:
+            dk_acc += part"""
 P = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)"
 END = "end_n = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
 FULL_N = "    full_n = tl.maximum(end_n, 0) // BLOCK_N * BLOCK_N if IS_CAUSAL else 0\n"
@@ -49,6 +55,11 @@ WRONG_ANSWERS = (
          "(o_tile.to(tl.float32) * do_tile.to(tl.float32)).to(tl.float16)"), told="products and sums keep float32's digits"),
     edit("7.2", "rows counted by BLOCK_N", ("tl.program_id(0) * BLOCK_M", "tl.program_id(0) * BLOCK_N"),
          told="its rows of lse and delta start at (b · H + h) · BLOCK_M"),
+    *(edit(number, "dk_acc is None before the loop", (DK_ZEROS, "dk_acc = None"), told="Loop carried variable dk_acc is not a triton value")
+      for number in ("7.3", "7.4", "7.6", "7.7")),
+    edit("7.3", "the first block sets dk_acc", (DK_ZEROS, "pass"), (DK_SUM, DK_PART), told="\"dk_acc is not defined\""),
+    edit("7.5", "acc is None before the loop", ("acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)", "acc = None"),
+         told="Loop carried variable acc is not a triton value"),
     edit("7.2", "exp divided by exp", ("tl.exp(s_t - lse[None, :])", "tl.exp(s_t) / tl.exp(lse)[None, :]"),
          told="exp(s − lse) is at most 1: compute it in one step"),
     edit("7.2", "scores in fp16", ("tl.exp(s_t", "tl.exp(s_t.to(q_tile.dtype).to(tl.float32)"),

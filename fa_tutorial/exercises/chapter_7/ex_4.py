@@ -56,6 +56,8 @@ START, FULL = "tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M", "tl.cdi
 MISTAKES = {
     shared.NOT_IN_THE_STORE: ("dk_acc * scale", "dk_acc"),
     shared.TWICE: ("dk_acc * scale", "dk_acc * scale * scale"),
+    "the ragged last block of queries is left out: the loop goes on while start_m < S_q": (
+        "range(full_m, S_q, BLOCK_M)", "range(full_m, S_q // BLOCK_M * BLOCK_M, BLOCK_M)"),
     "the mask is without S_k − S_q: query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key": (" - (S_k - S_q)", ""),
     "the mask is strict: first_seeing holds the first query that sees each key, j − (S_k − S_q)": (" - (S_k - S_q)", " - (S_k - S_q) + 1"),
     "the mask compares with positions in the block of keys: compare positions in the sequence, which begin at start_n": (
