@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import torch
 from attention_cases import check_attention
-from buffers import DEVICE, needs_gpu, randn
+from buffers import DEVICE, ON_GPU, needs_gpu, randn
 
 from fa_tutorial import figures, ledger, reference
 from fa_tutorial.__main__ import main
@@ -563,7 +563,7 @@ def test_memory_events_leave_out_views_and_what_is_still_there():
     assert events == [("1 add", 32), ("2 exp", 32), ("1 add", -32), ("3 mul", 16), ("2 exp", -32)]
 
 
-@pytest.mark.skipif(DEVICE == "cuda", reason="a GPU's calls are timed otherwise")
+@pytest.mark.skipif(ON_GPU, reason="a GPU's calls are timed otherwise")
 def test_no_kernel_here_beats_its_floor(monkeypatch):
     """However steady the plain matmul and copy are: chapter 0's table would call impossible what it has measured."""
     unsteady = itertools.cycle((35.0, 22.0, 9.0, 35.0, 13.0, 90.0, 21.0, 40.0))

@@ -204,7 +204,7 @@ def test_a_step_with_its_keys_in_l2_is_attention_to_two_tiles_of_each_part(monke
 def test_the_packages_step_with_its_keys_in_l2_is_attention_to_two_tiles_of_each_part(monkeypatch):
     """Of 16 tiles of 32 keys, in two parts."""
     q, kv = randn(1, 2, 1, 16), randn(2, 1, 1, 512, 16, seed=1)
-    lengths = torch.tensor([512], dtype=torch.int32)
+    lengths = torch.tensor([512], dtype=torch.int32, device=q.device)
     call = functools.partial(chapter_11.decode.flash_decode, q, *kv, lengths, num_splits=2)
     monkeypatch.setattr(chapter_11, "call_of", lambda name, shape: (call, 0))
     k, v = kv[:, :, :, [*range(64)] * 4 + [*range(256, 320)] * 4]
