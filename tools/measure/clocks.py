@@ -24,7 +24,7 @@ def cycles_in_turns(calls: dict[str, Callable[[], Any]], *, rounds: int = 5) -> 
 
 def settled_in_turns(calls: dict[str, Callable[[], Any]], flops: int, *, rounds: int = 3) -> dict[str, dict[str, Any]]:
     """In turns, each call at the clock at which it settles when it is repeated: SM cycles, MHz, ms and TFLOP/s of the
-    same calls, and the power that is drawn meanwhile. `flops`: of each call."""
+    same calls, and the power that is drawn while it is repeated, before these. `flops`: of each call."""
     watts: dict[str, list[float]] = {name: [] for name in calls}
     with power_samples() as samples:
 
