@@ -25,8 +25,6 @@ MISTAKES = {
     "the columns are blocks of keys, so S_k decides how many there are": ("-(-S_k // block_n)", "-(-S_q // block_n)"),
     "these are FA2's bytes (4.7): here the outer loop is over keys": (
         TOTAL, "(2 * S_q * D + -(-S_q // block_n) * 2 * S_k * D) * itemsize + 4 * S_q"),
-    "the last column is shorter, not padded: k and v have S_k rows": ("2 * S_k * D", "2 * columns * block_n * D"),
-    "these are elements: multiply by their bytes": ("* D * itemsize", "* D"),
 }  # fmt: skip
 
 
@@ -34,8 +32,6 @@ def inputs():
     yield case(4, 4, 2, 2, 2)
     yield case(2, 6, 1, 2, 4)
     yield case(6, 5, 3, 2, 2, otherwise="the last column may be shorter: round up")
-    yield case(100, 100, 16, 32, 4)
-    yield case(4096, 4096, 64, 128, 2)
     for _ in range(10):
         sizes = (random.randint(1, 500) for _ in range(4))
         yield case(*sizes, random.choice((2, 4)), on="random sizes", fresh=True)
