@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -206,28 +205,31 @@ def draw_qkv(B, H, S_q, S_k, D, *, H_k=0, draw=None):
     return tuple(torch.randn(shape, generator=draw) for shape in ((B, H, S_q, D), *[(B, H_k or H, S_k, D)] * 2))
 
 
+ANY_LENGTH = (
+    ((1, 1, 1, 1, 1, 1), torch.float32, TILE, 1.0),
+    ((1, 2, 2, 17, 33, 20), torch.float16, (32, 32, 32), 3.0),
+    ((2, 2, 2, 20, 25, 12), torch.float32, TILE, 3.0),
+    ((1, 2, 2, 40, 50, 40), torch.bfloat16, (16, 32, 64), 1.0),
+)
+
+
 def with_fresh(*shapes, pad=1, layouts=("bshd", "bhds", "bhsd", "bshd"), is_causal=False):
-    """Decorates the inputs of an exercise, which are then drawn once, so that their truth is computed once, and adds views of fresh
-    numbers.
+    """Decorates the inputs of an exercise, and adds views of fresh numbers.
 
     shapes: (B, H_q, H_k, S_q, S_k, D), dtype, blocks, factor. Those of bf16 are for a GPU: the interpreter's bf16 is wrong.
     """
 
-    def fresh(draw, shape, dtype, blocks, factor):
-        B, H, H_k, S_q, S_k, D = shape
-        qkv = ((factor * x).to(dtype) for x in draw_qkv(B, H, S_q, S_k, D, H_k=H_k, draw=draw))
-        on = f"{str(dtype).removeprefix('torch.')}, B = {B}, H_q = {H}, H_k = {H_k}, S_q = {S_q}, S_k = {S_k}, D = {D}, views"
-        edge = "" if dtype == torch.float32 else "half"
-        return attention_case(*qkv, on, blocks=blocks, is_causal=is_causal, fresh=True, edge=edge, pad=pad, layouts=layouts)
-
     def decorate(inputs):
-        once = functools.cache(lambda: tuple(inputs()))
-
-        @functools.wraps(inputs)
         def both():
-            yield from once()
+            yield from inputs()
             draw, on_gpu = generator(), hardware.device().type == "cuda"
-            yield from (fresh(draw, *shape) for shape in shapes if on_gpu or shape[1] != torch.bfloat16)
+            for (B, H, H_k, S_q, S_k, D), dtype, blocks, factor in shapes:
+                if on_gpu or dtype != torch.bfloat16:
+                    qkv = ((factor * x).to(dtype) for x in draw_qkv(B, H, S_q, S_k, D, H_k=H_k, draw=draw))
+                    on = f"{str(dtype).removeprefix('torch.')}, B = {B}, H_q = {H}, H_k = {H_k}, S_q = {S_q}, S_k = {S_k}, D = {D}, views"
+                    edge = "" if dtype == torch.float32 else "half"
+                    options = {"blocks": blocks, "is_causal": is_causal, "pad": pad, "layouts": layouts}
+                    yield attention_case(*qkv, on, fresh=True, edge=edge, **options)
 
         return both
 

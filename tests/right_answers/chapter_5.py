@@ -21,36 +21,9 @@ def tile_from_a_clamped_pointer(x, out_ptr, H, S, D, BLOCK_M: tl.constexpr, BLOC
 
 
 @triton.jit
-def tile_loaded_transposed(x, out_ptr, H, S, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    pid = tl.program_id(0)
-    row_block, batch_head = pid % tl.cdiv(S, BLOCK_M), pid // tl.cdiv(S, BLOCK_M)
-    x_ptr = x.ptr + batch_head // H * x.strides[0] + batch_head % H * x.strides[1]
-    s = row_block * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
-    d = tl.arange(0, BLOCK_D)[:, None]
-    x_t = tl.load(x_ptr + d * x.strides[3] + s * x.strides[2], mask=(d < D) & (s < S), other=0.0)
-    lanes = tl.arange(0, BLOCK_M * BLOCK_D)
-    tl.store(out_ptr + pid * BLOCK_M * BLOCK_D + lanes, tl.reshape(tl.trans(x_t), (BLOCK_M * BLOCK_D,)))
-
-
-@triton.jit
 def _widened(x):
     """The interpreter's dot is exact for float32 alone in every version, and fp16 products are exact in float32."""
     return x.to(tl.float32)
-
-
-@triton.jit
-def scores_by_keys(q, k, v, o, H, S_q, S_k, D, scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
-    """sᵀ in place of s: the softmax runs down its columns; p is divided before its product with v; S is None, because every tile is
-    full."""
-    start = tl.program_id(0) % (S_q // BLOCK_M) * BLOCK_M
-    bh = tl.program_id(0) // (S_q // BLOCK_M)
-    q = _widened(load_tile(q, bh // H, bh % H, start, None, D, BLOCK_M, BLOCK_D))
-    k = _widened(load_tile(k, bh // H, bh % H, 0, None, D, BLOCK_N, BLOCK_D))
-    v = _widened(load_tile(v, bh // H, bh % H, 0, None, D, BLOCK_N, BLOCK_D))
-    s_t = tl.dot(k, tl.trans(q), input_precision="ieee") * scale
-    p_t = tl.exp(s_t - tl.max(s_t, 0)[None, :])
-    p_t = p_t / tl.sum(p_t, 0)[None, :]
-    store_tile(o, tl.dot(tl.trans(p_t), v, input_precision="ieee"), bh // H, bh % H, start, S_q, D, BLOCK_M, BLOCK_D)
 
 
 @triton.jit
@@ -79,45 +52,10 @@ def flash_last_tile_first(q, k, v, o, H, S_q, S_k, D, scale, BLOCK_M: tl.constex
     store_tile(o, acc, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
-@triton.jit
-def gqa_keeping_the_lse_alone(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
-                              BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """The state is (lse, o): each tile's own softmax is merged with what came before, weighted by exp of the two lse; one loop, always
-    masked."""
-    row_blocks = tl.cdiv(S_q, BLOCK_M)
-    b, h = tl.program_id(0) // row_blocks // H_q, tl.program_id(0) // row_blocks % H_q
-    start_m = tl.program_id(0) % row_blocks * BLOCK_M
-    offs_m = start_m + tl.arange(0, BLOCK_M)
-    q_tile = _widened(load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)) * scale
-    lse = tl.full((BLOCK_M,), -float("inf"), tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for start in range(0, S_k, BLOCK_N):
-        offs_n = start + tl.arange(0, BLOCK_N)
-        k_tile = load_tile(k, b, h * H_k // H_q, start, S_k, D, BLOCK_N, BLOCK_D)
-        v_tile = load_tile(v, b, h * H_k // H_q, start, S_k, D, BLOCK_N, BLOCK_D)
-        seen = offs_n[None, :] < S_k
-        if IS_CAUSAL:
-            seen = seen & (offs_n[None, :] <= offs_m[:, None] + S_k - S_q)
-        s = tl.where(seen, tl.dot(q_tile, tl.trans(_widened(k_tile)), input_precision="ieee"), -float("inf"))
-        m = tl.maximum(tl.max(s, 1), -1e30)
-        p = tl.exp(s - m[:, None])
-        l = tl.sum(p, 1)
-        lse_tile = tl.where(l > 0, m + tl.log(tl.maximum(l, 1e-30)), -float("inf"))
-        top = tl.maximum(tl.maximum(lse, lse_tile), -1e30)
-        both = tl.exp(lse - top) + tl.exp(lse_tile - top)
-        lse_new = tl.where(both > 0, top + tl.log(tl.maximum(both, 1e-30)), -float("inf"))
-        floor = tl.maximum(lse_new, -1e30)
-        acc_tile = tl.dot(p / tl.maximum(l, 1e-30)[:, None], _widened(v_tile), input_precision="ieee")
-        acc = acc * tl.exp(lse - floor)[:, None] + acc_tile * tl.exp(lse_tile - floor)[:, None]
-        lse = lse_new
-    store_tile(o, acc, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
-    tl.store(lse_ptr + (b * H_q + h) * S_q + offs_m, lse, mask=offs_m < S_q)
-
-
 NO_STAGES = "correct (tiles with a mask may be loaded ahead here"
 RIGHT_ANSWERS = (
-    ("5.1", tile_from_a_clamped_pointer), ("5.1", tile_loaded_transposed), ("5.2", scores_by_keys),
-    ("5.3", flash_last_tile_first), ("5.4", flash_last_tile_first), ("5.7", gqa_keeping_the_lse_alone),
+    ("5.1", tile_from_a_clamped_pointer),
+    ("5.3", flash_last_tile_first), ("5.4", flash_last_tile_first),
     edit("5.3", "while", ("for start_n in range(0, S_k, BLOCK_N):", "start_n = 0\n    while start_n < S_k:"),
          ("        m = m_new\n", "        m = m_new\n        start_n += BLOCK_N\n")),
     edit("5.3", "one name in two loops, of two types", ("    for start_n in", "    for _ in range(2):\n        x = tl.zeros((BLOCK_M,), dtype=tl.float32)\n    for start_n in"),

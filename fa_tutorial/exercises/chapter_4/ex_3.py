@@ -23,13 +23,11 @@ MISTAKES = {
     "full and end are numbers of keys: divide by block_n": [(FULL, "full = seen_by_first"), (END, "end = seen_by_last")],
     "end leaves out a tile that the last row sees in part: round up": (END, "end = seen_by_last // block_n"),
     "end is found from the first row: the last row sees most": (END, "end = -(-seen_by_first // block_n)"),
-    "end is one too many where the last row sees its last tile whole: round up, don't add 1": (END, "end = seen_by_last // block_n + 1"),
     "end is not always full + 1: where the diagonal misses the tiles' corners, a row has two masked tiles": (END, "end = full + 1"),
     "full and end are one key short at the diagonal: row i sees i + 1 + S_k − S_q keys, key i + S_k − S_q among them": [
         ("first + 1", "first"), ("last + 1", "last")],
     "full and end are counted top left: S_k − S_q is missing": (" + S_k - S_q", ""),
     "row_block is used as a row: the block's first row is row_block · block_m": ("row_block * block_m", "row_block"),
-    "full counts a tile that the first row sees only in part: round down": (FULL, "full = -(-seen_by_first // block_n)"),
 }  # fmt: skip
 
 CONDITIONS = {
@@ -75,7 +73,6 @@ EXERCISE = Exercise(
     reasoning="The first row sees the fewest keys, max(0, first + 1 + S_k − S_q), and every other row of the block sees these too. "
     "Divided by block_n and rounded down, they are the tiles that need no mask. The last row sees the most keys. Divided and rounded up, "
     "they say where to stop. The last row of a shorter block is S_q − 1.",
-    more="The package's version, algorithm.causal_tiles, also checks its arguments.",
     inputs=inputs,
     truth=truth,
     rule="full: tiles that the block's first row sees whole; end: one past the last tile that its last row sees",

@@ -38,14 +38,12 @@ def causal_forward(q, k, v, block_m, block_n, scale):
 
 MASKED = "s.masked_fill(j > i + S_k - S_q, -math.inf)"
 I, J = "torch.arange(rows.start, rows.stop)[:, None]", "torch.arange(keys.start, keys.stop)[None, :]"
-LOCAL_I, LOCAL_J = "torch.arange(rows.stop - rows.start)[:, None]", "torch.arange(keys.stop - keys.start)[None, :]"
 MISTAKES = {
     "nothing is masked: in the tiles from full on, query i must not see later keys": (MASKED, "s"),
-    "the scale is 1/√D here: multiply by the scale that is given": ("s = scale * (", "s = q.shape[-1] ** -0.5 * ("),
     "the mask is strict: query i sees key i + S_k − S_q too": ("j > i", "j >= i"),
-    "the mask compares places in the tile: add the tile's own start, to i and to j": [(I, LOCAL_I), (J, LOCAL_J)],
+    "the mask compares places in the tile: add the tile's own start, to i and to j": [
+        (I, I.replace("rows.start, rows.stop", "rows.stop - rows.start")), (J, J.replace("keys.start, keys.stop", "keys.stop - keys.start"))],
     "the loop over keys starts at full: the whole tiles before it need no mask, but they count": ("range(end)", "range(full, end)"),
-    "the tiles from full to end − 1 add nothing: the loop over keys goes on to end, and there a query sees the keys up to i + S_k − S_q": ("range(end)", "range(full)"),
     "hidden scores are set to 0, and exp(0 − m) is a weight like any other: use −inf": (MASKED, MASKED.replace("-math.inf", "0.0")),
     "end counts tiles, and your loop takes it for a number of keys: loop over range(end)": (
         "range(end)", "range(math.ceil(end / block_n))"),
@@ -78,23 +76,19 @@ def inputs():
     yield scores_case([[-2e30, 0.0], [0.0, 1.0]], (2, 2), low)
     four = [[1.0, 2.0, 0.0, 3.0], [2.0, 1.0, 3.0, 0.0], [0.0, 3.0, 1.0, 2.0], [3.0, 0.0, 2.0, 1.0]]
     yield scores_case(four, (2, 2), "four tiles: query i sees keys 0 … i, counted in all of q and k, and m, l and acc are carried on")
-    by_positions = "the mask compares positions, i and j, not block numbers, and a block of rows may need several masked tiles"
-    yield scores_case(four, (2, 1), f"tiles of 2 rows and 1 key: {by_positions}")
-    yield scores_case(four, (1, 2), f"tiles of 1 row and 2 keys: {by_positions}")
+    by_positions = "tiles of 1 row and 2 keys: the mask compares positions, i and j, not block numbers"
+    yield scores_case(four, (1, 2), by_positions)
     seed = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, 12, 8, generator=seed) for _ in range(3))  # tells numbers of blocks from positions
-    three = "three blocks of rows: each has its own full and end"
+    three = "three blocks of rows, with several masked tiles each: each has its own full and end"
     yield case(q, k, v, 4, 2, 0.5, on="S_q = S_k = 12, D = 8, blocks 4 × 2, scale = 0.5", otherwise=three)
     draw = generator()
     yield random_case(draw, "randn", (2, 3, 16, 16, 8), (8, 4), 0.3)
     below = "S_q < S_k: query i sees keys 0 … i + S_k − S_q"
     yield scores_case([[1.0, 2.0, 0.0], [4.0, 1.0, 3.0]], (2, 3), f"one tile, {below}", edge="lengths")
-    yield random_case(draw, "randn", (2, 3, 8, 16, 8), (4, 8), 0.3, edge="lengths")
-    ones = column(1.0, 1.0, 1.0)
+    args = column(1.0, 1.0, 1.0), column(2.0, 2.0), column(5.0, 7.0)
     fewer = "S_q > S_k: query i sees keys 0 … i + S_k − S_q, and one that sees none gets o = 0 and lse = −inf"
-    for blocks, words in (((4, 2), "one tile"), ((1, 1), "tiles of one score")):
-        pair = column(2.0, 2.0), column(5.0, 7.0)
-        yield case(ones, *pair, *blocks, 1.0, on=f"S_q = 3, S_k = 2, q kᵀ = 2, v = [5, 7], {words}", otherwise=fewer, edge="unseen")
+    yield case(*args, 4, 2, 1.0, on="S_q = 3, S_k = 2, q kᵀ = 2, v = [5, 7], one tile", otherwise=fewer, edge="unseen")
     yield random_case(draw, "randn", (2, 2, 20, 9, 4), (8, 4), 0.5, edge="unseen")
     yield scores_case(four, (3, 3), "4 rows and 4 keys in blocks of 3: masked tiles may be ragged", edge="ragged")
     for sizes, blocks in (((1, 1, 1, 1, 1), (4, 4)), ((2, 3, 33, 33, 5), (32, 16))):

@@ -17,7 +17,6 @@ MISTAKES = {
     "o moves twice in each column: it is read and written": (OF_O, "2 * S_q * D"),
     "m and l move twice in each column: they are read and written": (OF_M, "2 * S_q * 4"),
     "m and l are missing: they wait in memory between the columns, as o does": (f" + {OF_M}", ""),
-    "an element of m or l has 4 bytes, whatever itemsize is": (OF_M, "4 * S_q * itemsize"),
     "the first column reads o, m and l as every other does": (TOTAL, "once + columns * every - S_q * (D * itemsize + 2 * 4)"),
     "the start values of o, m and l are not counted: they lie in memory": (TOTAL, "once + columns * every + S_q * (D * itemsize + 2 * 4)"),
     "a column reads only its own block of k and v: over all columns each is read once": (TOTAL, "columns * (once + every)"),

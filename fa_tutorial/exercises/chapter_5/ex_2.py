@@ -42,7 +42,6 @@ MISTAKES = {
     "tl.max(s, axis=0) is the maximum of each column, over all queries: axis 1 gives each row its own": ("tl.max(s, axis=1)", "tl.max(s, axis=0)"),
     "q is multiplied by k, not by kᵀ: dot(q_tile, tl.trans(k_tile))": ("tl.trans(k_tile)", "k_tile"),
     "s − m[None, :] subtracts the m of row j from column j: m[:, None] gives one number to each row": ("m[:, None]", "m[None, :]"),
-    "acc / l[None, :] divides column j by the l of row j: l[:, None] gives one number to each row": ("l[:, None]", "l[None, :]"),
     "p and v are rounded to fp16, whatever v's dtype is: leave v as it is, and round p to v's dtype": (
         PV, "dot(p.to(tl.float16), v_tile.to(tl.float16))"),
     "o is rounded to fp16, whatever its dtype is: store_tile rounds to o's dtype by itself": ("acc / l[:, None]", "(acc / l[:, None]).to(tl.float16)"),

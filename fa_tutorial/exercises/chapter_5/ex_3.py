@@ -42,14 +42,11 @@ MISTAKES = {
     "acc is not divided: o = acc / l, after the loop": ("acc / l[:, None], b", "acc, b"),
     "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": (ACC, "dot(p.to(v_tile.dtype), v_tile, acc)"),
     "l is not rescaled when the maximum grows: l = alpha · l + Σ p": (L, "l + tl.sum(p, axis=1)"),
-    "neither acc nor l is rescaled when the maximum grows: alpha = exp(m_old − m_new), taken before m is replaced": (
-        ALPHA, "tl.exp(m_new - m_new)"),
     "alpha multiplies the columns of acc: alpha[:, None] gives one number to each row": ("acc * alpha[:, None]", "acc * alpha"),
     "p v is rescaled too: bring acc to the new maximum first, acc · alpha, and then add p v": (
         ACC, "dot(p.to(v_tile.dtype), v_tile, acc) * alpha[:, None]"),
     "acc is divided by l in every iteration, so earlier tiles lose weight with each that follows: divide once, after the loop": [
         (LAST, LAST + "        acc = acc / l[:, None]\n"), ("acc / l[:, None], b", "acc, b")],
-    "the last tile is left out: range ends before its second argument, so that is S_k": ("range(0, S_k, BLOCK_N)", "range(0, S_k - BLOCK_N, BLOCK_N)"),
     "the loop ends at S_q, and keys end at S_k": ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"),
     "v's tile never moves: it starts at start_n, as k's does": ("load_tile(v, b, h, start_n", "load_tile(v, b, h, 0"),
     "only the last tile counts: m must carry over to the next iteration, and l and acc with it": (LAST, ""),
@@ -72,9 +69,8 @@ def inputs():
     yield inner_step.two_tiles_input()
     yield cases.attention_case(*inner_step.logits(-200), "all logits −200", inner_step.LOW)
     yield cases.attention_case(*inner_step.logits(200, 0), "logits 200 in the first tile, 0 in the second", inner_step.FALLS)
-    for m, n in ((16, 32), (32, 16)):
-        on, rule = f"S_q = S_k = 32, BLOCK_M = {m}, BLOCK_N = {n}", f"{inner_step.BLOCKS}, and an iteration takes BLOCK_N keys"
-        yield cases.attention_case(*cases.draw_qkv(1, 1, 32, 32, 16), on, rule, blocks=(m, n, 16))
+    on, rule = "S_q = S_k = 32, BLOCK_M = 16, BLOCK_N = 32", f"{inner_step.BLOCKS}, and an iteration takes BLOCK_N keys"
+    yield cases.attention_case(*cases.draw_qkv(1, 1, 32, 32, 16), on, rule, blocks=(16, 32, 16))
     yield cases.attention_case(*cases.draw_qkv(1, 1, 32, 16, 16), "S_q = 32, S_k = 16, BLOCK_M = BLOCK_N = 16", inner_step.ROWS)
     yield cases.attention_case(*cases.draw_qkv(2, 2, 16, 16, 16), "B = H = 2", "pass b and h to every load_tile and store_tile")
     yield cases.attention_case(*inner_step.logits(-(2.0**30)), "all logits −2³⁰", edge="low")

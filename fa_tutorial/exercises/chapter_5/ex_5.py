@@ -1,6 +1,7 @@
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 
 from fa_tutorial import forward
 from fa_tutorial.exercises.chapter_5.inner_step import HALF, as_solution, half_inputs, one_tile_inputs, two_tiles_input
@@ -23,8 +24,6 @@ MISTAKES = {
     "alpha multiplies the columns of acc: alpha[:, None] gives one number to each row": (ACC, ACC.replace("[:, None]", "")),
     "p v is rescaled too: bring acc to the new maximum first, acc · alpha, and then add p v": [
         (ACC, "acc = acc"), (PV, f"{PV} * alpha[:, None]")],
-    "p v replaces acc: acc = alpha · acc + p v, by (4.3)": (PV, PV.replace(", acc)", ")")),
-    "acc is added twice: dot(…, acc) has added it already": (PV, PV.replace("acc =", "acc +=")),
     "scale is missing: s = scale · q kᵀ": ("scale * dot(", "dot("),
 }  # fmt: skip
 CONDITIONS = {
@@ -44,12 +43,7 @@ def truth(q_tile, k, v, at, last_seen, MASK, blocks, scale):
     s = s.masked_fill((j >= start_n) & (j > last_seen[:, None]) & MASK, -torch.inf)
     m = s.amax(-1)
     p = torch.exp(s - m[:, None]).nan_to_num()  # 0 for a row that sees nothing
-    return m, p.sum(-1), to_columns(p @ v[at].double(), blocks[2])
-
-
-def to_columns(x, block_d):
-    """x with BLOCK_D columns, as load_tile gives it: those from D on are 0."""
-    return torch.nn.functional.pad(x, (0, block_d - x.shape[-1]))
+    return m, p.sum(-1), F.pad(p @ v[at].double(), (0, blocks[2] - v.shape[-1]))
 
 
 def launch(q_tile, k, v, at, last_seen, MASK, blocks, scale):
@@ -72,7 +66,8 @@ def step(one, last_seen=None, at=(0, 0)):
     """A case of attend from one of attention: its first block of rows, the last tile of keys with MASK if last_seen is given."""
     q, k, v, blocks, _, scale, _ = one.args
     seen = torch.full((blocks[0],), k.shape[2] - 1) if last_seen is None else last_seen
-    return replace(one, args=(to_columns(q[at], blocks[2]), k, v, at, seen.int(), last_seen is not None, blocks, scale), wanted={})
+    q_tile = F.pad(q[at], (0, blocks[2] - q.shape[-1]))  # as load_tile gives it
+    return replace(one, args=(q_tile, k, v, at, seen.int(), last_seen is not None, blocks, scale), wanted={})
 
 
 def inputs():
@@ -89,9 +84,9 @@ def inputs():
     for MASK in (False, True):
         on = f"MASK = {MASK}, B = 3, H = 2, b = 2, h_k = 1"
         yield step(attention_case(*draw_qkv(3, 2, 16, 16, 16), on, where, stray=where), rows if MASK else None, at=(2, 1))
-    on = "MASK, S_k = 32, the second tile, D = 40, BLOCK_M = 32, BLOCK_N = 16, BLOCK_D = 64, last_seen = 0, 1, … 31"
+    on = "MASK, S_k = 32, the second tile, D = 40, BLOCK_M = 32, BLOCK_N = 16, BLOCK_D = 64, last_seen = 31"
     other = "blocks may differ, and D may be smaller than BLOCK_D: load_tile gets BLOCK_N rows, and 0 in the columns from D on"
-    yield step(attention_case(*draw_qkv(1, 1, 32, 32, 40), on, other, blocks=(32, 16, 64)), torch.arange(32))
+    yield step(attention_case(*draw_qkv(1, 1, 32, 32, 40), on, other, blocks=(32, 16, 64)), torch.full((32,), 31))
     blind = "MASK, one tile, last_seen = −8, −7, … 7"
     yield step(attention_case(*draw_qkv(1, 1, 16, 16, 16), blind, edge="unseen"), rows - 8)
     on = "no MASK, BLOCK_M = 32, BLOCK_N = 16, BLOCK_D = 64"

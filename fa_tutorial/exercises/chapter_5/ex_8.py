@@ -1,5 +1,6 @@
 """Exercise 5.8, review_inputs: for each of six broken kernels, an input that tells it from the right one, and from the others."""
 
+import functools
 import warnings
 
 import torch
@@ -68,34 +69,32 @@ def launched(name, q, k, v, is_causal):
     return o, lse
 
 
-def same(found, right):
-    """Whether o and lse are the right kernel's, but for rounding."""
-    sizes = (max(1.0, float(x.nan_to_num(posinf=0, neginf=0).abs().max())) for x in right)
-    return all(torch.allclose(a, b, rtol=0, atol=1e-4 * size, equal_nan=True) for a, b, size in zip(found, right, sizes, strict=True))
+INPUT = (
+    "an input is (q, k, v, is_causal), float32 and finite: q (B, H_q, S_q, D), k and v (B, H_k, S_k, D), H_q a multiple of H_k; no axis "
+    "but S_k is empty, D is at most 64, S_q and S_k 256, B · H_q 16"
+)
 
 
-def complaint(one):
-    """Why `one` is no input of attention; "" if it is."""
+def is_input(one):
+    """Whether `one` is as INPUT says."""
     if not isinstance(one, tuple | list) or len(one) != 4 or not all(isinstance(x, torch.Tensor) and x.ndim == 4 for x in one[:3]):
-        return "an input is (q, k, v, is_causal), with tensors of four axes"
+        return False
     (B, H_q, S_q, D), (H_k, S_k) = one[0].shape, one[1].shape[1:3]
-    if any(x.shape != (B, H_k, S_k, D) for x in one[1:3]) or not 0 < H_k <= H_q or H_q % H_k:
-        return f"q {tuple(one[0].shape)}, k {tuple(one[1].shape)}, v {tuple(one[2].shape)}: k and v are (B, H_k, S_k, D), H_q a multiple of H_k"
-    if any(x.dtype != torch.float32 or not x.isfinite().all() for x in one[:3]):
-        return "q, k and v are float32, and finite"
-    if min(B, S_q, D) < 1 or D > 64 or max(S_q, S_k) > 256 or B * H_q > 16:
-        return "keep inputs small: no axis but S_k empty, D up to 64, S_q and S_k up to 256, B · H_q up to 16"
-    return ""
+    fits = all(x.shape == (B, H_k, S_k, D) for x in one[1:3]) and 0 < H_k <= H_q and H_q % H_k == 0
+    small = min(B, S_q, D) > 0 and D <= 64 and max(S_q, S_k) <= 256 and B * H_q <= 16
+    return fits and small and all(x.dtype == torch.float32 and x.isfinite().all() for x in one[:3])
 
 
 def caught_by(letter, one):
     """The kernels that the input for `letter` catches, without D where F's catches F: nearly each input with a row that sees no key shows both."""
-    if why := complaint(one):
-        raise Wrong(f"{letter}: {why}")
+    if not is_input(one):
+        raise Wrong(f"{letter}: {INPUT}")
     q, k, v = (padded(x, one[0]) for x in one[:3])
     with warnings.catch_warnings(action="ignore"):  # F divides 0 by 0
-        right = launched("", q, k, v, bool(one[3]))
-        found = [name for name in LINES if not same(launched(name, q, k, v, bool(one[3])), right)]
+        given = {name: launched(name, q, k, v, bool(one[3])) for name in ("", *LINES)}
+    right = given.pop("")
+    close = functools.partial(torch.allclose, rtol=1e-4, atol=1e-4, equal_nan=True)
+    found = [name for name, made in given.items() if not all(map(close, made, right))]
     return ["F"] if letter == "F" and found == ["D", "F"] else found
 
 

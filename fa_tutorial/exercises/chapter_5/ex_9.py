@@ -24,15 +24,9 @@ IN_SERIES = "(products + exponential + every - 1 / 128)"
 IN_TURNS, AT_ONCE = "(products + max(exponential, softmax))", "max(products, exponential, every)"
 MISTAKES = {
     "a score has two products, q kᵀ and p v, of 2 D FLOPs each: one is missing": (PRODUCTS, "2 * D / 4096"),
-    "only FLOPs of products go 4096 to a cycle: 16 exponentials and 128 instructions do": [
-        ("exponential = 1 / 16", "exponential = 1 / 4096"), (EVERY, "all_instructions / 4096"), (SOFTMAX, "softmax_instructions / 4096"),
-        ("every - 1 / 128", "every - 1 / 4096")],
     "at once, the tensor cores wait where something else takes longer: the longest of the three decides": (AT_ONCE, "products"),
-    "at once, an SM issues every instruction, not only those of the softmax": (AT_ONCE, "max(products, exponential, softmax)"),
     "in turns, the exponential unit works while other instructions issue: the longer of the two joins the products": (
         IN_TURNS, "(products + exponential + softmax - 1 / 128)"),
-    "in turns, the tensor cores wait for the instructions of the softmax alone: the others go on during the products": (
-        IN_TURNS, "(products + max(exponential, every))"),
     "in turns, the instructions are missing, which may take longer than the exponential": (IN_TURNS, "(products + exponential)"),
     "the other instructions are missing in in_series": (IN_SERIES, "(products + exponential)"),
     "in series, the exponential counts twice: it is one of the instructions": (IN_SERIES, "(products + exponential + every)"),

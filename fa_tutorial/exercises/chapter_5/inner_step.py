@@ -27,21 +27,23 @@ def as_solution(kernel, module):
 
 
 def half_inputs(loop=True, **options):
-    """fp16 inputs that show scores, m or acc that are no float32, or a scaled q. loop: two tiles of keys, so that m and acc are carried."""
+    """fp16 inputs that show scores, acc, or an m that a loop carries, that are no float32, or a scaled q."""
     options["edge"] = "half"
     zero, one = torch.zeros(1, 1, 16, 16, dtype=torch.float16), torch.ones(1, 1, 16, 16, dtype=torch.float16)
-    q, k, v = zero.clone(), zero.clone(), one.clone()
-    q[..., 0], q[..., 1], k[..., 0], k[:, :, 8:, 1], v[:, :, 8:] = 64, 1, 32, 1, 2
-    equal = f"{HALF}: fp16 rounds 2049 to 2048, and each key weighs the same"
-    yield attention_case(q, k, v, "fp16, scores 2048 and 2049, scale = 1", equal, scale=1.0, **options)
+    q, k = zero.clone(), zero.clone()
+    q[..., 0], q[..., 1], k[..., 0], k[:, :, ::2, 1] = 64, 1, 32, 1
+    v = torch.where(k[..., 1:2] == 1, 2 * one, one)
+    if loop:  # a second tile whose v are others: how the tiles weigh shows m
+        k, v = torch.cat([k, k], 2), torch.cat([v, -v * v], 2)
+    equal = f"{HALF}: fp16 rounds 2049 to 2048"
+    yield attention_case(q, k, v, "fp16, odd keys with score 2048, even keys with score 2049, scale = 1", equal, scale=1.0, **options)
     q, k, v = zero.clone(), zero.clone(), one.clone()
     q[..., 0], q[..., 1], k[:, :, ::2, 0], k[:, :, ::2, 1], v[:, :, 1::2] = 5, -1, 4096, 20480, 2
     on = "fp16, q = (5, −1, 0 …), even keys (4096, 20480, 0 …) and v 1, odd keys 0 and v 2, scale = 0.3"
     alike = "all scores are 0.3 · (5 · 4096 − 20480) = 0, but scaled first, q is rounded to fp16: multiply q and k as they are, scale their product"
     yield attention_case(q, k, v, on, alike, scale=0.3, **options)
-    k, v = (torch.cat([x] * (2 if loop else 1), dim=2) for x in (100 * one, 60000 * one))
-    on = "fp16, all scores 80000, v all 60000, scale = 0.5"
-    yield attention_case(100 * one, k, v, on, f"{HALF}: fp16 ends at 65504", scale=0.5, **options)
+    large = 100 * one, 100 * one, 60000 * one
+    yield attention_case(*large, "fp16, all scores 80000, v all 60000, scale = 0.5", f"{HALF}: fp16 ends at 65504", scale=0.5, **options)
 
 
 def logits(*tiles, scale=0.25, S_k=None):
@@ -51,11 +53,10 @@ def logits(*tiles, scale=0.25, S_k=None):
     return torch.ones_like(q), k[:, :, :S_k].clone(), v[:, :, :S_k].clone()
 
 
-def own_maximum(rule=""):
+def own_maximum():
     q, k, v = logits(200)
     q[:, :, :15] = 0
-    on = "logits 200 in row 15, 0 in all others"
-    return attention_case(q, k, v, on, f"each row subtracts its own maximum, tl.max(s, axis=1){rule}")
+    return attention_case(q, k, v, "logits 200 in row 15, 0 in all others", "each row subtracts its own maximum, tl.max(s, axis=1)")
 
 
 def one_tile_inputs(one_tile="", **options):
