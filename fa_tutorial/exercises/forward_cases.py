@@ -226,7 +226,7 @@ def with_fresh(*shapes, pad=1, layouts=("bshd", "bhds", "bhsd", "bshd"), is_caus
             for (B, H, H_k, S_q, S_k, D), dtype, blocks, factor in shapes:
                 if on_gpu or dtype != torch.bfloat16:
                     qkv = ((factor * x).to(dtype) for x in draw_qkv(B, H, S_q, S_k, D, H_k=H_k, draw=draw))
-                    on = f"{str(dtype).removeprefix('torch.')}, B = {B}, H_q = {H}, H_k = {H_k}, S_q = {S_q}, S_k = {S_k}, D = {D}, views"
+                    on = f"{str(dtype).removeprefix('torch.')}, B = {B}, H_q = {H}, H_k = {H_k}, S_q = {S_q}, S_k = {S_k}, D = {D}, {'causal, ' * is_causal}views"
                     edge = "" if dtype == torch.float32 else "half"
                     options = {"blocks": blocks, "is_causal": is_causal, "pad": pad, "layouts": layouts}
                     yield attention_case(*qkv, on, fresh=True, edge=edge, **options)

@@ -16,7 +16,7 @@ def step_by_log_sum_exp(s, m, l):
     return p, m_new, torch.where(m_new == -INF, 0.0, torch.exp(lse - m_new)), alpha
 
 
-def _normalised_as_it_goes(q, k, v, block_m, block_n, scale, causal):
+def forward_normalised_as_it_goes(q, k, v, block_m, block_n, scale, causal=False):
     S_q, S_k = q.shape[2], k.shape[2]
     outputs, sums = [], []
     for row, q_tile in enumerate(q.double().split(block_m, dim=2)):
@@ -37,10 +37,6 @@ def _normalised_as_it_goes(q, k, v, block_m, block_n, scale, causal):
     return torch.cat(outputs, dim=2).to(q.dtype), torch.cat(sums, dim=2).float()
 
 
-def forward_normalised_as_it_goes(q, k, v, block_m, block_n, scale):
-    return _normalised_as_it_goes(q, k, v, block_m, block_n, scale, causal=False)
-
-
 def tiles_by_counting(row_block, block_m, block_n, S_q, S_k):
     rows = range(row_block * block_m, min((row_block + 1) * block_m, S_q))
     full = end = 0
@@ -54,7 +50,7 @@ def tiles_by_counting(row_block, block_m, block_n, S_q, S_k):
 
 
 def causal_normalised_as_it_goes(q, k, v, block_m, block_n, scale):
-    return _normalised_as_it_goes(q, k, v, block_m, block_n, scale, causal=True)
+    return forward_normalised_as_it_goes(q, k, v, block_m, block_n, scale, causal=True)
 
 
 def right_promise_by_promise(forward):

@@ -40,6 +40,7 @@ CONDITIONS = {
     ((2, 2, 1, 17, 33, 20), torch.float16, (32, 32, 32), 3.0),
     ((1, 2, 1, 15, 40, 40), torch.float32, (16, 32, 64), 1.0),
     ((1, 4, 2, 40, 50, 40), torch.bfloat16, (16, 32, 64), 1.0),
+    is_causal=True,
 )
 def inputs():
     for one in one_tile_inputs(f"one tile gives o = softmax(scale · q kᵀ) v and {NATURAL}"):

@@ -63,7 +63,7 @@ def one_tile_inputs(one_tile="", **options):
     """One program and one step, for whole tiles. one_tile: the rule, for random numbers; options: of each case."""
     options["stray"] = "an offset is wrong, not a mask: every tile is full here"
     zeros = torch.zeros(1, 1, 16, 16)
-    mean = "all scores are 0, so p is 1 for each key that a row sees, l their number, and o = acc / l the mean of v, 4097, unrounded"
+    mean = "all scores are 0, so p is 1 for each key that a row sees, l their number, and o is the mean of v, 4097, unrounded"
     yield attention_case(zeros, zeros, zeros + 4097, "one tile, q = k = 0, v all 4097", mean, **options)
     softmax = "one tile gives softmax(scale · q kᵀ) v: maximum and sum run over a row's keys, axis 1, and acc is divided by l"
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one_tile or softmax, **options)
