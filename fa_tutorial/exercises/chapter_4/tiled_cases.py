@@ -6,6 +6,9 @@ from fa_tutorial.exercises.harness import case
 from fa_tutorial.exercises.running import show_nested
 
 
+ONE_KEY = "one key: p = l = 1, so o = acc / l is its row of v and lse = m + log l its score; nothing is added to l"
+
+
 def scores_case(s, blocks, otherwise="", scale=1.0, **options):
     """q is the identity and k = sᵀ, so that q kᵀ is s; v is the identity, so that o is the weights themselves."""
     s = torch.tensor(s)
