@@ -5,7 +5,6 @@ import torch
 from fa_tutorial.exercises.harness import case
 from fa_tutorial.exercises.running import show_nested
 
-
 ONE_KEY = "one key: p = l = 1, so o = acc / l is its row of v and lse = m + log l its score; nothing is added to l"
 
 
