@@ -23,10 +23,6 @@ def ring_of_lists(q, k, v, ranks):
         kv = yield kv
 
 
-def chunks_from_both_ends(rank, ranks):
-    return [2 * ranks - 1 - rank, rank]
-
-
 def chunks_for_other_ranks(rank, ranks):
     return ranks - 1 - rank, ranks + rank
 
@@ -130,8 +126,7 @@ RIGHT_ANSWERS = (
     edit("13.2", "a part that is cast", ("join(o, lse, *attend(q, k, v))", "(lambda part, lse_part: join(o, lse, part.float(), lse_part))(*attend(q, k, v))")),
     edit("13.2", "a running o of zeros", ("    o, lse = attend(q, k, v)\n", "    o, lse = attend(q, k, v)\n    o, lse = join(0 * o, lse - torch.inf, o, lse)\n")),
     edit("13.2", "o rounded once, at the end", ("return o, lse", "return o.to(q.dtype), lse")),
-    ("13.3", chunks_from_both_ends),
-    ("13.3", chunks_for_other_ranks, "as fair; below, rank r has chunks r and 2R − 1 − r"),
+    ("13.3", chunks_for_other_ranks),
     edit("13.4", "in one line",
          ("    if owner == rank:\n        return 0, rows, True\n    if owner < rank:\n        return 0, rows // 2, False\n    return rows // 2, rows, False",
           "    later, earlier = owner > rank, owner < rank\n    return later * (rows // 2), rows - earlier * (rows // 2), not (later or earlier)")),
@@ -140,7 +135,7 @@ RIGHT_ANSWERS = (
     ("13.6", backward_step_by_step),
     edit("13.6", "float32, then rounded once", ("lse.dtype", "torch.float32"), ("return dq, dk, dv", "return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)")),
     ("13.6", backward_from_zeros_in_float32),
-    ("13.6", backward_with_own_part_at_home, "your own dk and dv stay at home"),
+    ("13.6", backward_with_own_part_at_home),
     ("13.7", backward_with_the_sum_before_the_keys, "18 s with 4 ranks: one second is left to save"),
     ("13.7", backward_with_own_tile_last, "17 s with 4 ranks: no order takes less"),
     ("13.7", backward_with_own_tile_last_at_home, "17 s with 4 ranks: no order takes less"),

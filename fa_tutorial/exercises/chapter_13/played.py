@@ -19,7 +19,7 @@ MANY = 20  # with so many ranks, what a rank needs is far less than a whole sequ
 HOLDS = "a rank holds as much as a whole sequence: use each shard and each part at once, and keep none, so that more ranks make room for a longer one"
 
 
-def play(answer: Callable, tensors: tuple[torch.Tensor, ...], ranks: int, look: Callable) -> tuple[list, list[int]]:
+def play(answer: Callable, tensors: tuple[torch.Tensor, ...], ranks: int, look: Callable = lambda *_: None) -> tuple[list, list[int]]:
     """What answer(*shards, ranks) returns on each rank, and the bytes that each sends: shards in plain order. look(message, the rank's shards) is
     called for each message. Wrong where it is no routine, and where many ranks hold a whole sequence each.
     """
@@ -36,10 +36,10 @@ def play(answer: Callable, tensors: tuple[torch.Tensor, ...], ranks: int, look: 
             except StopIteration as stop:
                 return stop.value
             look(message, mine)
-            storages = {
-                x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() // x.itemsize for x in tensors_of(routine.gi_frame.f_locals)
+            held = {
+                x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() / x.itemsize for x in tensors_of(routine.gi_frame.f_locals)
             }
-            if ranks == MANY and sum(storages.values()) >= ranks * mine[0].numel():
+            if ranks == MANY and sum(held.values()) >= ranks * mine[0].numel():
                 raise Wrong(HOLDS)
             received = yield message
 
