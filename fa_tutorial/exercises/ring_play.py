@@ -105,10 +105,8 @@ def timed(role: str, actions: Any, found: list[Action], load: int, uses: Sequenc
     """The actions of a role, which are added to `found`, with these durations, one of `uses` for each consumer; seed: draw each instead."""
     draw, units = random.Random(f"{seed} {role}"), load if role == "producer" else uses[int(role[-1]) if role[-1].isdigit() else 0]
     for action in checked(role, actions, found):
-        if role == "producer" and action.kind == "use":
-            raise Wrong(f"the producer yields “{action}”: the producer loads, and consumers use")
         if role != "producer" and action.kind == "arrive" and action.barrier.name.startswith("full"):
-            raise Wrong(f"{role} arrives at {action.barrier.name}, which expects the producer: it says that the tile is there")
+            raise Wrong(f"{the(role)} arrives at {action.barrier.name}, which expects the producer: it says that the tile is there")
         yield replace(action, units=units if seed is None else draw.randint(1, 6)) if action.units else action
 
 
