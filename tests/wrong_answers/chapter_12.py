@@ -44,7 +44,7 @@ WRONG_ANSWERS = (
     edit("12.2", "NaN scores hidden before the maximum", ("    if is_first:\n        new_max", "    s = s.nan_to_num(nan=-math.inf, neginf=-math.inf)\n    if is_first:\n        new_max"),
          told="a NaN score stays NaN in p"),
     edit("12.2", "acc as zeros from the first block", ("    return p,", "    acc = torch.zeros_like(acc) if is_first else acc\n    return p,"),
-         told="the first block: acc stays as it was"),
+         told="a first block reads no old state"),
     edit("12.2", "columns four apart", ("reading.by_thread(p).sum(dim=2)", "torch.stack([p[:, t::4].sum(1) for t in range(4)], dim=1)"),
          told="its own columns of p, as by_thread gives them"),
     edit("12.2", "acc divided", ("    return p,", "    acc = acc / new_sum.sum(dim=1, keepdim=True)\n    return p,"), told="acc is rescaled by 2^((old − new row_max) · scale_log2), and nothing else"),

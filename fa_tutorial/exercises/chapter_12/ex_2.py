@@ -83,12 +83,10 @@ def inputs():
         "row_sum": "a later block: each thread's row_sum is rescaled by 2^((old − new row_max) · scale_log2), and then the sum of its own columns of p, as by_thread gives them, is added",
         "acc": "a later block: acc is rescaled by 2^((old − new row_max) · scale_log2), and nothing else",
     }
-    first = {
-        "p": "the first block: p is 2^((s − row_max) · scale_log2), where row_max is the row's largest score in s, unscaled, all in float32",
-        "row_max": "the first block: row_max becomes the block's largest score, unscaled, whatever it held",
-        "row_sum": "the first block: each thread's row_sum becomes the sum of its own columns of p, as by_thread gives them, whatever it held",
-        "acc": "the first block: acc stays as it was, and no row_max or row_sum of before is read",
-    }
+    first = (
+        "a first block reads no old state: row_max becomes the block's largest score, unscaled, row_sum each thread's sum of its own columns "
+        "of p, as by_thread gives them, and acc stays as it was; p is 2^((s − row_max) · scale_log2), all in float32"
+    )
     row = [1.0, 0.0, 3.0, 2.0, 1.0, 1.0, -2.0, 0.0]
     sums, acc = [[1.5, 0.5, 1.0, 0.25], [1.25, 2.0, 0.5, 1.0]], [[8.0, 4.0], [2.0, 6.0]]
     unset, no_sums, nothing = [math.nan] * 2, [[math.nan] * 4] * 2, [-INF] * 8

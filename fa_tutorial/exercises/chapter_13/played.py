@@ -50,10 +50,7 @@ def joined(results: list, names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
     """The results of all ranks as whole sequences: the sequence is dimension 2."""
     if not all(isinstance(result, tuple | list) and len(result) == len(names) for result in results):
         raise Wrong(f"each rank returns a tuple ({', '.join(names)})")
-    parts = [[torch.as_tensor(x) for x in result] for result in results]
-    if any(x.ndim < 3 for result in parts for x in result):
-        raise Wrong(f"each rank returns tensors of shape (B, H, rows, …) as ({', '.join(names)})")
-    return tuple(torch.cat(same, dim=2) for same in zip(*parts, strict=True))
+    return tuple(torch.cat([torch.as_tensor(x) for x in same], dim=2) for same in zip(*results, strict=True))
 
 
 def draws(*shape: int, fresh: bool) -> list[torch.Tensor]:
