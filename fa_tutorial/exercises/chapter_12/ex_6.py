@@ -58,10 +58,11 @@ def inputs():
     def step(s, shift, l, threshold, **options):
         return case(*(torch.as_tensor(x) for x in (s, shift, l)), threshold, **options)
 
-    # growths of 1.5, 2.5, −2, 1, 3.5 and 5; two powers of two are 1.39
+    # growths of 1.5, 2.5, 0.5, 1, 3.5 and 5; two powers of two are 1.39
     s = [[0.5, 0.0], [2.5, 0.0], [1.0, 0.0], [3.0, 0.0], [3.5, 0.0], [5.0, 0.0]]
-    yield step(s, [-1.0, 0.0, 3.0, 2.0, 0.0, 0.0], [1.0, 2.0, 1.5, 3.0, 2.0, 0.5], 2.0, otherwise=RULES)
-    yield step([[6.0, 0.0], [5.0, 1.0]], [0.0, 0.0], [1.0, 1.0], 8.0, otherwise=RULES)  # 6 · log₂ e is 8.7, and 5 · log₂ e 7.2
+    yield step(s, [-1.0, 0.0, 0.5, 2.0, 0.0, 0.0], [1.0, 2.0, 1.5, 3.0, 2.0, 0.5], 2.0, otherwise=RULES)
+    # of 6, 5 and −2; 6 · log₂ e is 8.7, and 5 · log₂ e 7.2
+    yield step([[6.0, 0.0], [5.0, 1.0], [1.0, 0.0]], [0.0, 0.0, 3.0], [1.0, 1.0, 2.0], 8.0, otherwise=RULES)
     draw = generator()
     for threshold in (0.0, 1.0, 8.0):
         s, shift, l = 6 * torch.randn(8, 16, generator=draw), 8 * torch.rand(8, generator=draw), 1 + torch.rand(8, generator=draw)

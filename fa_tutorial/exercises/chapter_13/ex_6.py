@@ -91,7 +91,8 @@ def inputs():
     part[:, :, 0] = 1
     q, k, v = torch.zeros_like(part), part * sign, sign.expand_as(part).clone()  # equal scores: p is 1/8, and o is 0
     q[:, 1], k[:, 1] = 1, 0  # the first head gives dq, and the second dk
-    yield case(q, k, v, part, 8, on="8 ranks, bf16, lse in float32", edge="half")
+    # fresh, so that an answer that stays in bf16 is still told its other mistake
+    yield case(q, k, v, part, 8, on="8 ranks, bf16, lse in float32", edge="half", fresh=True)
 
 
 EXERCISE = Exercise(
