@@ -39,8 +39,6 @@ MISTAKES = {
     "a tile's part is added to the dk and dv of other keys: pass these on first, and add it to those that come": [
         ("        home = start(dkv)\n", ""), (TILE, "dkv = start(dkv + tile(kv)).wait()")],
 }  # fmt: skip
-
-
 RULES = {
     "dk and dv": "the parts of all ranks come home to the keys that began here: a row for each rank's keys, a column for each rank's part",
     "seconds": "a rank computes `ranks` tiles, and all messages but the first or the last hide behind them: start each as soon as its contents are there, and wait only where what comes is needed",
@@ -87,8 +85,7 @@ EXERCISE = Exercise(
         "Write down for each message when its contents are there first, and when somebody needs what comes. Start at the one, wait at the other.",
         "k and v are there before their tile, and the next ones are needed after it. dk and dv are there after their tile, and needed after the next one.",
         "Before the loop: start kv, then compute its tile. In the loop: wait for the next kv, start dkv, start kv unless this is the last step, compute the tile, and last wait "
-        "for the dkv that comes, and add.",
-        "That takes 18 s with 4 ranks. For 17, find a tile that can hide the last dkv: it needs no visitor.",
+        "for the dkv that comes, and add. That takes 18 s with 4 ranks. For 17, find a tile that can hide the last dkv: it needs no visitor.",
     ),
     solution=overlapped_backward,
     reasoning="A message can start when its contents are there, and what comes is waited for when it is needed. k and v travel during their own tile, dk and dv "
