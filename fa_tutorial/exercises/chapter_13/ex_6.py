@@ -38,7 +38,7 @@ MISTAKES = {
     "its own pair is counted twice, and the last pair never: pass on first, then take the gradients of what came": (
         YIELD + PARTS + ADD, PARTS + ADD + YIELD),
     "dk and dv are overwritten in each step: add to what the earlier ranks have put in": ("dk + dk_part, dv + dv_part", "dk_part, dv_part"),
-    "only the rank's own keys are used: take what yield gives": (YIELD, "        yield k, v, dk, dv\n"),
+    "only the rank's own keys are used: take the ones that come": (YIELD, "        yield k, v, dk, dv\n"),
     "o and do are exchanged: attention_backward takes q, k, v, o, do, lse": (TILE, TILE.replace("o, do", "do, o"), 2),
     "the gradients are returned in the order dk, dv, dq: return dq, dk, dv": ("return dq, dk, dv", "return dk, dv, dq"),
 }  # fmt: skip
