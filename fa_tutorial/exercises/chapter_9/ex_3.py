@@ -48,7 +48,6 @@ MISTAKES = {
     "acc is divided by l here: return both, the consumer around your loop divides once, at the end": (
         "return l, acc", "return l, acc / l[:, None]"),
     "m and l are swapped: softmax_step returns p, m, l, alpha": (STEP, "p, l, m, alpha = softmax_step("),
-    "m and l are swapped: softmax_step takes s, m, l, scale_log2": ("softmax_step(s, m, l,", "softmax_step(s, l, m,"),
 }  # fmt: skip
 
 
@@ -65,8 +64,7 @@ def adapt(answer):
 def inputs():
     for blocks, stages in ((1, 2), (2, 2), (3, 2), (5, 2), (4, 3)):
         for early in (False, True):
-            one = Play(blocks, stages, early, types=stages == 3)
-            yield case(one, on=str(one))
+            yield case(one := Play(blocks, stages, early), on=str(one))
 
 
 EXERCISE = Exercise(

@@ -51,7 +51,6 @@ MISTAKES = {
     "p belongs to the block before, and you multiply it by this block's v": ("v.index(before), acc", "v.index(stage), acc"),
     "acc is rescaled by an earlier alpha: take the one that this block's softmax_step returns": (STEP, STEP.replace("alpha =", "alpha_new =")),
     "acc is not rescaled: what was added before must shrink by alpha": (RESCALED, ""),
-    "acc is rescaled twice in a block: what was added before shrinks by alpha once": (RESCALED, 2 * RESCALED),
     "you rescale acc before p v, but not before the last p v, after the loop: it needs the last block's alpha": [
         (RESCALED, ""), (SUM, SUM.replace("acc, is", "rescaled(acc, alpha), is"))],
     "the last p v is missing: the loop adds that of the block before": [
@@ -64,8 +63,7 @@ MISTAKES = {
 def inputs():
     for blocks, stages in ((1, 2), (2, 2), (3, 2), (5, 2), (4, 3)):
         for early in (False, True):
-            one = Play(blocks, stages, early, overlap=True, types=stages == 3)
-            yield case(one, on=str(one))
+            yield case(one := Play(blocks, stages, early, overlap=True), on=str(one))
 
 
 EXERCISE = Exercise(

@@ -54,8 +54,7 @@ def inputs():
     for blocks, stages in ((2, 2), (3, 2), (5, 2), (4, 3), (1, 2)):
         for consumer in (0, 1):
             for early in (False, True):
-                one = Play(blocks, stages, early, types=stages == 3, turns=consumer)
-                yield case(one, on=str(one))
+                yield case(one := Play(blocks, stages, early, turns=consumer), on=str(one))
 
 
 EXERCISE = Exercise(
