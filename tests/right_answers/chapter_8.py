@@ -80,12 +80,7 @@ RIGHT_ANSWERS = (
     ("8.6", order_with_groups_from_the_end),
     ("8.4", cycles_by_the_whole_tile),
     edit("8.5", "S_k where there is a mask", ("load_tile(k, b, h_k, start_n, S_k", "load_tile(k, b, h_k, start_n, S_k if MASK else None")),
-    edit(
-        "8.5",
-        "step 3's guard",
-        ("    if MASK:  # only here may a row have seen no key\n    ", ""),
-        told="correct (your loop without a mask still makes 4 comparisons, as of a row's guard",
-    ),
+    edit("8.5", "step 3's guard", ("    if MASK:  # only here may a row have seen no key\n    ", "")),
     edit(
         "8.5",
         "p and alpha guarded",

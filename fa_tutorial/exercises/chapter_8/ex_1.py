@@ -61,7 +61,9 @@ def inputs():
     yield case(8, 248, 1_024, otherwise=RULES)
     yield case(8, 41, 1_024, otherwise=RULES)
     for _ in range(10):
-        yield case(random.choice((4, 8)), random.randint(24, 255), random.randint(1, 200) * 1_000, on="a random tile", otherwise=RULES, fresh=True)
+        yield case(
+            random.choice((4, 8)), random.randint(24, 255), random.randint(1, 200) * 1_000, on="a random tile", otherwise=RULES, fresh=True
+        )
 
 
 EXERCISE = Exercise(

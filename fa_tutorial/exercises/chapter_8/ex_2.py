@@ -1,5 +1,3 @@
-"""Exercise 8.2, softmax_step in base 2."""
-
 import numpy as np
 import torch
 
@@ -8,9 +6,7 @@ from fa_tutorial.exercises.harness import ANYTHING, Exercise, case
 from fa_tutorial.exercises.harness_kernel import check_begun
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import INF, Wrong, chain, show
-
-triton = hardware.require_triton("Exercise 8.2")
-import triton.language as tl  # noqa: E402
+from fa_tutorial.matmul import tl, triton
 
 
 @triton.jit
