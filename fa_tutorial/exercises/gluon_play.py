@@ -11,14 +11,16 @@ from __future__ import annotations
 import ast
 import builtins
 import functools
+import itertools
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from fa_tutorial.barriers import Barrier, ring
+from fa_tutorial.exercises.harness import Case, case
 from fa_tutorial.exercises.running import Wrong, kind, show
 
 ROWS, KEYS, D = 2, 4, 3  # of the tiles; a tile that is not transposed does not fit
@@ -93,45 +95,25 @@ class Pending:
         return f"{'p v' if self.reads.name[-1] == 'v' else 'q kᵀ'} of block {self.block}"
 
 
-@dataclass(frozen=True)
 class Play:
-    """blocks of keys through `stages`; early: producer and other consumer act as early as they can, else as late. overlap: every softmax
-    but the first has p v of the block before beside it. turns: which of the two consumers the reader's is, where they issue their matmuls
-    by turns."""
+    """One run of a consumer, over blocks of keys through `stages`.
 
-    blocks: int
-    stages: int
-    early: bool
-    overlap: bool = False
-    turns: int | None = None
+    early: producer and other consumer act as early as they can, else as late. overlap: every softmax but the first has p v of the block
+    before beside it. consumer: which of the two the reader's is, where they issue their matmuls by turns.
+    """
 
-    def __str__(self) -> str:
-        consumer, many = "" if self.turns is None else f"C = {self.turns}, ", "s" * (self.blocks > 1)
-        how = "early" if self.early else "late"
-        return f"{consumer}{self.blocks} block{many}, {self.stages} stages, the other roles as {how} as can be"
-
-    def run(self, attend: Callable) -> str:
-        """What comes of a reader's attend: RIGHT, or the first thing that goes wrong."""
-        return Stage(self).run(attend)
-
-
-class Stage:
-    """One run of a Play."""
-
-    def __init__(self, play: Play):
-        self.play = play
-        random = torch.Generator().manual_seed(play.blocks)
+    def __init__(self, blocks: int, stages: int, early: bool, overlap: bool, consumer: int | None):
+        self.blocks, self.stages, self.early, self.overlap, self.consumer = blocks, stages, early, overlap, consumer
+        random = torch.Generator().manual_seed(blocks)
         draw = lambda *shape: torch.randn(*shape, generator=random, dtype=torch.float64)  # noqa: E731
-        self.q, self.keys, self.values = draw(ROWS, D), draw(play.blocks, KEYS, D), draw(play.blocks, KEYS, D)
-        self.full, self.empty = ring(play.stages, consumers=2)
-        self.k, self.v = (
-            [Tile(f"stage {i} of {name}", torch.full((KEYS, D), torch.nan).double()) for i in range(play.stages)] for name in "kv"
-        )
+        self.q, self.keys, self.values = draw(ROWS, D), draw(blocks, KEYS, D), draw(blocks, KEYS, D)
+        self.full, self.empty = ring(stages, consumers=2)
+        self.k, self.v = ([Tile(f"stage {i} of {name}", torch.full((KEYS, D), torch.nan).double()) for i in range(stages)] for name in "kv")
         self.loaded = self.other = 0  # blocks that the producer has loaded, and the other consumer has used
         self.in_flight: list[Pending] = []
         self.issued = {"k": 0, "v": 0}
         self.softmaxes = 0
-        self.released = [0] * play.stages  # how often the reader has arrived at empty, by stage
+        self.released = [0] * stages  # how often the reader has arrived at empty, by stage
         self.summed = 0  # blocks whose p v is done
         self.late = ""  # which stage was released later than it could be
         self.turns = [Barrier(1, f"turns[{c}]") for c in range(2)]
@@ -141,31 +123,31 @@ class Stage:
 
     def step(self) -> bool:
         """One block of the producer or of the other consumer; False where both must wait."""
-        stage, turn = self.loaded % self.play.stages, self.loaded // self.play.stages
-        if self.loaded < self.play.blocks and self.empty[stage].test_wait(1 - turn % 2):
+        stage, turn = self.loaded % self.stages, self.loaded // self.stages
+        if self.loaded < self.blocks and self.empty[stage].test_wait(1 - turn % 2):
             for tiles, source in ((self.k, self.keys), (self.v, self.values)):
                 tiles[stage].value, tiles[stage].block = source[self.loaded], self.loaded
             self.full[stage].arrive()
             self.loaded += 1
             return True
-        stage, turn = self.other % self.play.stages, self.other // self.play.stages
-        if self.other < self.play.blocks and self.full[stage].test_wait(turn % 2) and self.others_turn():
+        stage, turn = self.other % self.stages, self.other // self.stages
+        if self.other < self.blocks and self.full[stage].test_wait(turn % 2) and self.others_turn():
             if self.k[stage].block != self.other:
                 raise Stop(f"the other consumer finds {held(self.k[stage])} in {self.k[stage].name}, where block {self.other} is due")
             self.empty[stage].arrive()
             self.other += 1
-            if self.play.turns is not None and self.other > 1:
-                self.turns[self.play.turns].arrive()
+            if self.consumer is not None and self.other > 1:
+                self.turns[self.consumer].arrive()
             return True
         return False
 
     def others_turn(self) -> bool:
         """Whether the other consumer may issue the matmuls of its next block."""
-        c = self.play.turns
+        c = self.consumer
         return c is None or self.other == 0 or self.turns[1 - c].test_wait((self.other - (1 - c)) % 2)
 
     def others(self) -> None:
-        while self.play.early and self.step():
+        while self.early and self.step():
             pass
 
     # ------------------------------------------------ what the reader's code calls
@@ -201,7 +183,7 @@ class Stage:
         self.others()
 
     def pass_turn(self, barrier: Barrier) -> None:
-        if barrier is self.turns[self.play.turns]:
+        if barrier is self.turns[self.consumer]:
             raise Stop(f"you arrive at {barrier.name}, your own turn: the other consumer waits at turns.index(1 - C)")
         block = self.issued["k"] - 1
         if self.passed >= block or self.issued["v"] < block or len(self.in_flight) < 2:
@@ -219,11 +201,11 @@ class Stage:
         tile = b.tile if isinstance(b, View) else b
         due = self.issued[name := tile.name[-1]]
         if tile.block is None or tile.block != due:
-            wanted = f"where block {due} is due" if due < self.play.blocks else "and all blocks have been read"
+            wanted = f"where block {due} is due" if due < self.blocks else "and all blocks have been read"
             raise Stop(f"a matmul reads {tile.name}, which holds {held(tile)}, {wanted}")
         pending = Pending(start + product if use_acc else product, tile, a)
         turn = due + (name == "v")  # p v of a block is issued in the next one's turn, but the last needs none
-        if self.play.turns is not None and 0 < turn < self.play.blocks and self.other <= (before := turn - 1 + self.play.turns) > 0:
+        if self.consumer is not None and 0 < turn < self.blocks and self.other <= (before := turn - 1 + self.consumer) > 0:
             passed = max(0, self.other - 1)
             raise Stop(f"{pending} is issued when the other consumer has passed the turn on {passed} times, and {before} must come before")
         self.issued[name] += 1
@@ -239,7 +221,7 @@ class Stage:
             if done.reads.block != done.block:
                 fault = f"block {done.reads.block} is loaded into {done.reads.name} while a matmul reads block {done.block} there"
                 raise Stop(f"{fault}: you release block {done.block} before you have waited for the matmul that reads it")
-            if self.play.overlap and done.beside_softmax and isinstance(done.left, Operand) and not any(x is done.left for x in deps):
+            if self.overlap and done.beside_softmax and isinstance(done.left, Operand) and not any(x is done.left for x in deps):
                 fault = f"the wait that ends {done} doesn't have its p among what it waits for"
                 raise Stop(f"{fault}: p v reads p's registers until then, so wait for both, [acc, p], and give the new p another name")
         for x in deps:
@@ -260,7 +242,7 @@ class Stage:
             before, self.softmaxes = self.softmaxes - 1, self.softmaxes + 1
             for pending in self.in_flight:
                 pending.beside_softmax = True
-            if self.play.overlap and before >= 0 and f"p v of block {before}" not in map(str, self.in_flight):
+            if self.overlap and before >= 0 and f"p v of block {before}" not in map(str, self.in_flight):
                 raise Stop(f"p v of block {before} is not under way when the softmax of block {before + 1} begins")
             m_new = torch.maximum(m, s.amax(1))
             p, alpha = torch.exp2(s - m_new[:, None]), torch.exp2(m - m_new)
@@ -282,7 +264,7 @@ class Stage:
         return begun | {"mbarrier": mbarrier, "warpgroup_mma": self.begins(self.matmul), "warpgroup_mma_wait": self.matmul_wait}
 
     def run(self, attend: Callable) -> str:
-        code, by_turns = getattr(attend, "fn", attend), self.play.turns is not None
+        code, by_turns = getattr(attend, "fn", attend), self.consumer is not None
         known = {name: getattr(builtins, name) for name in KNOWN} | {"NotImplementedError": NotImplementedError}
         plain = types.FunctionType(
             code.__code__, self.names() | {"__builtins__": known}, code.__name__, code.__defaults__, code.__closure__
@@ -290,9 +272,9 @@ class Stage:
         zeros, l, acc = (torch.zeros(*shape, dtype=torch.float64) for shape in ((ROWS, KEYS), (ROWS,), (ROWS, D)))
         named = {"k": self.k, "v": self.v, "full": self.full, "empty": self.empty} | ({"turns": self.turns} if by_turns else {})
         rings = [Ring(name, stages) for name, stages in named.items()]
-        more = (self.play.turns,) if by_turns else ()
+        more = (self.consumer,) if by_turns else ()
         try:
-            result = plain(Tile("q", self.q), *rings, zeros, torch.full_like(l, -torch.inf), l, acc, SCALE_LOG2, self.play.blocks, *more)
+            result = plain(Tile("q", self.q), *rings, zeros, torch.full_like(l, -torch.inf), l, acc, SCALE_LOG2, self.blocks, *more)
         except Stop as fault:
             return str(fault)
         except NameError as error:
@@ -308,21 +290,21 @@ class Stage:
             if done(got, name).shape != want.shape or not torch.allclose(got, want):
                 return f"{name} = {show(got)} instead of {show(want)}"
         for stage, times in enumerate(self.released):
-            if times != (blocks := len(range(stage, self.play.blocks, self.play.stages))):
+            if times != (blocks := len(range(stage, self.blocks, self.stages))):
                 each = "each block's stage is released once, the last block's, too"
                 return f"arrivals of yours at empty[{stage}]: {times}, blocks in this stage: {blocks}: {each}"
-        if by_turns and self.passed != self.play.blocks - 1:
-            return f"you have passed the turn on {self.passed} times in {self.play.blocks - 1} turns: once a block, in the last block, too"
+        if by_turns and self.passed != self.blocks - 1:
+            return f"you have passed the turn on {self.passed} times in {self.blocks - 1} turns: once a block, in the last block, too"
         if self.late:
             return f"{self.late}: you release a stage late, and the producer waits for it"
         arguments = dict.fromkeys(code.__code__.co_varnames[: code.__code__.co_argcount], False)
-        if self.play.stages > 2 and (name := carried(attend.parse().body[0].body, arguments)):  # on one input is enough
+        if self.stages > 2 and (name := carried(attend.parse().body[0].body, arguments)):  # on one input is enough
             return f"an if or a loop can't change a type: {name} is a matmul under way at one end of its body, and a tensor at the other"
         return RIGHT
 
 
-Stage.wait.__qualname__, Stage.arrive.__qualname__ = "mbarrier.wait", "mbarrier.arrive"  # as an error names them
-Stage.matmul.__qualname__, Stage.matmul_wait.__qualname__ = Stage.matmul.__name__, Stage.matmul_wait.__name__ = (
+Play.wait.__qualname__, Play.arrive.__qualname__ = "mbarrier.wait", "mbarrier.arrive"  # as an error names them
+Play.matmul.__qualname__, Play.matmul_wait.__qualname__ = Play.matmul.__name__, Play.matmul_wait.__name__ = (
     "warpgroup_mma", "warpgroup_mma_wait")  # fmt: skip
 
 
@@ -360,3 +342,19 @@ def done(x: Any, name: str) -> torch.Tensor:
     if not isinstance(x, torch.Tensor):
         raise Wrong(f"{name} is a {type(x).__name__}")
     return x
+
+
+def adapt(answer: Callable) -> Callable:
+    """A reader's attend as a function of what makes a Play."""
+    if not hasattr(answer, "fn"):
+        raise Wrong("is a plain function: put @gluon.jit above it")
+    return functools.wraps(answer.fn)(lambda *play: Play(*play).run(answer))
+
+
+def plays(overlap: bool = False, consumers: Sequence[int | None] = (None,)) -> Iterator[Case]:
+    """The inputs of 9.3, 9.4 and 9.6."""
+    for blocks, stages in ((1, 2), (2, 2), (3, 2), (5, 2), (4, 3)):
+        for consumer, early in itertools.product(consumers, (False, True)):
+            which, many = "" if consumer is None else f"C = {consumer}, ", "s" * (blocks > 1)
+            on = f"{which}{blocks} block{many}, {stages} stages, the other roles as {'early' if early else 'late'} as can be"
+            yield case(blocks, stages, early, overlap, consumer, on=on)

@@ -4,12 +4,7 @@ from edits import edit
 
 from fa_tutorial.barriers import arrive, load, use, wait, work
 from fa_tutorial.exercises import catalogue
-from fa_tutorial.hardware import require_triton
-from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
-
-require_triton("Exercise 9.3")
-from triton.experimental import gluon  # noqa: E402
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
+from fa_tutorial.hopper.ladder import gluon, left_operand, mbarrier, rescaled, softmax_step, warpgroup_mma, warpgroup_mma_wait
 
 
 def phase_by_toggling(i, stages):

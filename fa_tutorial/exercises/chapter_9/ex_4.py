@@ -1,15 +1,6 @@
-"""Exercise 9.4, attend_overlapped: a consumer's loop whose p v runs under the next softmax."""
-
-from fa_tutorial.exercises.chapter_9.ex_3 import adapt, truth
-from fa_tutorial.exercises.gluon_play import Play
-from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.hardware import require_triton
-from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
-
-require_triton("Exercise 9.4")
-from triton.experimental import gluon  # noqa: E402
-from triton.experimental.gluon import language as gl  # noqa: E402
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
+from fa_tutorial.exercises.gluon_play import RIGHT, adapt, plays
+from fa_tutorial.exercises.harness import Exercise
+from fa_tutorial.hopper.ladder import gl, gluon, left_operand, mbarrier, rescaled, softmax_step, warpgroup_mma, warpgroup_mma_wait
 
 
 @gluon.jit
@@ -59,13 +50,6 @@ MISTAKES = {
         "range(1, blocks)", "range(1, blocks - 1)"),
 }  # fmt: skip
 
-
-def inputs():
-    for blocks, stages in ((1, 2), (2, 2), (3, 2), (5, 2), (4, 3)):
-        for early in (False, True):
-            yield case(one := Play(blocks, stages, early, overlap=True), on=str(one))
-
-
 EXERCISE = Exercise(
     task="Write attend_overlapped(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks): attend, with p v of a block under way while "
     "the next block's softmax is computed; return l, acc.",
@@ -81,8 +65,8 @@ EXERCISE = Exercise(
     solution=attend_overlapped,
     reasoning="Matmuls end in the order in which they were issued, so the scores go first, and a wait that leaves one in flight waits for them "
     "alone. p v reads v, and p's registers, until the second wait: the release comes after it, and acc is rescaled after it.",
-    inputs=inputs,
-    truth=truth,
+    inputs=lambda: plays(overlap=True),
+    truth=lambda *play: RIGHT,
     rule="l and acc as attend gives them, and beside each softmax but the first p v of the block before",
     mistakes=MISTAKES,
     exact=True,
