@@ -14,8 +14,7 @@ import functools
 import itertools
 import types
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,22 +33,26 @@ class Stop(Exception):
     """The play has ended with a fault."""
 
 
+class Operand(NamedTuple):
+    """What permute and left_operand give. tile: of shared memory, None for registers."""
+
+    value: torch.Tensor
+    tile: Tile | None = None
+
+
 class Tile:
     """A tile of shared memory. block: the number of the block that it holds, None for none."""
 
     dtype = torch.float32  # by name: it is another than acc's, as in the kernel
 
     def __init__(self, name: str, value: torch.Tensor):
-        self.name, self.value, self.block = name, value, None
+        self.name, self.value, self.block, self.tile = name, value, None, self
 
-    def permute(self, order: Sequence[int]) -> View:
-        return View(self, self.value.permute(order))
+    def permute(self, order: Sequence[int]) -> Operand:
+        return Operand(self.value.permute(order), self)
 
-
-@dataclass(frozen=True)
-class View:
-    tile: Tile
-    value: torch.Tensor
+    def __str__(self) -> str:
+        return f"{self.name}, which holds {'nothing' if self.block is None else f'block {self.block}'}"
 
 
 class Ring:
@@ -64,13 +67,6 @@ class Ring:
         if not isinstance(stage, int) or not 0 <= stage < len(self.stages):
             raise Wrong(f"{self.name}.index({show(stage)}): the stages are 0 … {len(self.stages) - 1}")
         return self.stages[stage]
-
-
-@dataclass(frozen=True)
-class Operand:
-    """What left_operand gives."""
-
-    value: torch.Tensor
 
 
 class Alpha(torch.Tensor):
@@ -95,8 +91,20 @@ class Pending:
         return f"{'p v' if self.reads.name[-1] == 'v' else 'q kᵀ'} of block {self.block}"
 
 
+def begins(method: Callable) -> Callable:
+    """The method of a Play, at whose begin is noted whether a block that nothing reads any more has not been released."""
+
+    @functools.wraps(method)
+    def begun(self: Play, *args: Any, **options: Any) -> Any:
+        if self.summed > sum(self.released):
+            self.late = self.late or f"block {self.summed - 1} is still not released at your next {method.__name__}, though its p v is done"
+        return method(self, *args, **options)
+
+    return begun
+
+
 class Play:
-    """One run of a consumer, over blocks of keys through `stages`.
+    """One run of a consumer, over blocks of keys through `stages`. Its methods stand for the functions of Gluon and of hopper.ladder.
 
     early: producer and other consumer act as early as they can, else as late. overlap: every softmax but the first has p v of the block
     before beside it. consumer: which of the two the reader's is, where they issue their matmuls by turns.
@@ -133,7 +141,7 @@ class Play:
         stage, turn = self.other % self.stages, self.other // self.stages
         if self.other < self.blocks and self.full[stage].test_wait(turn % 2) and self.others_turn():
             if self.k[stage].block != self.other:
-                raise Stop(f"the other consumer finds {held(self.k[stage])} in {self.k[stage].name}, where block {self.other} is due")
+                raise Stop(f"the other consumer reads {self.k[stage]}, where block {self.other} is due")
             self.empty[stage].arrive()
             self.other += 1
             if self.consumer is not None and self.other > 1:
@@ -152,19 +160,7 @@ class Play:
 
     # ------------------------------------------------ what the reader's code calls
 
-    def begins(self, function: Callable) -> Callable:
-        """The function, at whose begin is noted whether a block that nothing reads any more has not been released."""
-
-        @functools.wraps(function)
-        def begun(*args: Any, **options: Any) -> Any:
-            if self.summed > sum(self.released):
-                self.late = (
-                    self.late or f"block {self.summed - 1} is still not released at your next {function.__name__}, though its p v is done"
-                )
-            return function(*args, **options)
-
-        return begun
-
+    @begins
     def wait(self, barrier: Barrier, phase: int, pred: bool = True) -> None:
         self.others()
         while pred and not barrier.test_wait(phase):
@@ -173,8 +169,6 @@ class Play:
                 raise Stop(f"a deadlock: wait for {barrier.name}, parity {phase}, which has {has}, and nobody else arrives")
 
     def arrive(self, barrier: Barrier, *, count: int = 1, pred: bool = True) -> None:
-        if any(barrier is one for one in self.full):
-            raise Wrong(f"you arrive at {barrier.name}, where the producer arrives: a consumer arrives at empty[stage]")
         if any(barrier is one for one in self.turns):
             self.pass_turn(barrier)
         for _ in range(count if pred else 0):
@@ -191,19 +185,18 @@ class Play:
             raise Stop(f"{fault}: pass it on once a block, when both matmuls are issued and before you wait for them")
         self.passed += 1
 
-    def matmul(self, a: Any, b: Any, acc: Any, *, use_acc: bool = True, is_async: bool = False) -> Any:
-        if not isinstance(a, Tile | View | Operand) or not isinstance(b, Tile | View):
+    @begins
+    def warpgroup_mma(self, a: Any, b: Any, acc: Any, *, use_acc: bool = True, is_async: bool = False) -> Any:
+        if not isinstance(a, Tile | Operand) or not isinstance(b, Tile | Operand) or b.tile is None:
             raise Wrong("warpgroup_mma takes a tile of shared memory, or what left_operand gives, and then a tile of shared memory")
         product, start = a.value @ b.value, acc.value if isinstance(acc, Pending) else acc
         if start.shape != product.shape:
             shapes = f"the product has shape {list(product.shape)}, and warpgroup_mma's third argument {list(start.shape)}"
             raise Wrong(f"{shapes} (the check's tiles are small): it is zeros for q kᵀ, acc for p v")
-        tile = b.tile if isinstance(b, View) else b
-        due = self.issued[name := tile.name[-1]]
-        if tile.block is None or tile.block != due:
-            wanted = f"where block {due} is due" if due < self.blocks else "and all blocks have been read"
-            raise Stop(f"a matmul reads {tile.name}, which holds {held(tile)}, {wanted}")
-        pending = Pending(start + product if use_acc else product, tile, a)
+        due = self.issued[name := b.tile.name[-1]]
+        if b.tile.block is None or b.tile.block != due:
+            raise Stop(f"a matmul reads {b.tile}, {f'where block {due} is due' if due < self.blocks else 'and all blocks have been read'}")
+        pending = Pending(start + product if use_acc else product, b.tile, a)
         turn = due + (name == "v")  # p v of a block is issued in the next one's turn, but the last needs none
         if self.consumer is not None and 0 < turn < self.blocks and self.other <= (before := turn - 1 + self.consumer) > 0:
             passed = max(0, self.other - 1)
@@ -211,9 +204,9 @@ class Play:
         self.issued[name] += 1
         self.in_flight.append(pending)
         self.others()
-        return pending if is_async else self.matmul_wait(0, [pending])
+        return pending if is_async else self.warpgroup_mma_wait(0, [pending])
 
-    def matmul_wait(self, num_outstanding: int, deps: Sequence[Any]) -> Any:
+    def warpgroup_mma_wait(self, num_outstanding: int, deps: Sequence[Any]) -> Any:
         self.others()
         while len(self.in_flight) > num_outstanding:
             done = self.in_flight.pop(0)
@@ -221,54 +214,48 @@ class Play:
             if done.reads.block != done.block:
                 fault = f"block {done.reads.block} is loaded into {done.reads.name} while a matmul reads block {done.block} there"
                 raise Stop(f"{fault}: you release block {done.block} before you have waited for the matmul that reads it")
-            if self.overlap and done.beside_softmax and isinstance(done.left, Operand) and not any(x is done.left for x in deps):
+            if self.overlap and done.beside_softmax and done.left.tile is None and not any(x is done.left for x in deps):
                 fault = f"the wait that ends {done} doesn't have its p among what it waits for"
                 raise Stop(f"{fault}: p v reads p's registers until then, so wait for both, [acc, p], and give the new p another name")
         for x in deps:
             if x in self.in_flight:
                 raise Stop(
-                    f"warpgroup_mma_wait({num_outstanding}, …) returns {x}, and leaves it in flight, as one of the last that were issued"
+                    f"warpgroup_mma_wait({num_outstanding}, …) leaves {x} in flight, as one of the last that were issued, and returns it"
                 )
         found = [x.value if isinstance(x, Pending) else x for x in deps]
         return found[0] if len(found) == 1 else tuple(found)
 
+    @begins
+    def softmax_step(self, s: Any, m: torch.Tensor, l: torch.Tensor, scale_log2: float) -> tuple:
+        s = done(s, "s") * scale_log2
+        before, self.softmaxes = self.softmaxes - 1, self.softmaxes + 1
+        for pending in self.in_flight:
+            pending.beside_softmax = True
+        if self.overlap and before >= 0 and f"p v of block {before}" not in map(str, self.in_flight):
+            raise Stop(f"p v of block {before} is not under way when the softmax of block {before + 1} begins")
+        m_new = torch.maximum(m, s.amax(1))
+        p, alpha = torch.exp2(s - m_new[:, None]), torch.exp2(m - m_new)
+        return p, m_new, alpha * l + p.sum(1), alpha.as_subclass(Alpha)
+
+    @begins
+    def left_operand(self, p: Any, acc: Any, dtype: Any) -> Operand:
+        done(acc, "acc")
+        if dtype is not Tile.dtype:
+            raise Wrong("left_operand's dtype is v.dtype: both operands of a matmul have one dtype, and acc, l and s another")
+        return Operand(done(p, "p").double())
+
+    @begins
+    def rescaled(self, acc: Any, alpha: torch.Tensor) -> torch.Tensor:
+        return done(acc, "acc") * alpha.as_subclass(torch.Tensor)[:, None]
+
     # ------------------------------------------------ the run
 
-    def names(self) -> dict[str, Any]:
-        """The names of Gluon and of hopper.ladder, and what stands for them."""
-
-        def softmax_step(s, m, l, scale_log2):
-            s = done(s, "s") * scale_log2
-            before, self.softmaxes = self.softmaxes - 1, self.softmaxes + 1
-            for pending in self.in_flight:
-                pending.beside_softmax = True
-            if self.overlap and before >= 0 and f"p v of block {before}" not in map(str, self.in_flight):
-                raise Stop(f"p v of block {before} is not under way when the softmax of block {before + 1} begins")
-            m_new = torch.maximum(m, s.amax(1))
-            p, alpha = torch.exp2(s - m_new[:, None]), torch.exp2(m - m_new)
-            return p, m_new, alpha * l + p.sum(1), alpha.as_subclass(Alpha)
-
-        def left_operand(p, acc, dtype):
-            done(acc, "acc")
-            if dtype is not Ring.dtype:
-                raise Wrong("left_operand's dtype is v.dtype: both operands of a matmul have one dtype, and acc, l and s another")
-            return Operand(done(p, "p").double())
-
-        def rescaled(acc, alpha):
-            return done(acc, "acc") * alpha.as_subclass(torch.Tensor)[:, None]
-
-        for function in (softmax_step, left_operand, rescaled):
-            function.__qualname__ = function.__name__  # as an error names it
-        mbarrier = types.SimpleNamespace(wait=self.begins(self.wait), arrive=self.arrive)
-        begun = {function.__name__: self.begins(function) for function in (softmax_step, left_operand, rescaled)}
-        return begun | {"mbarrier": mbarrier, "warpgroup_mma": self.begins(self.matmul), "warpgroup_mma_wait": self.matmul_wait}
-
     def run(self, attend: Callable) -> str:
-        code, by_turns = getattr(attend, "fn", attend), self.consumer is not None
-        known = {name: getattr(builtins, name) for name in KNOWN} | {"NotImplementedError": NotImplementedError}
-        plain = types.FunctionType(
-            code.__code__, self.names() | {"__builtins__": known}, code.__name__, code.__defaults__, code.__closure__
-        )
+        """What comes of a reader's attend: RIGHT, or the first thing that goes wrong."""
+        code, by_turns = attend.fn.__code__, self.consumer is not None
+        names = {name: getattr(self, name) for name in ("softmax_step", "left_operand", "rescaled", "warpgroup_mma", "warpgroup_mma_wait")}
+        known = {name: getattr(builtins, name) for name in (*KNOWN, "NotImplementedError")}
+        plain = types.FunctionType(code, names | {"mbarrier": self, "__builtins__": known}, closure=attend.fn.__closure__)
         zeros, l, acc = (torch.zeros(*shape, dtype=torch.float64) for shape in ((ROWS, KEYS), (ROWS,), (ROWS, D)))
         named = {"k": self.k, "v": self.v, "full": self.full, "empty": self.empty} | ({"turns": self.turns} if by_turns else {})
         rings = [Ring(name, stages) for name, stages in named.items()]
@@ -297,15 +284,10 @@ class Play:
             return f"you have passed the turn on {self.passed} times in {self.blocks - 1} turns: once a block, in the last block, too"
         if self.late:
             return f"{self.late}: you release a stage late, and the producer waits for it"
-        arguments = dict.fromkeys(code.__code__.co_varnames[: code.__code__.co_argcount], False)
+        arguments = dict.fromkeys(code.co_varnames[: code.co_argcount], False)
         if self.stages > 2 and (name := carried(attend.parse().body[0].body, arguments)):  # on one input is enough
             return f"an if or a loop can't change a type: {name} is a matmul under way at one end of its body, and a tensor at the other"
         return RIGHT
-
-
-Play.wait.__qualname__, Play.arrive.__qualname__ = "mbarrier.wait", "mbarrier.arrive"  # as an error names them
-Play.matmul.__qualname__, Play.matmul_wait.__qualname__ = Play.matmul.__name__, Play.matmul_wait.__name__ = (
-    "warpgroup_mma", "warpgroup_mma_wait")  # fmt: skip
 
 
 def carried(body: Sequence[ast.stmt], under_way: dict[str, bool]) -> str:
@@ -329,10 +311,6 @@ def carried(body: Sequence[ast.stmt], under_way: dict[str, bool]) -> str:
                 value = ast.unparse(values[n]) if len(values) == len(names) else ""
                 under_way[name] = (value.startswith("warpgroup_mma(") and "is_async=True" in value) or under_way.get(value, False)
     return ""
-
-
-def held(tile: Tile) -> str:
-    return "nothing" if tile.block is None else f"block {tile.block}"
 
 
 def done(x: Any, name: str) -> torch.Tensor:

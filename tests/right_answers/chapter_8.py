@@ -81,21 +81,5 @@ RIGHT_ANSWERS = (
     ("8.4", cycles_by_the_whole_tile),
     edit("8.5", "S_k where there is a mask", ("load_tile(k, b, h_k, start_n, S_k", "load_tile(k, b, h_k, start_n, S_k if MASK else None")),
     edit("8.5", "step 3's guard", ("    if MASK:  # only here may a row have seen no key\n    ", "")),
-    edit(
-        "8.5",
-        "p and alpha guarded",
-        (
-            '    shift = m_new\n    if MASK:  # only here may a row have seen no key\n        shift = tl.where(m_new == -float("inf"), 0.0, m_new)\n',
-            "",
-        ),
-        ("shift", "m_new", 2),
-        (
-            "alpha = tl.exp2(m - m_new)  # [BLOCK_M]\n",
-            """alpha = tl.exp2(m - m_new)  # [BLOCK_M]
-    if MASK:
-        p = tl.where(s == -float("inf"), 0.0, p)
-        alpha = tl.where(m == -float("inf"), 0.0, alpha)
-""",
-        ),
-    ),
+    edit("8.5", "the shift is finite", ('tl.where(m_new == -float("inf"), 0.0, m_new)', "tl.maximum(m_new, -1e30)")),
 )

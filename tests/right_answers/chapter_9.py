@@ -1,8 +1,6 @@
-from itertools import pairwise
-
 from edits import edit
 
-from fa_tutorial.barriers import arrive, load, use, wait, work
+from fa_tutorial.barriers import arrive, load, use, wait
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.hopper.ladder import gluon, left_operand, mbarrier, rescaled, softmax_step, warpgroup_mma, warpgroup_mma_wait
 
@@ -115,56 +113,6 @@ def attend_with_names_of_their_own(q, k, v, full, empty, zeros, m, l, acc, scale
     return l, acc
 
 
-def alternation_by_events(first, second):
-    """Walks from one begin or end to the next, and knows who is at a softmax between."""
-    start, stop = max(first[0][0], second[0][0]), min(first[-1][0], second[-1][0])
-    times = sorted({start, stop, *(t for softmax in [*first, *second] for t in softmax if start < t < stop)})
-    one = alone = other = 0
-    for t, after in pairwise(times):
-        a, b = (any(begin <= t < end for begin, end in consumer) for consumer in (first, second))
-        one += (a ^ b) * (after - t)
-        alone += a * (after - t)
-        other += b * (after - t)
-    p, r = alone / (stop - start), other / (stop - start)
-    return [one / (stop - start), 1 - p * r - (1 - p) * (1 - r)]
-
-
-def persistent_that_toggles(next_tile, blocks, full, empty, slot, told, taken):
-    """A stage and two bits that turn over; no wait where it passes at once; the slot is free before the next number is drawn."""
-
-    def producer():
-        stage, parity, said = 0, 0, None
-        while True:
-            if said is not None:
-                yield wait(taken, said)
-            slot[0], said = next_tile(), 1 - (said if said is not None else 1)
-            yield arrive(told)
-            if slot[0] is None:
-                return
-            now = slot[0]
-            for _ in range(blocks[now]):
-                yield wait(empty[stage], 1 - parity)
-                yield load(now, stage)
-                yield arrive(full[stage])
-                stage, parity = (stage + 1, parity) if stage + 1 < len(full) else (0, 1 - parity)
-
-    def consumer():
-        stage, parity, heard = 0, 0, 0
-        yield wait(told, heard)
-        while (tile := slot[0]) is not None:
-            yield arrive(taken)
-            for _ in range(blocks[tile]):
-                yield wait(full[stage], parity)
-                yield use(tile, stage)
-                yield arrive(empty[stage])
-                stage, parity = (stage + 1, parity) if stage + 1 < len(full) else (0, 1 - parity)
-            yield work("store o")
-            heard = 1 - heard
-            yield wait(told, heard)
-
-    return producer, consumer
-
-
 TURN, TILES = "        mbarrier.wait(turns.index(C), (i - C) % 2)\n", "        mbarrier.wait(full.index(stage), parity)\n"
 RELEASED = "        mbarrier.arrive(empty.index(before), count=1)"
 BOTH, STOP = "warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way", "warpgroup_mma_wait(0, [s, acc, p])"
@@ -187,7 +135,15 @@ RIGHT_ANSWERS = (
     edit("9.3", "p in v's dtype first", ("left_operand(p, acc", "left_operand(p.to(v.dtype), acc")),
     ("9.3", catalogue.find("9.4").solution),
     ("9.4", attend_that_looks_ahead),
-    ("9.5", alternation_by_events),
+    edit(
+        "9.5",
+        "sets of cycles",
+        (
+            "    def share",
+            "    a, b = (set(range(start, stop)) & {t for x, y in c for t in range(x, y)} for c in (first, second))\n\n    def share",
+        ),
+        ("return p + r - 2 * both", "return len(a ^ b) / (stop - start)"),
+    ),
     # who comes next needs the same tiles, so nobody waits longer
     edit("9.6", "the turn before the tiles", (TURN, ""), (TILES, TURN + TILES)),
     # a fresh barrier lets consumer 0's first wait pass
@@ -199,7 +155,9 @@ RIGHT_ANSWERS = (
         (f"s = {BOTH}", f"s, acc, p = {STOP}\n{RELEASED}"),
         (f"        acc, p = warpgroup_mma_wait(0, [acc, p])\n{RELEASED}\n", ""),
     ),
-    ("9.7", persistent_that_toggles),
+    edit(
+        "9.7", "no wait where it passes at once", ("            yield wait(taken", "            if turn:\n                yield wait(taken")
+    ),
     edit("9.7", "room for the next load before a number is drawn", *ROOM_FIRST),
     edit(
         "9.8",

@@ -1,5 +1,3 @@
-"""Exercise 9.9, block_order: one block of the backward at a consumer, whose matmuls run beside what its warps do."""
-
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.running import Wrong, adapting, kind
 
