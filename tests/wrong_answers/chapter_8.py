@@ -80,5 +80,5 @@ WRONG_ANSWERS = (
     edit("8.5", "m at least −10³⁰", ("tl.maximum(m, tl.max(s, axis=1) * scale_log2)", "tl.maximum(tl.maximum(m, tl.max(s, axis=1) * scale_log2), -1e30)"),
          told="m stays −∞ for a row that has seen no key: yours is −1e+30"),
     edit("8.5", "shift at least −10⁹ under the mask", ("tl.where(m_new == -float(\"inf\"), 0.0, m_new)", "tl.maximum(m_new, -1e9)"),
-         told="causal, 16 queries, 16 keys, scores of −2³⁰"),
+         told="causal, 32 queries, 32 keys, scores of −2³⁰"),
 )  # fmt: skip

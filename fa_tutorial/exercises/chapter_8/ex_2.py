@@ -5,7 +5,7 @@ from fa_tutorial import hardware
 from fa_tutorial.exercises.harness import ANYTHING, Exercise, case
 from fa_tutorial.exercises.harness_kernel import check_begun
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import INF, Wrong, chain, show
+from fa_tutorial.exercises.running import INF, Wrong, chain
 from fa_tutorial.matmul import tl, triton
 
 
@@ -82,9 +82,8 @@ def truth(s, m, l, scale_log2):
 
 def inputs():
     def step(s, m, l, scale_log2, otherwise="", **options):
-        s, m, l = (torch.tensor(x, device=hardware.device()) for x in (s, m, l))
-        on = f"s = {show(s)}, m = {show(m)}, l = {show(l)}, scale_log2 = {scale_log2}"
-        return case(s, m, l, scale_log2, on=on, otherwise=otherwise, **options)
+        tensors = (torch.tensor(x, device=hardware.device()) for x in (s, m, l))
+        return case(*tensors, scale_log2, otherwise=otherwise, **options)
 
     first = [-INF] * ROWS, [0.0] * ROWS
     own = "each row has its own m, l and alpha, and m comes in units of s · scale_log2 already"
@@ -92,7 +91,6 @@ def inputs():
     yield step([[1.0, 3.0, 2.0, 0.0]] * 2, *first, 0.5, tile)
     yield step([[1.0, 3.0, 2.0, 0.0], [5.0, 4.0, 6.0, 7.0]], [1.0, 1.5], [2.0, 1.0], 0.5, own)
     yield step([[1.0, 3.0, 2.0, 0.0]] * 2, [4.0, 6.0], [2.0, 1.0], 0.5, "the maximum was seen before")
-    yield step([[-9.0, -8.0, -7.0, -6.0]] * 2, *first, 0.25, "negative scores: m_new is their scaled maximum")
     nothing = "a row that has seen nothing keeps m = −inf and l = 0: only what is subtracted, from s and from m, is 0"
     yield step([[-INF] * 4, [1.0, 2.0, -INF, 0.0]], *first, 0.5, nothing, edge="unseen")
     low = "scores may be as low as −2³⁰: where a row has seen a key, m_new itself is subtracted"

@@ -25,25 +25,17 @@ def block_order():
 RIGHT = ""
 LINES = block_order()
 NEEDED = {  # line -> what must be done before: a line, or a matmul that was waited for
-    "hand over ds": ("dp",),
-    "issue dk": ("hand over ds",),
-    "meet": ("hand over ds",),
-    "issue dq": ("meet",),
-    "release q, do": ("dk",),
-    "p′": ("s′",),
-    "issue dv′": ("p′",),
-    "add dq": ("dq",),
-}
+    "hand over ds": "dp", "issue dk": "hand over ds", "meet": "hand over ds", "issue dq": "meet", "release q, do": "dk", "p′": "s′",
+    "issue dv′": "p′", "add dq": "dq",
+}  # fmt: skip
 
 
 def played(order):
     """What comes of an order: RIGHT, or the first line that can't stand where it does."""
     issued, under_way, done = [], [], []
     for place, line in enumerate(order):
-        if missing := [one for one in NEEDED.get(line, ()) if one not in done]:
-            return (
-                f"at “{line}”, “{missing[0]}” has not come" if missing[0] in LINES else f"at “{line}”, {missing[0]} has not been waited for"
-            )
+        if (before := NEEDED.get(line)) and before not in done:
+            return f"at “{line}”, {f'“{before}” has not come' if before in LINES else f'{before} has not been waited for'}"
         if line.startswith("issue "):
             issued.append(line.removeprefix("issue "))
             under_way.append(issued[-1])
