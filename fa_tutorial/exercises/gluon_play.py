@@ -60,12 +60,10 @@ class Ring:
 
     dtype = Tile.dtype
 
-    def __init__(self, name: str, stages: Sequence[Any]):
-        self.name, self.stages, self.shape = name, stages, (len(stages), KEYS, D)
+    def __init__(self, stages: Sequence[Any]):
+        self.stages, self.shape = stages, (len(stages), KEYS, D)
 
     def index(self, stage: int) -> Any:
-        if not isinstance(stage, int) or not 0 <= stage < len(self.stages):
-            raise Wrong(f"{self.name}.index({show(stage)}): the stages are 0 … {len(self.stages) - 1}")
         return self.stages[stage]
 
 
@@ -257,8 +255,7 @@ class Play:
         known = {name: getattr(builtins, name) for name in (*KNOWN, "NotImplementedError")}
         plain = types.FunctionType(code, names | {"mbarrier": self, "__builtins__": known}, closure=attend.fn.__closure__)
         zeros, l, acc = (torch.zeros(*shape, dtype=torch.float64) for shape in ((ROWS, KEYS), (ROWS,), (ROWS, D)))
-        named = {"k": self.k, "v": self.v, "full": self.full, "empty": self.empty} | ({"turns": self.turns} if by_turns else {})
-        rings = [Ring(name, stages) for name, stages in named.items()]
+        rings = [Ring(stages) for stages in (self.k, self.v, self.full, self.empty, *[self.turns] * by_turns)]
         more = (self.consumer,) if by_turns else ()
         try:
             result = plain(Tile("q", self.q), *rings, zeros, torch.full_like(l, -torch.inf), l, acc, SCALE_LOG2, self.blocks, *more)
@@ -291,10 +288,7 @@ class Play:
 
 
 def carried(body: Sequence[ast.stmt], under_way: dict[str, bool]) -> str:
-    """A name that becomes, or stops being, a matmul under way within an if or a loop, "" where there is none: its type changes there.
-
-    under_way: the names bound before `body`, and after it those after; whether each is a matmul under way.
-    """
+    """A name whose type changes within an if or a loop, "" where there is none. under_way: whether each name is a matmul under way."""
     for line in body:
         if isinstance(line, ast.If | ast.For | ast.While):
             ends = [dict(under_way), dict(under_way)]

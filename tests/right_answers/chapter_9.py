@@ -117,16 +117,13 @@ TURN, TILES = "        mbarrier.wait(turns.index(C), (i - C) % 2)\n", "        m
 RELEASED = "        mbarrier.arrive(empty.index(before), count=1)"
 BOTH, STOP = "warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way", "warpgroup_mma_wait(0, [s, acc, p])"
 # 9.7's producer waits for the stage of the next load before it draws, and not again before it loads
+DRAW, LOADS = "            tile = next_tile()\n", "            for _ in range(blocks[tile]):\n                yield wait(empty"
 ROOM_FIRST = (
-    (
-        "            tile = next_tile()\n",
-        "            yield wait(empty[n % stages], 1 - n // stages % 2)\n            tile = next_tile()\n",
-    ),
-    (
-        "            for _ in range(blocks[tile]):\n                yield wait(empty",
-        "            for block in range(blocks[tile]):\n                if block:\n                    yield wait(empty",
-    ),
+    (DRAW, f"            yield wait(empty[n % stages], 1 - n // stages % 2)\n{DRAW}"),
+    (LOADS, LOADS.replace("_", "block", 1).replace("yield", "if block:\n                    yield")),
 )
+CYCLES = "    a, b = (set(range(start, stop)) & {t for x, y in c for t in range(x, y)} for c in (first, second))\n\n"
+MEETING, EMPTIED = "# the meeting\n", "        yield arrive(empty[stage])\n"
 RIGHT_ANSWERS = (
     ("9.1", phase_by_toggling),
     ("9.2", roles_that_toggle),
@@ -135,15 +132,7 @@ RIGHT_ANSWERS = (
     edit("9.3", "p in v's dtype first", ("left_operand(p, acc", "left_operand(p.to(v.dtype), acc")),
     ("9.3", catalogue.find("9.4").solution),
     ("9.4", attend_that_looks_ahead),
-    edit(
-        "9.5",
-        "sets of cycles",
-        (
-            "    def share",
-            "    a, b = (set(range(start, stop)) & {t for x, y in c for t in range(x, y)} for c in (first, second))\n\n    def share",
-        ),
-        ("return p + r - 2 * both", "return len(a ^ b) / (stop - start)"),
-    ),
+    edit("9.5", "sets of cycles", ("    def share", f"{CYCLES}    def share"), ("p + r - 2 * both", "len(a ^ b) / (stop - start)")),
     # who comes next needs the same tiles, so nobody waits longer
     edit("9.6", "the turn before the tiles", (TURN, ""), (TILES, TURN + TILES)),
     # a fresh barrier lets consumer 0's first wait pass
@@ -166,12 +155,8 @@ RIGHT_ANSWERS = (
         ("    for i", "    stage = parity = 0\n    for i"),
         ("1 - c))  # dq", "1 - c))\n        stage, parity = (1, parity) if stage == 0 else (0, 1 - parity)"),
     ),
-    edit(
-        "9.8",
-        "released after the meeting: the later consumer's release counts, and the meeting has been by then",
-        ("        yield arrive(empty[stage])\n", ""),
-        ("# the meeting\n", "# the meeting\n        yield arrive(empty[stage])\n"),
-    ),
+    # the later consumer's release counts, and the meeting has been by then
+    edit("9.8", "released late", (EMPTIED, ""), (MEETING, MEETING + EMPTIED)),
     edit("9.9", "s′ under ds", ('        "issue s′",\n', ""), ('"issue dp",\n', '"issue dp",\n        "issue s′",\n')),
     edit("9.9", "s′ before dk", ('"issue dk",\n        "issue s′"', '"issue s′",\n        "issue dk"')),
     edit("9.9", "a tuple", ("return [", "return ("), ("\n    ]", "\n    )")),

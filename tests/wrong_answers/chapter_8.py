@@ -61,7 +61,6 @@ WRONG_ANSWERS = (
         open_heads[open_heads.index((head, rows))] = (head, rows - 1)
         open_heads = [one for one in open_heads if one[1]]
     return order"""), told="of each at_once heads, the longest row blocks start first"),
-    edit("8.5", "l adds p in fp16", ("tl.sum(p, axis=1)", "tl.sum(p.to(tl.float16), axis=1)"), told="s, p, l, acc are float32"),
     edit("8.5", "scaled before the maximum", *SCALED, told="more multiplications"),
     edit("8.5", "a guard for each score", GUARDED, told="more comparisons"),
     edit("8.5", "the old m is forgotten", ("tl.maximum(m, tl.max(s, axis=1) * scale_log2)", "tl.max(s, axis=1) * scale_log2"),
@@ -78,7 +77,7 @@ WRONG_ANSWERS = (
     edit("8.5", "masked in both loops", ("    if MASK:\n        offs_n", "    if BLOCK_N:\n        offs_n"),
          told="more integer comparisons, as of a mask"),
     edit("8.5", "m at least −10³⁰", ("tl.maximum(m, tl.max(s, axis=1) * scale_log2)", "tl.maximum(tl.maximum(m, tl.max(s, axis=1) * scale_log2), -1e30)"),
-         told="m stays −∞ for a row that has seen no key: yours is −1e+30"),
+         told="m stays −∞ for a row that has seen no key: yours is -1e+30"),
     edit("8.5", "shift at least −10⁹ under the mask", ("tl.where(m_new == -float(\"inf\"), 0.0, m_new)", "tl.maximum(m_new, -1e9)"),
          told="causal, 32 queries, 32 keys, scores of −2³⁰"),
 )  # fmt: skip

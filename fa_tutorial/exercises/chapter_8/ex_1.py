@@ -23,7 +23,6 @@ MISTAKES = {
         (UP, "registers"), (MOST_REGISTERS, "65_536 // (more * threads)")],
     "1 KiB is missing: each program costs that much shared memory on top of its own": [
         (SHARED, "233_472 // shared_bytes"), (MOST_BYTES, "233_472 // more")],
-    "what a program may keep is a whole number of bytes: divide with //": (MOST_BYTES, "233_472 / more - 1024"),
     "registers are counted once per warp: each of its 32 threads needs them": (THREADS, "num_warps"),
     "that is the larger of the two numbers: a program needs both registers and shared memory": ("= min(", "= max("),
     "the programs that fit already give up nothing: it is asked for one more than those": (MORE, "more = programs"),

@@ -85,8 +85,7 @@ def inputs():
     two = two_tiles_input()
     yield replace(two, otherwise=f"the second tile has the coordinates [b, h, BLOCK_N, 0], in k and in v; {two.otherwise}")
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "scale = 0.5, D = 16", "scale is an argument: s = scale · q kᵀ", scale=0.5)
-    falls = "the maximum may be in the first tile: m never falls, and p is exp(s − m)"
-    yield attention_case(*logits(200, 0), "logits 200 in the first tile, 0 in the second", falls)
+    yield attention_case(*logits(200, 0), "logits 200 in the first tile, 0 in the second", "m never falls, and p is exp(s − m)")
     own = "b and h are coordinates of their own: h = (pid // row_blocks) % H, b = (pid // row_blocks) // H"
     yield attention_case(*draw_qkv(2, 2, 16, 16, 16), "B = H = 2", own)
     sizes = "BLOCK_M, BLOCK_N and D may differ: a program has BLOCK_M rows of q and o, an iteration takes BLOCK_N keys at a time"

@@ -22,8 +22,6 @@ MISTAKES = {
     "empty_parity does not flip: in the second round the stage is free when phase 0 of empty is complete, by the release of the first "
     "tile": (EMPTY, "empty_parity = 1"),
     "a parity is the last bit of a phase's number, 0 or 1, and here it is the round": (FULL, "full_parity = round_of_ring"),
-    "a parity is the last bit of a phase's number, 0 or 1, and here it is the number itself": [
-        (FULL, "full_parity = round_of_ring"), (EMPTY, "empty_parity = round_of_ring - 1")],
 }  # fmt: skip
 
 
