@@ -64,7 +64,7 @@ WRONG_ANSWERS = (
     edit("8.5", "scaled before the maximum", *SCALED, told="more multiplications"),
     edit("8.5", "a guard for each score", GUARDED, told="more comparisons"),
     edit("8.5", "the old m is forgotten", ("tl.maximum(m, tl.max(s, axis=1) * scale_log2)", "tl.max(s, axis=1) * scale_log2"),
-         told="where it sees none it keeps its m, l and acc"),
+         told="where it sees none it keeps m, l and acc"),
     edit("8.5", "alpha in fp16", ("acc * alpha[:, None]", "acc * alpha.to(tl.float16).to(tl.float32)[:, None]"),
          told="alpha, which stays in float32"),
     edit("8.5", "the scores by tl.dot", ("s = dot(", "s = tl.dot("), told="s, p, l, acc are float32"),

@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import torch
 
@@ -71,7 +69,7 @@ def adapt(answer):
         tensors = *(In(x, None, True) for x in (q, k, v)), Out(q.shape, q.dtype, None, True), Out((B, H, S_q), torch.float32)
         buffers = [buffer_of(name, x) for name, x in zip(("q", "k", "v", "o", "lse"), tensors, strict=True)]
         args, meta = [*buffers, H, H, S_q, S_k, D, D**-0.5], {"IS_CAUSAL": is_causal, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_D": D}
-        [out] = run_poisoned(kernel, (triton.cdiv(S_q, 16) * B * H,), args, meta, Trace(buffers), (math.nan,))
+        [out] = run_poisoned(kernel, (triton.cdiv(S_q, 16) * B * H,), args, meta, Trace(buffers), (float("nan"),))
         return out["o"], out["lse"]
 
     return on_tensors
@@ -90,7 +88,7 @@ def counts(answer):
 def refused(answer):
     x, m = torch.zeros(1, 1, 16, 16, device=hardware.device()), torch.empty(16, device=hardware.device())
     unseen_m[(1,)](heads(x), m, answer)
-    if m[0] != -math.inf:
+    if m[0] != -float("inf"):
         return f"m stays −∞ for a row that has seen no key: yours is {m[0].item():.4g}"
     try:
         found = counts(answer)
@@ -104,12 +102,6 @@ def refused(answer):
     return ""
 
 
-def tolerance(args, part):
-    """lse never goes through v's dtype, so it shows what was rounded to it."""
-    rtol = 1e-4 if args[0].abs().max() > 50 else 1e-5
-    return (1e-2, 1e-2) if part == "o" and args[0].dtype == torch.float16 else (rtol, 1e-5)
-
-
 def inputs():
     fixed = torch.Generator().manual_seed(8)
 
@@ -120,11 +112,9 @@ def inputs():
 
     yield of(16, 16, False, "", "each row sees every key, p = 2^(s · scale_log2 − m), and s, p, l, acc are float32")
     yield of(16, 48, False, "", "when the maximum grows, l and acc shrink by alpha, which stays in float32")
-    hidden = "where MASK is True, a row sees the keys up to its last_seen, and where it sees none it keeps its m, l and acc"
-    yield of(16, 20, False, "", hidden)
-    yield of(32, 40, True, "", hidden)
+    yield of(32, 40, True, "", "where MASK is True, a row sees the keys up to last_seen, and where it sees none it keeps m, l and acc")
     yield of(40, 20, True, "", "the first 20 rows see no key: their m stays −inf, their l and acc 0")
-    yield of(32, 40, True, ", large scores", "scores may be large: m is the maximum of s · scale_log2", factor=100.0)
+    yield of(32, 40, True, ", large scores", "scores may be large: m is the maximum of s · scale_log2", factor=40.0)
     low = of(32, 32, True, ", scores of −2³⁰", "scores may be as low as −2³⁰")
     low.args[0].fill_(2.0**14), low.args[1].fill_(-(2.0**14))
     yield low
@@ -152,7 +142,7 @@ EXERCISE = Exercise(
     rule="o = softmax(scale · q kᵀ) v, and 0 for a row that sees no key",
     mistakes=MISTAKES,
     parts=("o", "lse"),
-    tolerance=tolerance,
+    tolerance=lambda args, part: (1e-2, 1e-2) if part == "o" and args[0].dtype == torch.float16 else (3e-5, 1e-5),
     adapt=adapt,
     refused=refused,
     note=lambda answer: "" if counts(answer) else "Triton can't compile for a Hopper GPU here, so the instructions aren't counted",
