@@ -62,6 +62,7 @@ def inputs():
     yield one((0, 3, 3, 3), (1, 2, 4, 3), "a softmax that begins before the time that counts is cut, and not left out")
     yield one((0, 5, 2, 4), (3, 5, 2, 4), "a softmax may meet two of the other's")
     yield one((7, 6, 4, 3), (2, 2, 3, 9), "one has more softmaxes than the other, and the time doesn't begin at 0")
+    yield one((0, 9, 1, 4), (15, 9, 1, 2), "some softmaxes lie outside the time that counts, or are cut by its ends")
     for _ in range(8):
         both = [(random.randint(1, 40), random.randint(5, 30), random.randint(5, 30), random.randint(5, 8)) for _ in range(2)]
         yield case(*(regular(*each) for each in both), on="random lengths", otherwise="the time is cut at both ends", fresh=True)
