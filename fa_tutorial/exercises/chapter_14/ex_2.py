@@ -46,12 +46,10 @@ def inputs():
     rows = torch.tensor([[1.0, 2.0], [1.5, 0.2], [70.0, 80.0]], dtype=torch.float64)
     yield case(rows, 2, edge="ragged", on="three rows in blocks of two, so the last block has one row")
     yield case(torch.tensor([[0.0, 0.0], [1.0, 3.0]], dtype=torch.float64), 1, edge="zeros")
-    tiny = torch.tensor([[2e-30, 1e-31], [1.0, 3.0]], dtype=torch.float64)
-    yield case(tiny, 1, edge="zeros", otherwise="a block of tiny numbers has a scale like any other: only a block of zeros has the scale 1")
     draw = generator()
-    for S, D, block in ((12, 8, 4), (10, 5, 4)):
-        x = torch.randn(S, D, generator=draw, dtype=torch.float64) * torch.logspace(-3, 3, S, dtype=torch.float64)[:, None]
-        yield case(x, block, on=f"randn, rows of many sizes, S = {S}, block = {block}", fresh=True, edge="" if S % block == 0 else "ragged")
+    for S, edge in ((12, ""), (10, "ragged")):
+        x = torch.randn(S, 5, generator=draw).double() * torch.logspace(-3, 3, S)[:, None]
+        yield case(x, 4, on=f"randn, rows of many sizes, S = {S}, block = 4", fresh=True, edge=edge)
 
 
 EXERCISE = Exercise(
@@ -69,8 +67,6 @@ EXERCISE = Exercise(
     rule="values are to_e4m3(x / scale), and a block's scale is its largest number in size / 448",
     mistakes=MISTAKES,
     parts=("values", "scales"),
-    refused=lambda answer: (
-        "" if answer(torch.ones(1, 2).double(), 1)[0].dtype == torch.float64 else "values come in another dtype than x's"
-    ),
+    refused=lambda answer: "" if answer(torch.ones(1, 2).double(), 1)[0].dtype == torch.float64 else "values aren't in x's dtype",
     tolerance=lambda args, part: (1e-6, 0.0),
 )

@@ -28,14 +28,14 @@ MISTAKES = {
 
 
 def truth(q, k, R):
-    ones = torch.ones(len(k), len(k), dtype=torch.float64)
-    return q.double() @ R, (k.double() - ones @ k.double() / len(k)) @ R
+    return q @ R, (k - k.sum(dim=0) / len(k)) @ R
+
+
+def numbers(*values):
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def inputs():
-    def numbers(*values):
-        return torch.tensor(values, dtype=torch.float64)
-
     stays, swap = torch.eye(2, dtype=torch.float64), numbers([0.0, 1.0], [-1.0, 0.0])
     offset = "both keys have 10 in channel 1, which gives both scores of a query the same: take each channel's mean over the keys from k"
     yield case(numbers([1.0, 1.0]), numbers([1.0, 10.0], [-1.0, 10.0]), stays, otherwise=offset)
@@ -46,11 +46,10 @@ def inputs():
     both = "q and k are both multiplied by R from the right, so that R Rᵀ = 1 stands between them"
     yield case(numbers([3.0, 1.0]), numbers([1.0, 0.0], [-1.0, 0.0]), swap, otherwise=both)
     draw = generator()
-    for queries, keys, D in ((5, 8, 4), (3, 20, 16)):
-        q, k = (torch.randn(rows, D, generator=draw, dtype=torch.float64) for rows in (queries, keys))
-        k += 10 * torch.randn(D, generator=draw, dtype=torch.float64)
-        R = torch.linalg.qr(torch.randn(D, D, generator=draw, dtype=torch.float64))[0]
-        yield case(q, k, R, on=f"randn with offsets, {queries} queries, {keys} keys, D = {D}", fresh=True)
+    q, k = (torch.randn(rows, 16, generator=draw).double() for rows in (3, 20))
+    k += 10 * torch.randn(16, generator=draw)
+    R = torch.linalg.qr(torch.randn(16, 16, generator=draw).double())[0]
+    yield case(q, k, R, on="randn with offsets, 3 queries, 20 keys, D = 16", fresh=True)
 
 
 EXERCISE = Exercise(

@@ -1,5 +1,6 @@
 import torch
 
+from fa_tutorial.exercises.chapter_14.ex_4 import numbers
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.fp8 import to_e4m3
@@ -40,9 +41,6 @@ def truth(s, v, m, l, acc):
 
 
 def inputs():
-    def numbers(*values):
-        return torch.tensor(values, dtype=torch.float64)
-
     start = numbers(-torch.inf), numbers(0.0), numbers([0.0])  # m, l, acc before the first block
     later = numbers(0.0), numbers(256.0), numbers([512.0])
     equal = "equal scores: m is 0, and e^(s − m) is 1 for both, so p is 2⁸, l is 2 · 2⁸, and acc is 2⁸ · (1.1 + 0), with v as it came"
@@ -54,11 +52,9 @@ def inputs():
     yield case(numbers([-1.0, -2.0]), numbers([1.0], [3.0]), *later, otherwise="the maximum stays 0: alpha is 1, and p is e4m3(2⁸ · e^s)")
     yield case(numbers([1.0, 0.5]), numbers([1.0], [3.0]), *later, otherwise="the maximum grows from 0 to 1: l and acc shrink by e⁻¹")
     draw = generator()
-    for rows, keys, D in ((1, 4, 2), (5, 64, 3)):
-        s, v = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((rows, keys), (keys, D)))
-        m, l = torch.randn(rows, generator=draw, dtype=torch.float64), 256 + torch.rand(rows, generator=draw, dtype=torch.float64)
-        acc = torch.randn(rows, D, generator=draw, dtype=torch.float64)
-        yield case(s, v, m, l, acc, on=f"randn, {rows} rows, {keys} keys", fresh=True)
+    s, v, acc = (torch.randn(shape, generator=draw).double() for shape in ((5, 64), (64, 3), (5, 3)))
+    m, l = torch.randn(5, generator=draw).double(), 256 + torch.rand(5, generator=draw).double()
+    yield case(s, v, m, l, acc, on="randn, 5 rows, 64 keys", fresh=True)
 
 
 EXERCISE = Exercise(

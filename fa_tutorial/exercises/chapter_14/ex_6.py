@@ -1,5 +1,6 @@
 import torch
 
+from fa_tutorial.exercises.chapter_14.ex_4 import numbers
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.fp8 import tensor_core_sum, to_e4m3
@@ -44,9 +45,6 @@ def truth(p, v, scale, alpha, l, acc, last_scale):
 
 
 def inputs():
-    def numbers(*values):
-        return torch.tensor(values, dtype=torch.float64)
-
     one, start = numbers(1.0), (numbers(0.0), numbers([0.0]))
     first = "the first block: l is the sum of p, and acc is p v"
     yield case(numbers([2.0, 3.0]), numbers([1.0], [4.0]), 0.5, one, *start, 0.5, otherwise=first)
@@ -62,10 +60,10 @@ def inputs():
     old = numbers(2.0**15), numbers([2.0**15])
     yield case(p, v, 1.0, one, *old, 1.0, on="8,192 keys with p = 1 and v = 3, and l = acc = 2¹⁵ before", otherwise=far)
     draw = generator()
-    p = to_e4m3(256 * torch.rand(3, 128, generator=draw, dtype=torch.float64))
-    v = to_e4m3(100 + 100 * torch.randn(128, 5, generator=draw, dtype=torch.float64))
-    alpha, l = torch.rand(2, 3, generator=draw, dtype=torch.float64)
-    acc = 1000 * torch.rand(3, 5, generator=draw, dtype=torch.float64)
+    p = to_e4m3(256 * torch.rand(3, 128, generator=draw).double())
+    v = to_e4m3(100 + 100 * torch.randn(128, 5, generator=draw).double())
+    alpha, l = torch.rand(2, 3, generator=draw).double()
+    acc = 1000 * torch.rand(3, 5, generator=draw).double()
     yield case(p, v, 0.013, alpha, 1000 * l, acc, 0.007, on="3 rows, 128 keys, D = 5, numbers of e4m3", fresh=True)
 
 

@@ -56,7 +56,7 @@ def inputs():
 
     def product(a, b, blocks, kind="", **options):
         on = f"{kind}M = {len(a)}, N = {b.shape[1]}, K = {len(b)}, blocks {' × '.join(map(str, blocks))}"
-        return case(a, b, *blocks, **({"on": on} | options))
+        return case(a, b, *blocks, on=on, **options)
 
     def digits(M, N, K, blocks, otherwise, edge=""):
         return product(*whole_numbers(M + N + K, (M, K), (K, N)), blocks, otherwise=otherwise, edge=edge)
@@ -65,15 +65,14 @@ def inputs():
         a, b = torch.randn(M, K, generator=draw).to(dtype), torch.randn(K, N, generator=draw).to(dtype)
         return product(a, b, blocks, f"{str(dtype).removeprefix('torch.')}, ", fresh=True, edge=edge)
 
-    on = "a = [[1, 2], [3, 4]], b = [[5, 6], [7, 8]], one tile"
-    yield product(*torch.arange(1.0, 9.0).view(2, 2, 2), (2, 2, 2), on=on, otherwise="one tile of c is a @ b")
+    yield case(*torch.arange(1.0, 9.0).view(2, 2, 2), 2, 2, 2, otherwise="one tile of c is a @ b")
     yield digits(2, 2, 6, (2, 2, 2), "a tile of c is the sum over all steps along K")
     yield digits(4, 6, 2, (2, 2, 2), "each tile of c is a sum of its own, from 0 on: its rows of a times its columns of b")
     for sizes, blocks in (((1, 4, 2), (1, 2, 2)), ((4, 6, 8), (2, 3, 4)), ((6, 4, 8), (3, 2, 4))):
         yield digits(*sizes, blocks, "rows are cut by block_m, columns by block_n, K by block_k")
     yield normals(16, 24, 40, (8, 8, 8))
     yield digits(2, 2, 3, (2, 2, 2), "the last block of K may be shorter", "ragged")
-    yield digits(3, 5, 2, (2, 2, 2), "the last tiles may be smaller", "ragged")
+    yield digits(3, 5, 2, (2, 2, 2), "", "ragged")
     yield normals(15, 17, 16, (4, 8, 5), edge="ragged")
     for block_k in (1, 2):  # fp16 between 2,048 and 4,096 holds even numbers alone: 2,048 + 1 stays 2,048
         a, b = torch.tensor([[2048, 1, 1, 0]], dtype=torch.float16), torch.ones(4, 1, dtype=torch.float16)

@@ -62,7 +62,6 @@ def inputs():
 
     yield from order(4, 3, 2)
     yield from order(3, 2, 2, edge="last_band")
-    yield from order(5, 3, 3, edge="last_band")
     yield from order(2, 3, 8, otherwise="then the only band has tiles_m rows", edge="large_group")
     for _ in range(6):
         bands, tiles_n, group = (random.randint(1, high) for high in (3, 6, 4))

@@ -46,8 +46,6 @@ MISTAKES = {
     "q is multiplied by k, not by kᵀ: this tile of k is transposed already, so leave tl.trans out": (S, S.replace("k_t", "tl.trans(k_t)")),
     "s is multiplied by k again: the second product takes v": ("v_ptrs = v_ptr + ", "v_ptrs = k_ptr + "),
     "s goes through exp: there is no softmax yet, so o = s v": (PV, PV.replace("s.to", "tl.exp(s).to")),
-    "acc is scaled again in every step: multiply s by scale": [
-        (S, S.replace("scale * ", "")), (PV, PV.replace("tl.dot", "scale * tl.dot"))],
     "q kᵀ is rounded to v's dtype before scale comes, and may overflow fp16: multiply s by scale in float32, then round it": [
         (S, S.replace("scale * ", "")), ("tl.store(o_ptrs, acc.to", "tl.store(o_ptrs, (scale * acc).to")],
     "each block of keys overwrites the one before: add its product to acc": (PV, PV.replace("acc, ", "")),
@@ -118,10 +116,10 @@ def inputs():
     over = "s is scaled before it is rounded to fp16: q kᵀ is 160,000 here, and fp16 ends at 65,504"
     yield attention(large, large, large / 10_000, on, over, scale=0.01, edge="precision")
     draw, bf16 = generator(), [torch.bfloat16] if hardware.device().type == "cuda" else []  # the interpreter's is wrong
-    for dtype, sizes, edge in ((torch.float32, (33, 33, 13), "ragged"), *((x, (32, 32, 16), "precision") for x in (torch.float16, *bf16))):
-        q, k, v = (torch.randn(S, sizes[2], generator=draw).to(dtype) for S in (sizes[0], sizes[1], sizes[1]))
-        on = f"{str(dtype).removeprefix('torch.')}, (S_q, S_k, D) = {sizes}, blocks 32 × 16 × 16"
-        yield attention(q, k, v, on, blocks=(32, 16, 16), layouts=mixed, scale=0.3, fresh=True, edge=edge)
+    for dtype in (torch.float32, torch.float16, *bf16):
+        q, k, v = (torch.randn(S, 13, generator=draw).to(dtype) for S in (33, 29, 29))
+        on = f"{str(dtype).removeprefix('torch.')}, S_q = 33, S_k = 29, D = 13, blocks 32 × 16 × 16"
+        yield attention(q, k, v, on, blocks=(32, 16, 16), layouts=mixed, scale=0.3, fresh=True, edge="ragged")
     yield attention(torch.ones(16, 16), *torch.ones(2, 0, 16), "S_q = 16, S_k = 0", edge="empty")
 
 
