@@ -1,5 +1,3 @@
-import math
-
 import torch
 from edits import edit
 
@@ -12,15 +10,6 @@ def blocked_with_k_outside(a, b, block_m, block_n, block_k):
                 a_tile, b_tile = a[m : m + block_m, k : k + block_k], b[k : k + block_k, n : n + block_n]
                 c[m : m + block_m, n : n + block_n] += a_tile.float() @ b_tile.float()
     return c.to(a.dtype)
-
-
-def tile_by_max(tiles, block_k, num_stages, itemsize, registers, shared_memory):
-    step = block_k * itemsize
-
-    def fits(tile):
-        return 8 * math.prod(tile) <= registers and num_stages * step * tile[0] + num_stages * step * tile[1] <= shared_memory
-
-    return max(filter(fits, tiles), key=lambda tile: math.prod(tile) / sum(tile))
 
 
 def tile_by_cases(pid, tiles_m, tiles_n, group):
@@ -61,7 +50,6 @@ RIGHT_ANSWERS = (
          ("mask=mask_m & (offs_k[None, :] < K - k), other=0.0", CHECKED), ("mask=mask_n & (offs_k[:, None] < K - k), other=0.0", CHECKED),
          ("a_ptrs += step * stride_ak", "a_ptrs = tl.advance(a_ptrs, (0, BLOCK_K))"),
          ("b_ptrs += step * stride_bk", "b_ptrs = tl.advance(b_ptrs, (BLOCK_K, 0))"), (".to(tl.int64), tl.cdiv", ", tl.cdiv")),
-    ("3.3", tile_by_max),
     ("3.4", tile_by_cases),
     ("3.4", tile_without_min),
     edit("3.5", "pointers that move, tl.trans",

@@ -1,26 +1,13 @@
 import torch
 from edits import edit
 
-from fa_tutorial import fp8
-
 
 def round_by_pytorch(x):
     return x.to(torch.float8_e4m3fn).to(x.dtype)
 
 
-def round_by_the_package(x):
-    return fp8.to_e4m3(x)
-
-
 def worst_of_the_octave(x, largest):
     return 1 / 16
-
-
-def other_numbers_each_time(forward):
-    """As torch.randn without a seed, with a bound that half of the draws stay below."""
-    q, k, v = (torch.randn(rows, 64).double() for rows in (2, 16_384, 16_384))
-    truth = torch.softmax(q @ k.T / 8, dim=1) @ v
-    return bool((forward(q, k, v) - truth).square().mean().sqrt() < 0.05 * truth.square().mean().sqrt())
 
 
 def key_by_one_group(position):
@@ -31,7 +18,6 @@ NEW = "tensor_core_sum(p, v.T, torch.zeros_like(acc))"
 SCALE = "tl.where(largest > 0, largest / 448, 1.0)"
 WRONG_ANSWERS = (
     ("14.1", round_by_pytorch, "PyTorch's conversion"),
-    ("14.1", round_by_the_package, "PyTorch's conversion"),
     edit("14.1", "in float32", ("torch.round(x / step) * step", "(torch.round(x / step) * step).float()"), told="in x's dtype"),
     edit("14.2", "in e4m3", ("return to_e4m3(x / of_row), scales", "return to_e4m3(x / of_row).to(torch.float8_e4m3fn), scales"), told="in x's dtype"),
     edit("14.2", "blocks of one size", ("x.split(block)", "x.unflatten(0, (-1, block))"), told="so the last block has one row: raises RuntimeError"),
@@ -44,7 +30,6 @@ WRONG_ANSWERS = (
     edit("14.4", "k alone", ("return q @ R, k @ R", "return k @ R"), told="q"),
     edit("14.5", "o at once", ("return m_new, l, acc", "return m_new, l, acc / l[:, None]"), told="and acc is 2⁸ · (1.1 + 0)"),
     edit("14.5", "v in e4m3", ("p @ v", "p @ to_e4m3(v)"), told="with v as it came"),
-    edit("14.5", "alpha upside down", ("torch.exp(m - m_new)", "torch.exp(m_new - m)"), told="gives l = [nan], want [512]"),
     edit("14.5", "one maximum", ("s.amax(dim=1)", "s.max()"), told="with each row's m"),
     edit("14.6", "v untransposed", ("tensor_core_sum(p, v.T,", "tensor_core_sum(p, v,"), told="the last dimension of both is summed"),
     edit("14.6", "chains of 128", (NEW, "sum(tensor_core_sum(p[:, i : i + 128], v[i : i + 128].T, 0 * acc) for i in range(0, len(v), 128))"),
@@ -56,7 +41,6 @@ WRONG_ANSWERS = (
     edit("14.7", "half as far", ("8 * (slot // 2)", "4 * (slot // 2)"), told="keys 0, 1, 8 and 9"),
     edit("14.8", "the largest, not in size", ("tl.max(tl.abs(tile))", "tl.max(tile)"), (SCALE, "largest / 448"), told="gives scale = [−0.002232]"),
     edit("14.8", "the position's mask", ("mask=key[:, None] < S", "mask=position[:, None] < S"), told="no key from S on is read", gpu="with 0 where there is no key"),
-    edit("14.8", "no mask", (", mask=key[:, None] < S, other=0.0", ""), told="no key from S on is read", gpu="with 0 where there is no key"),
     edit("14.8", "no mask of the store", (", mask=position[None, :] < columns", ""), told="no column from `columns` on is written"),
     edit("14.8", "the store's mask by the key", ("mask=position[None, :] < columns", "mask=key[None, :] < S"), told="with 0 where there is no key"),
     # on a GPU the programs of the ones with gpu="quantise_columns" race, and what is told differs from run to run
@@ -68,16 +52,14 @@ WRONG_ANSWERS = (
     edit("14.8", "a scale of all heads", ("scale_ptr + head * blocks + block", "scale_ptr + block"), told="scale[head, block]", gpu="quantise_columns"),
     edit("14.8", "converted", ("as_e4m3(tile / scale)", "(tile / scale).to(tl.float8e4nv)"), told="rounds otherwise", gpu=None),
     edit("14.9", "mean 0", ("v = v + 1", "v = 2 * v"), ("0.01", "0.08"), told="choose a v, at least 16,384 keys"),
-    edit("14.9", "mean 0, a narrow bound", ("v = v + 1", "v = 2 * v"), told="by the rounding of q, k, p and v alone"),
     edit("14.9", "8,192 keys", ("16_384, 16_384", "8192, 8192"), told="in one chain each from there on gives True"),
     edit("14.9", "no room for a chain that loses a fifth less", ("0.01", "0.02"), told="in chains of 2,048 that lose a fifth less"),
     edit("14.9", "truth without scale", ("k.T / 8", "k.T"), told="softmax(q kᵀ / √D) v"),
     edit("14.9", "one sign alone", ("(forward(q, k, v) - truth).square().mean(dim=1) / truth.square().mean(dim=1)",
-         "(truth - forward(q, k, v)).mean(dim=1) / truth.mean(dim=1)"), ("max().sqrt()", "max()"), told="in chains that lose a fifth less"),
-    ("14.9", other_numbers_each_time, "forward"),
+         "(truth - forward(q, k, v)).mean(dim=1) / truth.mean(dim=1)"), ("max().sqrt()", "max()"), told="acc exact, l in one chain gives True"),
     edit("14.9", "512 queries", ("(8, 16_384", "(512, 16_384"), told="your test asks for 512 queries"),
     edit("14.9", "all rows together", (".mean(dim=1) / truth.square().mean(dim=1)", ".mean() / truth.square().mean()"), told="look at each row's own error"),
-    edit("14.9", "the last row", ("off.max()", "off[-1]"), told="row 2's acc"),
+    edit("14.9", "the last row", ("off.max()", "off[-1]"), told="row 2's in chains"),
     edit("14.9", "four queries", ("(8, 16_384", "(4, 16_384"), told="any of the first 8 rows may be wrong"),
-    edit("14.9", "the error itself", ("bool(off.max().sqrt() < 0.01)", "off.max().sqrt()"), told="gives 0.001256, want True"),
+    edit("14.9", "the error itself", ("bool(off.max().sqrt() < 0.01)", "off.max().sqrt()"), told="want True"),
 )  # fmt: skip

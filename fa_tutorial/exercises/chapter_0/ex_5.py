@@ -25,8 +25,6 @@ SAVED, SIZES = "ms[a] + ms[b] - moved / bandwidth * 1e3", "2 * heads * S * S, 2 
 MISTAKES = {
     "that is the pair that takes longest: it may also have the highest floor": (
         "max(saved, key=saved.get)", "max(ways, key=lambda tensor: ms[ways[tensor][0]] + ms[ways[tensor][1]])"),
-    "that is the time of the fused kernel: asked is what it saves, the time of the two kernels less its own": (
-        "return best, saved[best]", "return best, ways[best][2] / bandwidth * 1e3"),
     "your fused kernel takes the floors of both kernels, but the tensor between them makes no trip any more": [
         ("2 * vectors + scores)", "2 * vectors + 3 * scores)"), ('"softmax", 2 * scores', '"softmax", 4 * scores'),
         ("scores + 2 * vectors", "3 * scores + 2 * vectors")],

@@ -19,10 +19,8 @@ def join_block(p, v, scale, alpha, l, acc, last_scale):
     return l, acc
 
 
-ONES, NEW = (
-    "tensor_core_sum(p, torch.ones_like(p[:1]), torch.zeros_like(l[:, None]))[:, 0]",
-    "tensor_core_sum(p, v.T, torch.zeros_like(acc))",
-)
+ONES = "tensor_core_sum(p, torch.ones_like(p[:1]), torch.zeros_like(l[:, None]))[:, 0]"
+NEW = "tensor_core_sum(p, v.T, torch.zeros_like(acc))"
 RATIO = " * (last_scale / scale) * acc"
 MISTAKES = {
     "acc's chain goes on from alpha · acc, as in chapter 9, so all blocks are one chain: begin it at zero, and add new outside the tensor core": [

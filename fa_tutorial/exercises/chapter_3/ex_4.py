@@ -1,9 +1,7 @@
 import ast
-import functools
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, adapting
 from fa_tutorial.matmul import tl  # noqa: F401, for the interpreter, where a kernel calls grouped_tile
 from fa_tutorial.source import source_of, unwrapped
 
@@ -35,27 +33,6 @@ def truth(pid, tiles_m, tiles_n, group):
     return sorted(tiles, key=lambda tile: (tile[0] // group, tile[1], tile[0]))[pid]  # by band, then column, then row
 
 
-@functools.cache
-def not_for_both(answer):
-    """What of the answer only Python takes, or only a kernel, where `group` is a tl.constexpr; "" for nothing."""
-    group = unwrapped(answer).__code__.co_varnames[3]
-    for node in ast.walk(ast.parse(source_of(answer))):
-        is_call = isinstance(node, ast.Call) and not (ast.unparse(node.func) == "min" and len(node.args) == 2)
-        if is_call or isinstance(getattr(node, "op", None), ast.Div):
-            return f"`{ast.unparse(node)}` is not for Python and a kernel alike: use only +, -, *, //, %, min of two numbers, and if"
-        stored = {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
-        if isinstance(node, ast.If | ast.While) and group in stored:
-            return f"Triton's compiler refuses it: `{group}` is a constant in the kernel, so no `if` may assign to it; take another name"
-    return ""
-
-
-@adapting
-def in_both(answer, *args):
-    if why := not_for_both(answer):
-        raise Wrong(why)
-    return answer(*args)
-
-
 def inputs():
     def order(tiles_m, tiles_n, group, on="", **options):
         return [case(pid, tiles_m, tiles_n, group, on=on, **options) for pid in range(tiles_m * tiles_n)]
@@ -67,6 +44,19 @@ def inputs():
         bands, tiles_n, group = (random.randint(1, high) for high in (3, 6, 4))
         yield from order(bands * group, tiles_n, group, "a random case of whole bands", fresh=True)
         yield from order(bands * group + 1, tiles_n, group, "a random case", fresh=True, edge="last_band")
+
+
+def refused(answer):
+    """What only Python takes, or only a kernel, where `group` is a tl.constexpr."""
+    group = unwrapped(answer).__code__.co_varnames[3]
+    for node in ast.walk(ast.parse(source_of(answer))):
+        is_call = isinstance(node, ast.Call) and not (ast.unparse(node.func) == "min" and len(node.args) == 2)
+        if is_call or isinstance(getattr(node, "op", None), ast.Div):
+            return f"`{ast.unparse(node)}` doesn't work in both, Python and a kernel: use only +, -, *, //, %, min of two numbers, and if"
+        stored = {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
+        if isinstance(node, ast.If | ast.While) and group in stored:
+            return f"Triton's compiler refuses it: `{group}` is a constant in the kernel, so no `if` may assign to it; take another name"
+    return ""
 
 
 EXERCISE = Exercise(
@@ -91,5 +81,5 @@ EXERCISE = Exercise(
     rule="the numbers go down the `group` rows of a band, then on to its next column, and after its last column to the next band",
     mistakes=MISTAKES,
     exact=True,
-    adapt=in_both,
+    refused=refused,
 )

@@ -89,10 +89,7 @@ def inputs():
     yield digits(32, 64, 16, "scale = 0.5, BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), scale=0.5, stray=fits)
     own, mixed = "each tensor has its own two strides", "columns columns spaced wide"
     yield digits(16, 32, 16, "q and k column-major, v and o with gaps", own, layouts=mixed, stray=own)
-    past = (
-        "the last block of rows, or of keys, may be smaller: go on to it, and mask rows of q and o by S_q, keys by S_k and columns by D, "
-        "in every load, with other=0.0, and in the store"
-    )
+    past = "the last blocks may be smaller: go on to them, and mask rows of q and o by S_q, keys by S_k, columns by D, with other=0.0"
     for sizes, block in (((16, 20, 16), "BLOCK_N"), ((20, 16, 16), "BLOCK_M"), ((16, 16, 12), "BLOCK_D")):
         yield digits(*sizes, f"{block} = 16", past, edge="ragged", stray=past)
     ones, v = torch.zeros(16, 16, dtype=torch.float16), torch.zeros(48, 16, dtype=torch.float16)
@@ -127,8 +124,7 @@ EXERCISE = Exercise(
     task="Write the kernel that computes o = scale · (q kᵀ) v for one head and keeps s on the chip.",
     conditions={
         "ragged": "S_q and S_k need not be multiples of the blocks, and D may be smaller than BLOCK_D",
-        "precision": "sums are float32, fp32 is multiplied in IEEE precision, q, k and v keep their dtype in the products, "
-        "and s is scaled in float32 and then rounded to v's",
+        "precision": "sums and scaling are float32, fp32 is multiplied in IEEE precision, and products take q, k and v as they are",
         "empty": "S_k may be 0: then o is 0",
     },
     hints=(
