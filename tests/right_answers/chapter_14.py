@@ -38,7 +38,6 @@ RIGHT_ANSWERS = (
          ("tl.trans(y), mask=position[None, :] < columns", "y, mask=position[:, None] < columns")),
     edit("14.8", "by the reciprocal", ("as_e4m3(tile / scale)", "as_e4m3(tile * (1 / scale))")),
     edit("14.8", "the head in 32 bits", (".to(tl.int64)", "")),
-    edit("14.8", "by two maxima", ("tl.max(tl.abs(tile))", "tl.max(tl.max(tl.abs(tile), axis=0), axis=0)")),
     edit("14.9", "a mean below 0", ("v + 1", "v - 1")),
     edit("14.9", "each row, a wide bound", ("< 0.01", "< 0.018")),
     edit("14.9", "a tensor of one truth value", ("bool(off.max().sqrt() < 0.01)", "off.max().sqrt() < 0.01")),

@@ -16,7 +16,6 @@ WRONG_ANSWERS = (
     edit("0.3", "rows of whole blocks", ("2 * S * D + blocks", "2 * blocks * block_m * D + blocks"), told="but only its own rows of q"),
     edit("0.4", "one number", ("return products + exponentials, max(products, exponentials)", "return products + exponentials"),
          told="want a tuple (in_series, at_once)"),
-    edit("0.4", "causal", ("heads * S * S", "heads * S * (S + 1) / 2"), told="512 cycles of products and 256 of exponentials"),
     edit("0.4", "whole cycles", ("scores * 4 * D / 4096", "scores * 4 * D // 4096"), told="nothing is rounded"),
     edit("0.4", "whole heads", ("heads * S * S / sms", "-(-heads // sms) * S * S"), told="SMs share the scores equally"),
     edit("0.5", "a kernel", ("return best, ", "return ways[best][1], "), told="compute what each of the three saves by these times"),

@@ -50,7 +50,6 @@ WRONG_ANSWERS = (
          told="stored more than once: store acc once, after the loop along K", gpu=None),
     edit("3.3", "acc at 2 bytes", ("acc = block_m * block_n * 4", "acc = block_m * block_n * 2"), told="may take at most half of the registers"),
     edit("3.3", "a stage too many", ("num_stages * block_k", "(num_stages + 1) * block_k"), told="is its room counted too large"),
-    edit("3.3", "a stage too few", ("num_stages * block_k", "(num_stages - 1) * block_k"), told="shared memory holds num_stages tiles of a"),
     ("3.3", tile_by_max_of_pairs, "of two equally good tiles, return the first"),
     edit("3.3", "a and b in registers", ("acc <= registers / 2", "acc + buffers <= registers / 2"), told="a's and b's tiles aren't in them"),
     edit("3.3", "FLOPs per byte rounded", (RATE, RATE.replace(" / ", " // ")), told="and don't round them"),

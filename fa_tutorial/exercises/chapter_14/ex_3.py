@@ -36,7 +36,6 @@ def inputs():
         (1.0, 448.0, "y is 1, where the step is 1/8: half a step is 1/16 of y"),
         (1.75, 448.0, "y is 1.75, where the step is 1/8: half a step is 1/28 of y"),
         (1.0, 1.0, "y is 448, where the step is 32"),
-        (1.0, 1000.0, "y is 0.448, between 1/4 and 1/2, where the step is 1/32"),
         (1.0, 114_688.0, "y is 2⁻⁸, where the step is still 2⁻⁹: it is off by at most 2⁻¹⁰, a quarter of it"),
         (1.0, 300_000.0, "y is 0.0015, between 2⁻¹⁰ and 2⁻⁹: it is rounded to 2⁻⁹, not to 0"),
         (1.0, 600_000.0, "y is 0.00075, below 2⁻¹⁰: it is rounded to 0"),
