@@ -24,6 +24,7 @@ MISTAKES = {
     "the band is pid // (group · tiles_m) here, and a full band holds group · tiles_n programs": (BAND, "band = pid // (group * tiles_m)"),
     "the band's first row is missing: every band starts at row 0": (ROW, "within % rows"),
     "tile_n is counted from pid: divide the place within the band": ("within // rows", "pid // rows"),
+    "tile_m is counted from pid: take the remainder of the place within the band": (ROW, "first_row + pid % rows"),
     "the last band has only the rows that are left: here it is counted with `group` rows": (ROWS, "rows = group"),
 }  # fmt: skip
 
@@ -38,12 +39,12 @@ def inputs():
         return [case(pid, tiles_m, tiles_n, group, on=on, **options) for pid in range(tiles_m * tiles_n)]
 
     yield from order(4, 3, 2)
-    yield from order(3, 2, 2, edge="last_band")
+    yield from order(5, 3, 3, edge="last_band")
     yield from order(2, 3, 8, otherwise="then the only band has tiles_m rows", edge="large_group")
     for _ in range(6):
         bands, tiles_n, group = (random.randint(1, high) for high in (3, 6, 4))
         yield from order(bands * group, tiles_n, group, "a random case of whole bands", fresh=True)
-        yield from order(bands * group + 1, tiles_n, group, "a random case", fresh=True, edge="last_band")
+        yield from order(bands * group + random.randint(1, group), tiles_n, group, "a random case", fresh=True, edge="last_band")
 
 
 def refused(answer):

@@ -44,7 +44,7 @@ MISTAKES = {
     "q is multiplied by k, not by kᵀ: element (d, n) of kᵀ is element (n, d) of k": (
         "offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks", "offs_d[:, None] * stride_ks + offs_n[None, :] * stride_kd"),
     "q is multiplied by k, not by kᵀ: this tile of k is transposed already, so leave tl.trans out": (S, S.replace("k_t", "tl.trans(k_t)")),
-    "s is multiplied by k again: the second product takes v": ("v_ptrs = v_ptr + ", "v_ptrs = k_ptr + "),
+    "o is rounded to fp16, whatever its dtype: round acc to o_ptr.dtype.element_ty": ("acc.to(o_ptr.dtype.element_ty)", "acc.to(tl.float16)"),
     "q kᵀ is rounded to v's dtype before scale comes, and may overflow fp16: multiply s by scale in float32, then round it": [
         (S, S.replace("scale * ", "")), ("tl.store(o_ptrs, acc.to", "tl.store(o_ptrs, (scale * acc).to")],
     "each block of keys overwrites the one before: add its product to acc": (PV, PV.replace("acc, ", "")),
@@ -83,9 +83,9 @@ def inputs():
 
     fits = "no mask is missing, for whole blocks fit here: an offset is wrong, or the loop goes too far"
     alone = "o is scale · (q kᵀ) v, with nothing else in it, and each pointer needs both of its strides"
-    yield digits(16, 16, 16, "one tile of each, scale = 0.5", alone, scale=0.5, stray=fits)
+    yield digits(16, 16, 16, "one tile of each, scale = 3", alone, scale=3.0, stray=fits)
     rows = "a program has BLOCK_M rows of q and o, from tl.program_id(0) · BLOCK_M on, and each step takes its own BLOCK_N keys, k's and v's rows from its start on"
-    yield digits(32, 64, 16, "scale = 0.5, BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), scale=0.5, stray=fits)
+    yield digits(32, 64, 16, "scale = 3, BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), scale=3.0, stray=fits)
     own, mixed = "each tensor has its own two strides", "columns columns spaced wide"
     yield digits(16, 32, 16, "q and k column-major, v and o with gaps", own, layouts=mixed, stray=own)
     past = "the last blocks may be smaller: go on to them, and mask rows of q and o by S_q, keys by S_k, columns by D, with other=0.0"
