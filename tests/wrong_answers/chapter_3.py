@@ -71,5 +71,7 @@ WRONG_ANSWERS = (
     edit("3.5", "v widened", ("s.to(v.dtype), v,", "s, v.to(tl.float32),"), told="but 16-bit inputs are multiplied as float32", gpu=None),
     edit("3.5", "s v in TF32", ('v, acc, input_precision="ieee"', "v, acc"), told="IEEE precision, q kᵀ and s v", gpu=None),
     edit("3.5", "q kᵀ in TF32", ('k_t, input_precision="ieee"', "k_t"), told="IEEE precision, q kᵀ and s v", gpu=None),
+    edit("3.5", "kᵀ v first", ("zeros((BLOCK_M, BLOCK_D)", "zeros((BLOCK_D, BLOCK_D)"), (PV, PV.replace("s.to(v.dtype)", "k_t")),
+         ("acc.to(o_ptr", '(scale * tl.dot(q, acc.to(q.dtype), input_precision="ieee")).to(o_ptr'), told="s = q kᵀ comes first"),
     edit("3.5", "k scaled", ("scale * tl.dot(q, k_t,", "tl.dot(q, (scale * k_t).to(q.dtype),"), told="the scale multiplies s, in float32"),
 )  # fmt: skip

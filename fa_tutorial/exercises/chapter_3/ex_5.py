@@ -45,7 +45,7 @@ MISTAKES = {
         "offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks", "offs_d[:, None] * stride_ks + offs_n[None, :] * stride_kd"),
     "q is multiplied by k, not by kᵀ: this tile of k is transposed already, so leave tl.trans out": (S, S.replace("k_t", "tl.trans(k_t)")),
     "o is rounded to fp16, whatever its dtype: round acc to o_ptr.dtype.element_ty": ("acc.to(o_ptr.dtype.element_ty)", "acc.to(tl.float16)"),
-    "q kᵀ is rounded to v's dtype before scale comes, and may overflow fp16: multiply s by scale in float32, then round it": [
+    "fp16 may overflow before scale comes: multiply s = q kᵀ by scale in float32, then round it to v's dtype": [
         (S, S.replace("scale * ", "")), ("tl.store(o_ptrs, acc.to", "tl.store(o_ptrs, (scale * acc).to")],
     "each block of keys overwrites the one before: add its product to acc": (PV, PV.replace("acc, ", "")),
     "the loop ends at S_q: it goes over keys, to S_k": ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"),
@@ -106,10 +106,10 @@ def inputs():
     q[:, 0], q[:, 1], k[:, 0], k[:, 1] = 1, 3, 3, -1  # 0.3 and 0.9 are both rounded in fp16, and not to 1 : 3
     scaled = "the scale multiplies s, in float32: q or k times the scale would be rounded"
     yield attention(q, k, q * 0 + 1, "fp16, rows of q 1 and 3, of k 3 and −1, v all 1, scale = 0.3", scaled, scale=0.3, edge="precision")
-    q, v = (torch.full((16, 16), number, dtype=torch.float16) for number in (100, 0.01))
-    on = "fp16, q and k all 100, v all 0.01, scale = 0.01"
-    over = "s is scaled before it is rounded to fp16: q kᵀ is 160,000 here, and fp16 ends at 65,504"
-    yield attention(q, q, v, on, over, scale=0.01, edge="precision")
+    large = torch.full((16, 16), 100.0, dtype=torch.float16)
+    over = "s = q kᵀ comes first, and is scaled before it is rounded to fp16: q kᵀ and kᵀ v are 160,000 here, and fp16 ends at 65,504"
+    on = "fp16, q and k all 100, columns of v 100, 50, 33, …, scale = 0.0001"
+    yield attention(large, large, large / torch.arange(1, 17), on, over, scale=1e-4, edge="precision")
     draw, bf16 = generator(), [torch.bfloat16] if hardware.device().type == "cuda" else []  # the interpreter's is wrong
     for dtype in (torch.float32, torch.float16, *bf16):
         q, k, v = (torch.randn(S, 13, generator=draw).to(dtype) for S in (33, 29, 29))
