@@ -7,7 +7,6 @@ from fa_tutorial.exercises.chapter_5.inner_step import HALF, half_inputs, logits
 from fa_tutorial.exercises.forward_cases import attention_case, draw_qkv
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out, launched_by
-from fa_tutorial.exercises.running import Wrong, chain, where_in
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot
 
@@ -106,12 +105,7 @@ def with_descriptors(kernel, grid, *args, **meta):
 
     rows = (meta["BLOCK_M"], meta["BLOCK_N"], meta["BLOCK_N"], meta["BLOCK_M"])
     descriptors = [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, n, x.shape[3]]) for x, n in zip(args[:4], rows, strict=True)]
-    try:
-        return kernel[grid](*descriptors, *args[4:], **meta)
-    except Exception as error:
-        if "o_desc.store" not in (where := where_in(error, kernel)) or not isinstance(chain(error)[-1], AssertionError):
-            raise
-    raise Wrong(f"o_desc.store takes four coordinates and a tile of shape [1, 1, BLOCK_M, D]{where}")
+    kernel[grid](*descriptors, *args[4:], **meta)
 
 
 def refused(kernel):
