@@ -20,16 +20,6 @@ def normalizer_with_tensors(x):
     return m, l
 
 
-def normalizer_of_blocks(x):
-    m, l = torch.tensor(-INF), torch.tensor(0.0)
-    for part in x.split(8) if len(x) else ():
-        m_new = torch.maximum(m, part.max())
-        shift = torch.where(m_new == -INF, 0.0, m_new)
-        l = l * torch.exp(m - shift) + torch.exp(part - shift).sum()
-        m = m_new
-    return m, l
-
-
 def merge_through_logs(m_a, l_a, m_b, l_b):
     m_a, l_a, m_b, l_b = (torch.as_tensor(value) for value in (m_a, l_a, m_b, l_b))
     m = torch.maximum(m_a, m_b)
@@ -40,12 +30,6 @@ def merge_through_logs(m_a, l_a, m_b, l_b):
 def row_up_and_down(block):
     heights = [0, 2, 1]
     return torch.tensor([-5e4 + heights[i // block] for i in range(3 * block - 1)])
-
-
-def row_with_a_hill(block):
-    row = torch.full((3 * block - 1,), -3e4)
-    row[block : 2 * block] += 2
-    return row
 
 
 def sum_normalised_as_it_goes(blocks, D):
@@ -76,23 +60,12 @@ def join_by_softmax(o_a, lse_a, o_b, lse_b):
     return share_a * o_a + share_b * o_b, torch.logsumexp(both, 0)
 
 
-def join_by_merge(o_a, lse_a, o_b, lse_b):
-    m = max(lse_a, lse_b)
-    if m == -INF:
-        return torch.zeros_like(o_a), m
-    l_a, l_b = torch.exp(lse_a - m), torch.exp(lse_b - m)
-    return (l_a * o_a + l_b * o_b) / (l_a + l_b), m + torch.log(l_a + l_b)
-
-
 RIGHT_ANSWERS = (
     ("1.1", softmax_with_a_wide_sum),
     ("1.2", normalizer_with_tensors),
-    ("1.2", normalizer_of_blocks),
     ("1.3", merge_through_logs),
     ("1.4", row_up_and_down),
-    ("1.4", row_with_a_hill),
     ("1.5", sum_normalised_as_it_goes),
     ("1.5", sum_that_asks_for_each_block),
     ("1.6", join_by_softmax),
-    ("1.6", join_by_merge),
 )

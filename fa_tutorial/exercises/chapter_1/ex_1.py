@@ -1,9 +1,10 @@
 import torch
 from torch.overrides import TorchFunctionMode
 
+from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises import harness
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.inputs import generator, masked_vectors, vectors, views
+from fa_tutorial.exercises.inputs import generator, vectors, views
 from fa_tutorial.exercises.running import INF
 
 
@@ -15,22 +16,17 @@ def safe_softmax(x):
     return (p / p.sum(dim=-1, keepdim=True)).to(x.dtype)
 
 
-MAXIMUM, SUM = "wide.amax(dim=-1, keepdim=True)", "p.sum(dim=-1, keepdim=True)"
 HIGH = "a score may be above 88.72, where float32's exp overflows: subtract the row's maximum, so that the largest exponent is 0"
 LOW = "exp(−1000) is 0, and 0 / 0 is NaN: subtract the row's own maximum, so that its largest exponent is 0"
 LOWEST = "a finite score may be as low as this: subtract the row's own maximum, add no constant, and let no number stand for it or for −inf"
-END = "scores near the end of the dtype's range: once the row's maximum is subtracted, the largest exponent is 0"
-HALF_SUM = "the sum of 70,000 ones is inf in float16, so every weight is 0: compute the sum in float32"
 MISTAKES = {
     "exp overflows: float32 holds exp(x) only up to x = 88.72, so subtract the row's maximum first": ("wide - m", "wide"),
-    "one maximum is taken over the whole tensor: each row has its own": (MAXIMUM, "wide.max()"),
+    "one maximum is taken over the whole tensor: each row has its own": ("wide.amax(dim=-1, keepdim=True)", "wide.max()"),
     "the softmax runs over dimension 0: take it over the last": ("dim=-1", "dim=0"),
     "the maximum and the sum have lost their dimension, so that column i gets those of row i (keepdim=True keeps it)": (
         ", keepdim=True", ""),
-    "the exponentials are not divided by their sum": (f"(p / {SUM})", "p"),
+    "the exponentials are not divided by their sum": ("p / p.sum(dim=-1, keepdim=True)", "p"),
     "the exponent has the wrong sign, so that the smallest x gets the largest weight": ("wide - m", "m - wide"),
-    "exp overflows, because you subtract the row's mean, which may be far below the maximum": ("wide.amax", "wide.mean"),
-    HALF_SUM: ("x.to(torch.promote_types(x.dtype, torch.float32))", "x"),
 }  # fmt: skip
 
 CONDITIONS = {
@@ -54,7 +50,7 @@ class ByHand(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         name = getattr(func, "__name__", "")  # torch.special's and the private ones have a word before theirs
-        self.softmax |= any(part in name for part in ("softmax", "softmin", "logsumexp", "logcumsumexp"))
+        self.softmax |= "softmax" in name or "logsumexp" in name
         return func(*args, **(kwargs or {}))
 
     def complaint(self, result):
@@ -62,30 +58,24 @@ class ByHand(TorchFunctionMode):
             return "the weights are right, but a library's softmax or logsumexp made them: write them with max, exp and sum"
         if not isinstance(result, torch.Tensor) or result.dtype == self.dtype:
             return ""
-        got, want = (str(dtype).removeprefix("torch.") for dtype in (result.dtype, self.dtype))
+        got, want = (dtype_name(dtype) for dtype in (result.dtype, self.dtype))
         return f"the weights are right, but they are in {got}: convert them to x's dtype, {want}"
 
 
 def tolerance(args, part):
-    """The weights of a long row are small, so no absolute error may cover them. Those of the lowest rows are 0 and 1."""
-    if args[0].max() < -1e9:
-        return 1e-4, 0.0
+    """The weights of a long row are small, so no absolute error may cover them; a single low score rounds nothing."""
     rtol, atol = harness.tolerance(args, part)
-    return rtol, atol if args[0].shape[-1] < 1_000 else 0.0
+    return min(rtol, 0.1), atol if args[0].shape[-1] < 1_000 else 0.0
 
 
 def inputs():
     yield case(torch.tensor([1.0, 3.0]), otherwise="y = exp(x) / Σ exp(x)")
     rows = "each row has its own maximum and its own sum, each of shape (..., 1), as keepdim=True leaves them"
     yield case(torch.tensor([[1.0, 3.0], [5.0, 6.0]]), otherwise=rows)
-    cube = (torch.arange(8.0) ** 1.5).view(2, 2, 2)
-    yield case(cube, on="x of shape (2, 2, 2)", otherwise=f"with 3 dimensions too {rows}")
-    for x in ([90.0, 100.0], [0.0, 1000.0], [1000.0, 0.0], [0.0, 2000.0]):
+    for x in ([90.0, 100.0], [0.0, 2000.0], [2000.0, 0.0]):
         yield case(torch.tensor(x), otherwise=HIGH)
-    yield case(torch.tensor([-1000.0, -1000.0]), otherwise=LOW)
-    yield case(torch.tensor([[0.0, 0.0], [1000.0, 1000.0]]), otherwise=LOW)
-    yield case(torch.tensor([-2e30, -4e30]), otherwise=LOWEST)
-    yield case(torch.tensor([5.0]), otherwise="a row of one element has the weight 1")
+    for x in ([-1000.0, -1000.0], [[0.0, 0.0], [1000.0, 1000.0]]):
+        yield case(torch.tensor(x), otherwise=LOW)
     draw = generator()
     for shape in ((7,), (5, 33), (2, 2, 3, 64)):
         for words, x in vectors(draw, *shape):
@@ -93,15 +83,11 @@ def inputs():
             yield case(x, on=f"{words}, shape {shape}, float64", fresh=True, edge="float64")
     yield case(torch.arange(1.0, 7.0, dtype=torch.float64) / 3, on="x = 1/3, 2/3, … 2 in float64", edge="float64")
     yield case(torch.tensor([-INF, 1.0, 2.0]), edge="inf")
-    yield case(torch.tensor([-2e30, -INF, -INF]), otherwise=LOWEST, edge="inf")
-    for words, x in masked_vectors(draw, 5, 33):
-        yield case(x.float(), on=f"{words}, shape (5, 33)", fresh=True, edge="inf")
-    for dtype, largest in ((torch.float16, 6e4), (torch.bfloat16, 3e38)):
-        name = str(dtype).removeprefix("torch.")
-        x = torch.tensor([largest, largest, -largest], dtype=dtype)
-        yield case(x, on=f"x = [{largest:g}, {largest:g}, −{largest:g}] in {name}", otherwise=END, edge="half")
-        yield case(3 * torch.randn(3, 4, 8, generator=draw).to(dtype), on=f"3·randn, shape (3, 4, 8), {name}", fresh=True, edge="half")
-    yield case(torch.zeros(70_000, dtype=torch.float16), on="x = 70,000 zeros in float16", otherwise=HALF_SUM, edge="half")
+    yield case(torch.tensor([-2e30, -4e30, -INF]), otherwise=LOWEST, edge="inf")
+    small = "a sum of 70,000 ones overflows float16 and is rounded in bfloat16: compute it in float32"
+    for dtype in (torch.float16, torch.bfloat16):
+        x = torch.zeros(70_000, dtype=dtype)
+        yield case(x, on=f"x = 70,000 zeros in {dtype_name(dtype)}", otherwise=small, edge="half")
     for words, view in views(torch.randn(3, 4, 8, generator=draw)):
         yield case(view, on=f"{words}, shape (3, 4, 8)", fresh=True, edge="views")
 

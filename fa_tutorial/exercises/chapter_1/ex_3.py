@@ -2,9 +2,8 @@ import math
 
 import torch
 
-from fa_tutorial.exercises import harness
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.inputs import generator, vectors, views
+from fa_tutorial.exercises.inputs import generator, vectors
 from fa_tutorial.exercises.running import INF
 
 
@@ -35,8 +34,6 @@ MISTAKES = {
         GUARD, "shift = 0.0 if (m == -math.inf).all() else m"),
 }  # fmt: skip
 
-LOWEST = torch.tensor(-2e30).item()
-
 CONDITIONS = {
     "empty": "an empty part (−inf, 0) leaves the other part as it is",
     "two_empty": "two empty parts give an empty part, (−inf, 0)",
@@ -52,21 +49,13 @@ def truth(m_a, l_a, m_b, l_b):
     return m, l_a * (m_a - m).exp().nan_to_num() + l_b * (m_b - m).exp().nan_to_num()
 
 
-def tolerance(args, part):
-    """m is one of the inputs, so nothing rounds it. Nor does anything round l where the maxima are LOWEST."""
-    return (1e-6, 0.0) if part == "m" or float(torch.as_tensor(args[0]).max()) == LOWEST else harness.tolerance(args, part)
-
-
 def inputs():
     def numbers(*values, **options):
         return case(*(torch.tensor(value) for value in values), **options)
 
     yield numbers(1.0, 2.0, 2.0, 3.0, otherwise="move each l from its own maximum to the common one, then add")
     yield numbers(2.0, 3.0, 1.0, 2.0, otherwise="either part may hold the larger maximum: merge must be commutative")
-    yield numbers(1.0, 2.0, 1.0, 3.0, otherwise="two equal maxima: both parts count in full")
     yield numbers(1000.0, 1.0, 1001.0, 1.0, otherwise="exp(1000) overflows: no exponent may be positive, not even for a while")
-    yield numbers(-1000.0, 1.0, -1001.0, 1.0, otherwise="exp(−1000) is 0: only differences of maxima may be exponents")
-    yield numbers(LOWEST, 1.0, 2 * LOWEST, 1.0, otherwise="a maximum may be as low as this, and isn't −inf: subtract it as it is")
     ones = torch.ones(2)
     on = "m_a = [1, 4], m_b = [3, 2], every l = 1"
     own = "each element of the tensors is a pair of its own"
@@ -85,9 +74,6 @@ def inputs():
     yield case(1.0, 2.0, 2.0, 3.0, on="merge(1.0, 2.0, 2.0, 3.0) with floats", edge="numbers")
     thirds = torch.arange(1.0, 5.0, dtype=torch.float64) / 3
     yield case(*thirds, on="m_a, l_a, m_b, l_b = 1/3, 2/3, 1, 4/3 in float64", edge="float64")
-    m, l = torch.randn(4, 6, generator=draw), 1 + torch.rand(4, 6, generator=draw)
-    for words, view in views(m):
-        yield case(view, l, m.flip(0), l, on=f"m_a is {words}", fresh=True)
 
 
 EXERCISE = Exercise(
@@ -107,5 +93,4 @@ EXERCISE = Exercise(
     rule="m is the larger maximum, and l is both sums, each moved from its own maximum to m",
     mistakes=MISTAKES,
     parts=("m", "l"),
-    tolerance=tolerance,
 )
