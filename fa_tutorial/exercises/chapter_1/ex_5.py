@@ -70,18 +70,19 @@ def in_blocks(answer, scores, values, block):
 
 
 def hoards(answer):
-    """Why a right result isn't enough: the tensors that are alive grow with the number of blocks."""
+    """Why a right result isn't enough: tensors and lists grow with the number of blocks."""
     alive = []
 
     def blocks():
         for number, block in enumerate(stream(torch.arange(800.0), torch.ones(800, 4), 4)):
             if number in (1, 199):
-                alive.append(sum(one.numel() for one in gc.get_objects() if type(one) is torch.Tensor))
+                kept = (one for one in gc.get_objects() if type(one) in (list, torch.Tensor))
+                alive.append(sum(one.numel() if type(one) is torch.Tensor else len(one) for one in kept))
             yield block
 
     answer(blocks(), 4)
-    grows = alive[1] - alive[0] > 400
-    return "what you keep grows with every block: carry only m, l and acc to the next one, and use each block at once" if grows else ""
+    grows = "what you keep grows with every block: carry only m, l and acc to the next one, and use each block at once"
+    return grows if alive[-1] - alive[0] > 400 else ""
 
 
 def truth(scores, values, block):
@@ -110,8 +111,7 @@ def inputs():
     yield weights([1.0, 2.0], 2, otherwise=first)
     grows = "two blocks: when the maximum grows, measure the new block from it, rescale the old acc and l by one factor, and set m to it"
     yield weights([1.0, 2.0], 1, otherwise=grows)
-    middle = "the maximum is in the second of three blocks: measure the third from it, too, and carry acc and l from block to block"
-    yield weights([1.0, 3.0, 2.0], 1, otherwise=middle)
+    yield weights([1.0, 3.0, 2.0], 1, otherwise="the maximum is in the second block: measure the third from it, too")
     far = "one maximum is far above the other: measure both blocks from the running one, which never falls, so that no exponent is positive"
     for scores in ([0.0, 1000.0], [1000.0, 0.0]):
         yield weights(scores, 1, otherwise=far)
