@@ -1,11 +1,9 @@
 import math
 import random
 
-import torch
 from torch.overrides import TorchFunctionMode
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def contiguous_strides(shape):
@@ -37,21 +35,12 @@ def truth(shape):
     return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
 
-@adapting
-def within_memory(answer, shape):
-    """The answer; Wrong where it makes an array, and no memory holds one of this shape."""
-    try:
-        return answer(shape)
-    except MemoryError:
-        raise Wrong("an array is made, and no memory holds one of this shape: multiply its sizes instead") from None
-
-
 class WholeStrides(TorchFunctionMode):
     """The strides are no floats, and no tensor was asked for its own."""
 
     asked = False
 
-    def __init__(self, shape):
+    def __init__(self, *args):
         super().__init__()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
@@ -60,23 +49,18 @@ class WholeStrides(TorchFunctionMode):
 
     def complaint(self, result):
         if self.asked:
-            return "the strides are right, but PyTorch found them: multiply the sizes yourself"
-        for step in result if isinstance(result, tuple | list) else ():
-            if isinstance(step, float) or (torch.is_tensor(step) and step.is_floating_point()):
-                return f"{float(step)} is a float, and a stride is an integer: multiply integers, and divide by // only"
-        return ""
+            return "the strides are right, but PyTorch found them: work them out yourself"
+        has_float = isinstance(result, tuple | list) and any(isinstance(step, float) for step in result)
+        return "a stride is an integer, and one of yours is a float: multiply integers, and divide by // only" if has_float else ""
 
 
 def inputs():
     yield case((2, 3))
     yield case((2, 3, 4))
-    yield case((5,), otherwise="nothing comes after the last dimension, so its stride is 1")
-    yield case((3, 1, 2), otherwise="a size of 1 counts like any other: it multiplies by 1")
     for _ in range(20):
         shape = tuple(random.randint(1, 9) for _ in range(random.randint(1, 6)))
         yield case(shape, fresh=True)
     yield case((), edge="scalar")
-    yield case((2, 4_099, 4_099), edge="large")  # past float32's 2²⁴
     yield case((2, 2**27 + 1, 2**27 + 1), edge="large")  # past 32 bits and float64's 2⁵³
 
 
@@ -97,5 +81,4 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     exact=True,
     watch=WholeStrides,
-    adapt=within_memory,
 )

@@ -1,14 +1,12 @@
-import dis
-
 import torch
 
 from fa_tutorial import hardware
+from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import Wrong, show
 from fa_tutorial.layout import tl, triton
-from fa_tutorial.source import unwrapped
+from fa_tutorial.source import source_of
 
 
 @triton.jit
@@ -47,13 +45,9 @@ def truth(x, BLOCK, stride_x, stride_out):
     return torch.softmax(x.double(), -1)
 
 
-def by_hand(kernel):
-    """The kernel as it is; Wrong where it calls Triton's softmax."""
-    code = getattr(unwrapped(kernel), "__code__", None)
-    for step in dis.get_instructions(code) if code else ():
-        if step.argval == "softmax" and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            raise Wrong("tl.softmax does all the work here: write it with tl.max, tl.exp and tl.sum")
-    return kernel
+def by_triton(kernel):
+    """Why a right result isn't enough: the kernel calls Triton's softmax."""
+    return "tl.softmax does all the work: write it with tl.max, tl.exp and tl.sum" if "tl.softmax(" in source_of(kernel) else ""
 
 
 def launch(x, BLOCK, stride_x, stride_out):
@@ -70,40 +64,30 @@ def tolerance(args, part):
 
 def inputs():
     def softmax(x, BLOCK, otherwise="", stride_x=None, stride_out=None, **options):
-        x = torch.tensor(x) if isinstance(x, list) else x
-        rows, cols = x.shape
-        on = f"x = {show(x[0])}" if rows == 1 and cols < 5 else f"x of shape {(rows, cols)}"
-        on += (
-            f", BLOCK = {BLOCK}" + (f", stride_x = {stride_x}" if stride_x else "") + (f", stride_out = {stride_out}" if stride_out else "")
-        )
-        on += "" if x.dtype == torch.float32 else f", {str(x.dtype).removeprefix('torch.')}"
-        return case(x, BLOCK, stride_x or cols, stride_out or cols, on=on, otherwise=otherwise, **options)
+        x = torch.as_tensor(x)
+        return case(x, BLOCK, stride_x or x.shape[1], stride_out or x.shape[1], otherwise=otherwise, **options)
 
     place = "program i takes row i: element c of it lies at i · stride_x + c in x, and its result goes to i · stride_out + c in out"
     yield softmax([[1.0, 2.0, 3.0, 4.0]], 4, stray=place)
-    x = [[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0]]
-    yield softmax(x, 4, place)
+    yield softmax([[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0]], 4, place)
     yield softmax([[1000.0, 0.0, 0.0, 1000.0]], 4, "subtract the row's maximum before exp: float32 holds exp(x) only up to x = 88.72")
     yield softmax([[10.01, 10.02, 10.03, 10.04]], 4, "fp32 inputs must keep their precision: compute in float32")
     past = "runs past the end of the row: the load and the store need mask=offs < cols"
-    padding = "a load may leave anything past the end of the row: load −inf there (other=), which changes no maximum and no sum"
-    yield softmax([[-1.0, -2.0, -3.0]], 4, padding, stray=past)
-    yield softmax(
-        [[-200.0, -201.0, -202.0]], 4, "what stands past the end of the row must not become its maximum: load −inf there (other=)"
-    )
+    padding = "past the end of the row a load may leave anything: load −inf there (other=), which changes no maximum and no sum"
+    for low in (-1.0, -200.0):
+        yield softmax([[low, low - 1, low - 2]], 4, padding, stray=past)
     x = [[1.0, 2.0, 4.0], [0.0, 0.0, 1.0], [3.0, 1.0, 1.0]]
     rows = "row i starts at i · stride_x in x and at i · stride_out in out, whatever cols and BLOCK are"
     yield softmax(x, 4, rows, stride_x=8)
     yield softmax(x, 4, rows, stride_out=7)
     draw = generator()
     factor, shift = torch.tensor([[1.0], [3.0], [1e3]]), torch.tensor([[0.0], [-1e4], [1e4]])  # one distribution a row
-    for cols, BLOCK in ((1, 4), (16, 64), (100, 128)):
+    for cols, BLOCK in ((1, 4), (100, 128)):
         yield softmax(factor * torch.randn(3, cols, generator=draw) + shift, BLOCK, "", cols + 3, cols + 2, fresh=True)
     yield softmax([[-1e30, -1e30, -1e30]], 4, edge="low")
     for dtype in (torch.float16, torch.bfloat16) if hardware.device().type == "cuda" else (torch.float16,):  # no bf16 in the interpreter
-        half = 3 * torch.randn(2, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
-        yield softmax(half, 64, edge="half")
-        yield softmax(3 * torch.randn(3, 17, generator=draw).to(dtype), 64, "", 20, 19, fresh=True, edge="half")
+        x = 3 * torch.randn(2, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+        yield softmax(x, 64, on=f"x of shape (2, 64), {dtype_name(dtype)}", edge="half")
 
 
 EXERCISE = Exercise(
@@ -126,8 +110,8 @@ EXERCISE = Exercise(
     rule="y = exp(x − m) / Σ exp(x − m) in float32, m being the row's maximum",
     mistakes=MISTAKES,
     launch=launch,
-    adapt=by_hand,
     tolerance=tolerance,
+    refused=by_triton,
     seen={
         "overlap": "rows are written by more than one program: program i writes only row i",
         "pieces": "program i takes row i alone, in one block",
