@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import math
+import types
 import weakref
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises.running import Wrong, adapting
 
 PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "mv": (0, 1), "addmv": (1, 2), "dot": (0, 1), "mul": (0, 1)}
-OF_ROWS = ("softmax", "log_softmax", "logsumexp", "max", "amax", "cummax")  # what takes a row's maximum
-
-
-class BlocksOfRows(TorchFunctionMode):
-    """No maximum may be taken of more than a block of the first argument."""
-
-    def __init__(self, x: torch.Tensor, *rest: Any) -> None:
-        super().__init__()
-        self.block, self.longest = rest[-1], 0
-        # Where there are as many blocks as scores in a row, the blocks' maxima are a row as long.
-        self.can_tell = x.ndim > 0 and 1 < self.block < x.shape[-1] != -(-x.shape[-1] // self.block)
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", "") in OF_ROWS and isinstance(args[0], torch.Tensor) and args[0].ndim:
-            self.longest = max(self.longest, args[0].shape[-1])
-        return func(*args, **(kwargs or {}))
-
-    def complaint(self, result: Any) -> str:
-        if self.can_tell and self.longest > self.block:
-            return f"a maximum or a softmax is taken of {self.longest} scores at once: take a block at a time"
-        return ""
 
 
 class Operations(TorchDispatchMode):
@@ -223,18 +203,19 @@ class ByHand(Operations):
 
     def __enter__(self) -> ByHand:
         places = (torch.autograd, "grad"), (torch.autograd, "backward"), (torch, "_softmax_backward_data")
-        self._patches = contextlib.ExitStack()  # torch.func, Tensor.backward and autograd.functional call the first two
-        watched = [mock.patch.object(place, name, wraps=getattr(place, name)) for place, name in places]
-        self._asked = [self._patches.enter_context(patch) for patch in watched]
+        # torch.func, Tensor.backward and autograd.functional call the first two
+        self.patches = [mock.patch.object(place, name, wraps=getattr(place, name)) for place, name in places]
+        self.asked = [patch.start() for patch in self.patches]
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        self._patches.close()
+        for patch in self.patches:
+            patch.stop()
         super().__exit__(*error)
 
     @property
     def by_autograd(self) -> bool:
-        return any(function.called for function in self._asked)
+        return any(function.called for function in self.asked)
 
 
 def other_dtype(result: Any, names: tuple[str, ...], dtype: torch.dtype, why: str) -> str:
@@ -401,33 +382,26 @@ class HiddenByInfinity(NoStandIn, CausalTiles):
     """CausalTiles with NoStandIn."""
 
 
-class Whole(int):
-    """An integer that stays one: arithmetic gives Wholes again, and / is Wrong."""
-
-    def __truediv__(self, other: Any) -> Any:
-        raise Wrong("/ makes a float: stay with integers, x // y rounds down and -(-x // y) rounds up")
-
-    __rtruediv__ = __truediv__
-
-
-def _whole(name: str) -> Callable:
-    compute = getattr(int, name)
-
-    def method(self: Whole, *others: Any) -> Any:
-        result = compute(self, *others)
-        return Whole(result) if isinstance(result, int) else result  # else NotImplemented
-
-    return method
+def codes_of(answer: Any) -> list[types.CodeType]:
+    """The code of an answer, and of the functions inside it; none of what isn't written in Python."""
+    codes = [code] if (code := getattr(getattr(answer, "fn", answer), "__code__", None)) else []
+    for code in codes:  # grows meanwhile
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return codes
 
 
-for _name in ("add", "sub", "mul", "floordiv", "mod", "radd", "rsub", "rmul", "rfloordiv", "rmod", "neg", "abs", "pos"):
-    setattr(Whole, f"__{_name}__", _whole(f"__{_name}__"))
+def names_in(answer: Any) -> set[str]:
+    """The globals and attributes that an answer's own code names, such as {"torch", "softmax"}."""
+    return {name for code in codes_of(answer) for name in code.co_names}
 
 
 @adapting
 def in_integers(answer: Callable, *args: Any) -> Any:
-    """The answer, called with Wholes: for a task that says to stay with integers. A Whole in the result equals an integer."""
-    return answer(*map(Whole, args))
+    """The answer; Wrong where its own code divides by /: for a task that says to stay with integers."""
+    steps = (step for code in codes_of(answer) for step in dis.get_instructions(code))
+    if any(step.opname == "BINARY_OP" and step.argrepr in ("/", "/=") for step in steps):
+        raise Wrong("/ makes a float: stay with integers, x // y rounds down and -(-x // y) rounds up")
+    return answer(*args)
 
 
 def where_it_tells(watch: type[SeenTiles]) -> Any:

@@ -58,8 +58,8 @@ def skips(condition: str, by: str = "continue") -> tuple[str, str]:
 
 
 WRONG_ANSWERS = (
-    ("1.1", softmax_through_lse, "a library's softmax or logsumexp made them"),
-    ("1.1", lambda x: torch._softmax(x, -1, False), "a library's softmax or logsumexp made them"),
+    ("1.1", softmax_through_lse, "the result is right, but logsumexp made it"),
+    ("1.1", lambda x: torch.nn.functional.softmax(x, -1), "the result is right, but softmax made it"),
     edit("1.1", "clamped at 80", ("wide - m", "wide.clamp(max=80)"), told="a score may be above 88.72, where float32's exp overflows: subtract"),
     edit("1.1", "the first value", (MAXIMUM, "wide[..., :1]"), told="so that the largest exponent is 0: x = [0, 2000]"),
     edit("1.1", "the last value", (MAXIMUM, "wide[..., -1:]"), (PROMOTED, "x.double()"), told="so that the largest exponent is 0: x = [2000, 0]"),
@@ -75,7 +75,7 @@ WRONG_ANSWERS = (
          told="one edge is left: a transposed view, shape (3, 4, 8): raises RuntimeError: view size is not compatible"),
     edit("1.1", "in half", (PROMOTED, "x"), told="one edge is left: a sum of 70,000 ones overflows float16"),
     edit("1.1", "result in float32", (").to(x.dtype)", ")"),
-         told="one edge is left: the weights are right, but they are in float32: convert them to x's dtype, float16"),
+         told="x = 70,000 zeros in float16: returns float32: convert the weights"),
     edit("1.1", "a pair", (MAXIMUM, "wide.max(-1, keepdim=True)"), told="take its .values, or use amax"),
     ("1.2", two_passes, "x is gone through more than once"),
     ("1.2", two_passes_of_tensors, "x is gone through more than once"),

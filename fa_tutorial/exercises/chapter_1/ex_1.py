@@ -1,11 +1,11 @@
 import torch
-from torch.overrides import TorchFunctionMode
 
 from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises import harness
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator, vectors, views
-from fa_tutorial.exercises.running import INF
+from fa_tutorial.exercises.running import INF, Wrong, adapting
+from fa_tutorial.exercises.watch import names_in
 
 
 def safe_softmax(x):
@@ -41,25 +41,19 @@ def truth(x):
     return torch.softmax(x.double(), -1)
 
 
-class ByHand(TorchFunctionMode):
-    """The result has x's dtype, and neither a library's softmax nor its logsumexp made it."""
+@adapting
+def in_its_dtype(answer, x):
+    """The answer; Wrong where its result has another dtype than x."""
+    y = answer(x)
+    if isinstance(y, torch.Tensor) and y.dtype != x.dtype:
+        raise Wrong(f"returns {dtype_name(y.dtype)}: convert the weights to x's dtype, {dtype_name(x.dtype)}")
+    return y
 
-    def __init__(self, x):
-        super().__init__()
-        self.dtype, self.softmax = x.dtype, False
 
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        name = getattr(func, "__name__", "")  # torch.special's and the private ones have a word before theirs
-        self.softmax |= "softmax" in name or "logsumexp" in name
-        return func(*args, **(kwargs or {}))
-
-    def complaint(self, result):
-        if self.softmax:
-            return "the weights are right, but a library's softmax or logsumexp made them: write them with max, exp and sum"
-        if not isinstance(result, torch.Tensor) or result.dtype == self.dtype:
-            return ""
-        got, want = (dtype_name(dtype) for dtype in (result.dtype, self.dtype))
-        return f"the weights are right, but they are in {got}: convert them to x's dtype, {want}"
+def by_library(answer):
+    """Why a right result isn't enough: a library's function made it."""
+    found = {"softmax", "_softmax", "logsumexp"} & names_in(answer)
+    return f"{found.pop()} made it: write the weights with max, exp and sum" if found else ""
 
 
 def tolerance(args, part):
@@ -111,5 +105,6 @@ EXERCISE = Exercise(
     rule="y = exp(x − m) / Σ exp(x − m), along the last dimension, where m is the row's maximum",
     mistakes=MISTAKES,
     tolerance=tolerance,
-    watch=ByHand,
+    adapt=in_its_dtype,
+    refused=by_library,
 )

@@ -24,8 +24,6 @@ MISTAKES = {
     "the part with the smaller maximum is not rescaled before the sums are added": (f"{A} + {B}", "l_a + l_b"),
     "both corrections have the wrong sign: the exponent is m_part − m, which is never positive": [
         ("m_a - shift", "shift - m_a"), ("m_b - shift", "shift - m_b")],
-    "only the first part is ever rescaled, and the second one may have the smaller maximum": (B, "l_b"),
-    "m is the smaller of the two maxima": ("torch.maximum", "torch.minimum"),
     "m and l are swapped: return (m, l)": (f"return m, {A} + {B}", f"return {A} + {B}, m"),
     "exp overflows or underflows on the way: only differences of maxima may be exponents": (
         f"{A} + {B}", "(l_a * torch.exp(m_a) + l_b * torch.exp(m_b)) / torch.exp(shift)"),

@@ -22,10 +22,8 @@ MISTAKES = {
     "the two outputs count the same in your o: the weight of a part is its share of the plain sum": (SUM, "(o_a + o_b) / 2"),
     "the shares are exchanged: each output has the share of its own lse": (
         SUM, "torch.exp(lse_b - shift) * o_a + torch.exp(lse_a - shift) * o_b"),
-    "your o is not divided by the joined plain sum": (SUM, "torch.exp(lse_a) * o_a + torch.exp(lse_b) * o_b"),
     "the shares are measured from the larger lse, so they don't add up to 1: measure them from the joined lse": (
         "-math.inf, 0.0, lse)", "-math.inf, 0.0, torch.maximum(lse_a, lse_b))"),
-    "your lse is the sum of the two: the plain sums exp(lse) add up, not their logarithms": (f"{SUM}, lse", f"{SUM}, lse_a + lse_b"),
     "exp(lse) overflows or underflows: only differences of lse may be exponents": [
         ("torch.logaddexp(lse_a, lse_b)", "torch.log(torch.exp(lse_a) + torch.exp(lse_b))"),
         (SUM, "(torch.exp(lse_a) * o_a + torch.exp(lse_b) * o_b) / (torch.exp(lse_a) + torch.exp(lse_b))")],

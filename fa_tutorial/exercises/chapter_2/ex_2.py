@@ -2,8 +2,8 @@ import random
 
 import torch
 
-from fa_tutorial.exercises.chapter_2.ex_1 import WholeStrides
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.watch import names_in
 
 
 def view_of_k(S, H, D):
@@ -61,5 +61,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     parts=("start", "strides"),
     exact=True,
-    watch=WholeStrides,
+    refused=lambda answer: "PyTorch found it: work it out without making a tensor" if "stride" in names_in(answer) else "",
 )
