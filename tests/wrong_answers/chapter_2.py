@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import torch
 from edits import edit
@@ -12,11 +10,6 @@ def strides_from_the_sizes_after(shape):
     for size in reversed(shape[1:]):
         strides.insert(0, size * strides[0])
     return tuple(strides)
-
-
-def strides_by_division(shape):
-    total = math.prod(shape)
-    return tuple([total := total / size for size in shape])
 
 
 def strides_in_float32(shape):
@@ -36,13 +29,6 @@ def add_everything_in_every_program(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexp
 
 
 @triton.jit
-def softmax_by_triton(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
-    row, offs = tl.program_id(0), tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-float("inf")).to(tl.float32)
-    tl.store(out_ptr + row * stride_out + offs, tl.softmax(x), mask=offs < cols)
-
-
-@triton.jit
 def softmax_row_after_row(x_ptr, out_ptr, cols, stride_x, stride_out, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     offs = tl.arange(0, BLOCK)
     for row in range(tl.program_id(0) * ROWS, (tl.program_id(0) + 1) * ROWS):
@@ -57,7 +43,6 @@ THROUGH_OUT = """tl.store(out_ptr + row * stride_out + offs, p, mask=mask)
 
 WRONG_ANSWERS = (
     ("2.1", strides_from_the_sizes_after, "one edge is left: an empty shape has an empty tuple of strides"),
-    ("2.1", strides_by_division, "one edge is left: large strides are exact"),
     ("2.1", strides_in_float32, "one edge is left: large strides are exact"),
     ("2.1", lambda shape: tuple(np.prod(shape[i + 1 :]) for i in range(len(shape))), "a stride is an integer, and one of yours is a float"),
     ("2.1", lambda shape: torch.empty(shape, device="meta").stride(), "the result is right, but PyTorch found the strides"),
@@ -66,13 +51,13 @@ WRONG_ANSWERS = (
     edit("2.3", "no store mask", ("x + y, mask=mask", "x + y"), told="writes outside out"),
     edit("2.3", "a block of its own", ("BLOCK +", "1024 +"), ("0, BLOCK", "0, 1024"), told="− 1, whatever BLOCK is: x of shape (5000,)"),
     edit("2.3", "offsets in bytes", ("_ptr + offs", "_ptr + offs * 4", 3), told="a pointer steps by elements, not by bytes"),
-    edit("2.3", "one address", ("x_ptr + offs", "x_ptr"), told="add the offsets to the pointer, x_ptr + offs"),
     edit("2.3", "one element a program", ("+ tl.arange(0, BLOCK)", "+ 0"), told="element i of out is x[i] + y[i]"),
+    edit("2.3", "block of n", ("tl.arange(0, BLOCK)", "tl.arange(0, n)"), told="use the block's size here, tl.arange(0, BLOCK)"),
     ("2.3", add_everything_in_every_program, "added more than once", None),
     edit("2.4", "no row mask", ("(offs_r[:, None] < rows) & ", ""), told="the last tiles reach past x's last row: (offs_r < rows) belongs in the mask"),
-    edit("2.4", "x's strides swapped",
-         ("offs_r[:, None] * stride_xr + offs_c[None, :] * stride_xc", "offs_r[:, None] * stride_xc + offs_c[None, :] * stride_xr"),
-         told="element (r, c) of x lies at r · stride_xr + c · stride_xc"),
+    edit("2.4", "mask without brackets",
+         ("(offs_r[:, None] < rows) & (offs_c[None, :] < cols)", "offs_r[:, None] < rows & offs_c[None, :] < cols"),
+         told="put each comparison in brackets", gpu="does not run"),
     edit("2.4", "turned on purpose, mask not", ("offs_c[None, :] * stride_or + offs_r[:, None]", "offs_c[:, None] * stride_or + offs_r[None, :]"),
          ("tl.load(x_ptrs, mask=mask, other=0.0)", "tl.trans(tl.load(x_ptrs, mask=mask, other=0.0))"), told="unless you turn the tile and its mask"),
     edit("2.4", "no axes", ("[:, None]", "", 3), ("[None, :]", "", 3),
@@ -84,7 +69,6 @@ WRONG_ANSWERS = (
     edit("2.5", "out like x", ("torch.empty(cols, rows, dtype=x.dtype, device=x.device)", "torch.empty_like(x)"), told="writes outside out"),
     edit("2.5", "out like the view", ("torch.empty(cols, rows, dtype=x.dtype, device=x.device)", "torch.empty_like(x.t())"),
          told="the result is right, but out has the strides (1, 4): make a contiguous out"),
-    edit("2.5", "float32", ("dtype=x.dtype", "dtype=torch.float32"), told="out is float32, and x is float16"),
     edit("2.5", "contiguous first", ("    rows, cols", "    x = x.contiguous()\n    rows, cols"), told="x is copied before the launch"),
     edit("2.5", "a tile of its own", ("rows, block_r)", "rows, 16)"), ("cols, block_c)", "cols, 16)"), ("=block_r", "=16"), ("=block_c", "=16"),
          told="the caller asks for tiles of (4, 4), (block_r, block_c), and you launch (BLOCK_R, BLOCK_C) = (16, 16)"),
@@ -93,8 +77,6 @@ WRONG_ANSWERS = (
     edit("2.5", "too many programs", ("(triton.cdiv(rows, block_r), triton.cdiv(cols, block_c))", "(rows, cols)"),
          told="the result is right, but the grid (4, 4) has programs without a tile"),
     edit("2.5", "true division", ("triton.cdiv(rows, block_r)", "rows / block_r"), told="a grid is a tuple of whole numbers"),
-    edit("2.5", "no strides of out", (" *out.stride(),", ""), told="missing a required argument: 'stride_or'"),
-    edit("2.5", "not launched", ("kernel[grid](", "print("), (", BLOCK_R=block_r, BLOCK_C=block_c", ""), told="is launched 0 times"),
     edit("2.6", "start within 8", ("start + r", "start % 8 + r"), told="whatever the strides: here it is 26 bytes: sectors((64, 3), (1, 3), 2, 13) gives"),
     edit("2.6", "start by columns", ("start + r * strides[0] + c *", "r * strides[0] + (start + c) *"), told="here it is 26 bytes"),
     edit("2.7", "no other", (', other=-float("inf")', ""), told="past the end of the row a load may leave anything", gpu="count in the sum"),
@@ -102,8 +84,7 @@ WRONG_ANSWERS = (
          (', other=-float("inf")', ""), ("tl.exp(x - tl.max(x, axis=0))", "tl.where(mask, tl.exp(x - tl.max(x, axis=0)), 0.0)"),
          told="past the end of the row a load may leave anything"),
     edit("2.7", "−1e9 for −inf", ('-float("inf")', "-1e9"), told="one edge is left: rows may be as low as −1e30"),
-    ("2.7", softmax_by_triton, "tl.softmax does all the work"),
-    edit("2.7", "no maximum", (" - tl.max(x, axis=0)", ""), told="subtract the row's maximum before exp: float32 holds exp(x)"),
+    edit("2.7", "Triton's softmax", ("p / tl.sum(p, axis=0)", "tl.softmax(x)"), told="the result is right, but tl.softmax does all the work"),
     edit("2.7", "in half", (".to(tl.float32)", ".to(tl.float16)"), told="fp32 inputs must keep their precision: compute in float32"),
     edit("2.7", "no mask at all", ("offs < cols", "offs < BLOCK"), told="runs past the end of the row"),
     edit("2.7", "loads twice", ("    p = ", f"    {LOAD_X}\n    p = "),
@@ -112,8 +93,5 @@ WRONG_ANSWERS = (
          told="the result is right, but out is read back: load the row once", gpu=None),
     edit("2.7", "rows side by side", ("row * stride_x + ", "row * cols + "), told="row i starts at i · stride_x in x"),
     edit("2.8", "no column", ("tl.max(x, axis=1)[:, None]", "tl.max(x, axis=1)"), told="[:, None] makes it a column"),
-    edit("2.8", "no mask", ("offs < cols", "offs < BLOCK"), told="past the end of a row there is another"),
     ("2.8", softmax_row_after_row, "take the rows of a program as one tile, [ROWS, BLOCK]", None),
-    edit("2.8", "loads twice", ("    p = ", "    x = tl.load(x_ptr + rows * stride_x + offs, mask=mask, other=-float('inf')).to(tl.float32)\n    p = "),
-         told="load the tile once", gpu=None),
 )  # fmt: skip

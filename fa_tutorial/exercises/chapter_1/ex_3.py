@@ -32,14 +32,6 @@ MISTAKES = {
         GUARD, "shift = 0.0 if (m == -math.inf).all() else m"),
 }  # fmt: skip
 
-CONDITIONS = {
-    "empty": "an empty part (−inf, 0) leaves the other part as it is",
-    "two_empty": "two empty parts give an empty part, (−inf, 0)",
-    "broadcast": "shapes broadcast",
-    "numbers": "Python numbers work as well as tensors",
-    "float64": "float64 tensors give a result with float64's accuracy",
-}
-
 
 def truth(m_a, l_a, m_b, l_b):
     m_a, l_a, m_b, l_b = (torch.as_tensor(x, dtype=torch.float64) for x in (m_a, l_a, m_b, l_b))
@@ -54,14 +46,12 @@ def inputs():
     yield numbers(1.0, 2.0, 2.0, 3.0, otherwise="move each l from its own maximum to the common one, then add")
     yield numbers(2.0, 3.0, 1.0, 2.0, otherwise="either part may hold the larger maximum: merge must be commutative")
     yield numbers(1000.0, 1.0, 1001.0, 1.0, otherwise="exp(1000) overflows: no exponent may be positive, not even for a while")
-    ones = torch.ones(2)
-    on = "m_a = [1, 4], m_b = [3, 2], every l = 1"
-    own = "each element of the tensors is a pair of its own"
-    yield case(torch.tensor([1.0, 4.0]), ones, torch.tensor([3.0, 2.0]), ones, on=on, otherwise=own)
-    draw = generator()
-    for words, x in vectors(draw, 3, 5, 2):
-        l = 1 + torch.rand(3, 5, 2, generator=draw)
-        yield case(x[..., 0].float(), l[..., 0], x[..., 1].float(), l[..., 1], on=f"(m, l) of shape (3, 5) from {words}", fresh=True)
+    maxima, ones = (torch.tensor([1.0, 4.0]), torch.tensor([3.0, 2.0])), torch.ones(2)
+    yield case(maxima[0], ones, maxima[1], ones, otherwise="each element of the tensors is a pair of its own")
+    for words, x in vectors(generator(), 3, 5, 2):
+        m_a, m_b = x.float().unbind(-1)
+        l = torch.arange(1.0, 16.0).view(3, 5)
+        yield case(m_a, l, m_b, 1 / l, on=f"(m, l) of shape (3, 5) from {words}", fresh=True)
     yield numbers(-INF, 0.0, 1.0, 2.0, edge="empty")
     yield numbers(1.0, 2.0, -INF, 0.0, edge="empty")
     yield numbers(-INF, 0.0, -INF, 0.0, edge="two_empty")
@@ -76,7 +66,13 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Merge the pairs (m, l) of two parts into the pair of the whole.",
-    conditions=CONDITIONS,
+    conditions={
+        "empty": "an empty part (−inf, 0) leaves the other part as it is",
+        "two_empty": "two empty parts give an empty part, (−inf, 0)",
+        "broadcast": "shapes broadcast",
+        "numbers": "Python numbers work as well as tensors",
+        "float64": "float64 tensors give a result with float64's accuracy",
+    },
     hints=(
         "The whole has one maximum. What is each part's sum when you measure it from that maximum?",
         "l = l_a·exp(m_a − m) + l_b·exp(m_b − m), with torch.as_tensor around the four arguments so that numbers work too. Two empty "

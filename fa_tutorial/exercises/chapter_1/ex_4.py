@@ -51,10 +51,6 @@ def by_survivors(answer, block):
     return ALL
 
 
-def truth(block):
-    return ALL
-
-
 def inputs():
     for block in (2, 3, 8, 128):
         yield case(block)
@@ -73,7 +69,7 @@ EXERCISE = Exercise(
     "third block is shorter, so that D never sees it; it has enough scores to count.",
     inputs=inputs,
     adapt=by_survivors,
-    truth=truth,
+    truth=lambda block: ALL,
     rule="each of the four loops must miss lse by more than 0.01",
     mistakes={},
     exact=True,

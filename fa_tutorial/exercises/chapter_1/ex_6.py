@@ -31,12 +31,6 @@ MISTAKES = {
     "two empty parts give NaN: −inf − (−inf) is NaN": ("torch.where(lse == -math.inf, 0.0, lse)", "lse"),
 }  # fmt: skip
 
-CONDITIONS = {
-    "empty": "an empty part, with o = 0 and lse = −inf, leaves the other as it is",
-    "two_empty": "two empty parts give an empty part: o is 0 and lse is −inf",
-    "float64": "float64 tensors give a result with float64's accuracy",
-}
-
 
 def truth(o_a, lse_a, o_b, lse_b):
     both = torch.stack([lse_a, lse_b]).double()
@@ -54,11 +48,8 @@ def inputs():
     for lse in (1000.0, -1000.0):
         yield parts([1.0, 2.0], lse, [3.0, 6.0], lse + 1.0, otherwise=far)
     yield parts([1 / 3, 2 / 3], 1 / 3, [1 / 7, 2 / 7], 2 / 3, torch.float64, on="thirds and sevenths in float64", edge="float64")
-    draw = generator()
-    for scale in (1, 10):
-        o_a, o_b = torch.randn(2, 5, generator=draw)
-        lse_a, lse_b = scale * torch.randn(2, generator=draw)
-        yield case(o_a, lse_a, o_b, lse_b, on=f"{scale} · randn, D = 5", fresh=True)
+    x = torch.randn(2, 6, generator=generator())
+    yield case(x[0, 1:], x[0, 0], x[1, 1:], x[1, 0], on="randn, D = 5", fresh=True)
     yield parts([0.0, 0.0], -INF, [3.0, 6.0], 2.0, edge="empty")
     yield parts([1.0, 2.0], -50.0, [0.0, 0.0], -INF, edge="empty")
     yield parts([0.0, 0.0], -INF, [0.0, 0.0], -INF, edge="two_empty")
@@ -66,7 +57,11 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Join the outputs of two processors that each saw some of one query's keys.",
-    conditions=CONDITIONS,
+    conditions={
+        "empty": "an empty part, with o = 0 and lse = −inf, leaves the other as it is",
+        "two_empty": "two empty parts give an empty part: o is 0 and lse is −inf",
+        "float64": "float64 tensors give a result with float64's accuracy",
+    },
     hints=(
         "What is exp(lse_a)? Which part of the whole row's plain sum is that? The weights of a's keys add up to this part.",
         "The joined lse is torch.logaddexp(lse_a, lse_b), and a's share is exp(lse_a − lse). Where lse is −inf, subtract 0 instead.",

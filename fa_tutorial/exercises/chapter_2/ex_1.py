@@ -27,12 +27,6 @@ MISTAKES = {
     "strides count elements, not bytes": (RETURN, "tuple(4 * step for step in reversed(strides))"),
 }  # fmt: skip
 
-CONDITIONS = {"scalar": "an empty shape has an empty tuple of strides", "large": "large strides are exact: use Python integers"}
-
-
-def truth(shape):
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
-
 
 def found_elsewhere(answer):
     """Why a right result isn't enough."""
@@ -54,7 +48,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Compute the strides of a contiguous tensor from its shape.",
-    conditions=CONDITIONS,
+    conditions={"scalar": "an empty shape has an empty tuple of strides", "large": "large strides are exact: use Python integers"},
     hints=(
         "In a (2, 3) tensor, how many elements lie between x[0, 0] and x[0, 1]? And between x[0, 0] and x[1, 0]?",
         "Walk through the shape from the end. Keep a running product that starts at 1: append it, then multiply it by the size.",
@@ -64,7 +58,7 @@ EXERCISE = Exercise(
     "span, which is the product of their sizes.",
     more="The package's version, layout.contiguous_strides, also checks its argument, and counts a size of 0 as 1, as PyTorch does.",
     inputs=inputs,
-    truth=truth,
+    truth=lambda shape: tuple(math.prod(shape[i + 1 :]) for i in range(len(shape))),
     rule="stride[i] is the product of the sizes after i",
     mistakes=MISTAKES,
     exact=True,

@@ -31,12 +31,7 @@ MISTAKES = {
     "the sum is rounded to half precision: store it as it is, tl.store converts to the dtype of out": ("x + y", "(x + y).to(tl.float16)"),
 }  # fmt: skip
 
-CONDITIONS = {"half": "fp16 inputs work too, and bf16 inputs on a GPU"}
 STARTS = "program i works on the elements from i · BLOCK to (i + 1) · BLOCK − 1, whatever BLOCK is"
-
-
-def truth(x, y, BLOCK):
-    return x.double() + y.double()
 
 
 def launch(x, y, BLOCK):
@@ -54,8 +49,6 @@ def inputs():
     ragged = "the last program has more lanes than elements are left: every load and the store need mask=offs < n"
     for n in (5, 1):
         yield case(x[:n], y[:n], 4, otherwise=ragged, stray=past)
-    third = torch.tensor([1 / 3, 2 / 3, 1e-3, 1000.1])
-    yield case(third, third, 4, otherwise="fp32 inputs must keep their precision")
     draw = generator()
     for n, BLOCK in ((17, 16), (5000, 2048)):
         yield case(*torch.randn(2, n, generator=draw), BLOCK, otherwise=STARTS, stray=past, fresh=True)
@@ -66,7 +59,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write a kernel that adds two vectors: out = x + y.",
-    conditions=CONDITIONS,
+    conditions={"half": "fp16 inputs work too, and bf16 inputs on a GPU"},
     hints=(
         "double_kernel has the offsets and the mask that you need. What does it load, and what does it store?",
         "offs = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK) and mask = offs < n. Load x and y at offs, and store their sum at offs; "
@@ -77,7 +70,7 @@ EXERCISE = Exercise(
     more="The package's version, layout.add_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements, and adds "
     "in float32, because the interpreter cannot add bf16.",
     inputs=inputs,
-    truth=truth,
+    truth=lambda x, y, BLOCK: x.double() + y.double(),
     rule="element i of out is x[i] + y[i]",
     mistakes=MISTAKES,
     launch=launch,

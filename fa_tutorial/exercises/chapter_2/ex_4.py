@@ -36,21 +36,14 @@ MISTAKES = {
     "BLOCK_R is used for the columns: offs_c starts at program_id(1) · BLOCK_C": (f"{COLUMN} * BLOCK_C", f"{COLUMN} * BLOCK_R"),
 }  # fmt: skip
 
-SHAPES = (
-    "the tile stays [BLOCK_R, BLOCK_C] from the load to the store, so both addresses and the mask are made of offs_r[:, None] and "
-    "offs_c[None, :], unless you turn the tile and its mask (for out, only the strides change)"
-)
-
-
-def truth(x, block, x_strides, out_strides):
-    return x.double().t()
-
 
 def launch(x, block, x_strides, out_strides):
     rows, cols = x.shape
+    shapes = "the tile stays [BLOCK_R, BLOCK_C] from the load to the store, so both addresses and the mask are made of offs_r[:, None] "
+    shapes += "and offs_c[None, :], unless you turn the tile and its mask (for out, only the strides change)"
     args = (In(x, x_strides), Out((cols, rows), x.dtype, out_strides), rows, cols, *x_strides, *out_strides)
     grid = (triton.cdiv(rows, block[0]), triton.cdiv(cols, block[1]))
-    return Launch(grid, args, {"BLOCK_R": block[0], "BLOCK_C": block[1]}, shapes=SHAPES)
+    return Launch(grid, args, {"BLOCK_R": block[0], "BLOCK_C": block[1]}, shapes=shapes)
 
 
 def inputs():
@@ -66,13 +59,11 @@ def inputs():
     both = "belongs in the mask of the load and of the store, in brackets, joined by & (which binds closer than <)"
     yield transpose(count[:24].view(3, 8), tile, f"the last tiles reach past x's last row: (offs_r < rows) {both}")
     yield transpose(count[:10].view(2, 5), tile, f"the last tiles reach past x's last column: (offs_c < cols) {both}")
-    padded, column_major = (9, 1), (1, 3)
-    yield transpose(count[:15].view(3, 5), tile, "x may be any view: use stride_xr and stride_xc", column_major)
-    yield transpose(count[:15].view(3, 5), tile, "x and out may be any views: use all four strides", padded, (1, 5))
-    draw = generator()
-    for (rows, cols), block in (((15, 17), (16, 16)), ((300, 3), (128, 16))):
-        x = torch.randn(rows, cols, generator=draw)
-        yield transpose(x, block, "a copy of each element as it is, whatever the strides", (cols + 4, 1), (1, cols), fresh=True)
+    x = count[:15].view(3, 5)
+    yield transpose(x, tile, "x may be any view: use stride_xr and stride_xc", x_strides=(1, 3))
+    yield transpose(x, tile, "x and out may be any views: use all four strides", x_strides=(9, 1), out_strides=(1, 5))
+    x, padded, column_major = torch.randn(300, 3, generator=generator()), (7, 1), (1, 3)
+    yield transpose(x, (128, 16), "a copy of each element as it is, whatever the strides", padded, column_major, fresh=True)
 
 
 EXERCISE = Exercise(
@@ -88,7 +79,7 @@ EXERCISE = Exercise(
     "store share one mask, and padded rows or transposed views need no case of their own.",
     more="The package's version, layout.transpose_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements.",
     inputs=inputs,
-    truth=truth,
+    truth=lambda x, block, x_strides, out_strides: x.double().t(),
     rule="out[c, r] = x[r, c]",
     mistakes=MISTAKES,
     launch=launch,

@@ -33,10 +33,6 @@ MISTAKES = {
 }  # fmt: skip
 
 
-def truth(strides, tile, itemsize, start):
-    return len({(start + r * strides[0] + c * strides[1]) * itemsize // 32 for r in range(tile[0]) for c in range(tile[1])})
-
-
 def inputs():
     yield case((100, 1), (1, 8), 4, 0, otherwise="eight floats side by side fill one sector")
     yield case((1, 100), (1, 32), 4, 0, otherwise="32 floats that lie 100 apart touch 32 sectors")
@@ -65,7 +61,9 @@ EXERCISE = Exercise(
     "are neighbours uses every byte of them.",
     more="The package's version is layout.sectors.",
     inputs=inputs,
-    truth=truth,
+    truth=lambda strides, tile, itemsize, start: len(
+        {(start + r * strides[0] + c * strides[1]) * itemsize // 32 for r in range(tile[0]) for c in range(tile[1])}
+    ),
     rule="the sector of an element is its offset in bytes over 32, rounded down; count the different ones",
     mistakes=MISTAKES,
     exact=True,

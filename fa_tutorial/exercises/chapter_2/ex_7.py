@@ -30,19 +30,13 @@ MISTAKES = {
     "every program writes row 0: row i of out starts at i · stride_out": (f" + {ROW_OUT}", ""),
     "row i starts at element i: multiply the row by its stride": [(ROW_X, "row"), (ROW_OUT, "row")],
     "the exponentials are rounded to half precision: keep them in float32": ("axis=0))", "axis=0)).to(tl.float16)"),
-    "the result is rounded to half precision: store it as it is, tl.store converts to the dtype of out": ("out + offs, y", "out + offs, y.to(tl.float16)"),
     "the positions past the end of the row count in the sum: load them as −inf (other=), whose exp is 0": ('-float("inf")', "0.0"),
 }  # fmt: skip
-
 
 CONDITIONS = {
     "low": "rows may be as low as −1e30: the padding must still not be their maximum",
     "half": "fp16 inputs (and bf16 inputs on a GPU) are computed in float32: only the store rounds",
 }
-
-
-def truth(x, BLOCK, stride_x, stride_out):
-    return torch.softmax(x.double(), -1)
 
 
 def by_triton(kernel):
@@ -53,19 +47,17 @@ def by_triton(kernel):
 def launch(x, BLOCK, stride_x, stride_out):
     rows, cols = x.shape
     args = (In(x, (stride_x, 1)), Out(x.shape, x.dtype, (stride_out, 1)), cols, stride_x, stride_out)
-    largest = torch.finfo(x.dtype).max  # not NaN, which tl.max ignores
-    return Launch((rows,), args, {"BLOCK": BLOCK}, left_out=largest)
+    return Launch((rows,), args, {"BLOCK": BLOCK}, left_out=torch.finfo(x.dtype).max)  # not NaN, which tl.max ignores
 
 
-def tolerance(args, part):
-    """fp16 and bf16: one rounding, at the store, is all that may differ."""
-    return {torch.float32: (1e-4, 1e-7), torch.float16: (1.05 * 2**-11, 4e-8), torch.bfloat16: (1.05 * 2**-8, 1e-7)}[args[0].dtype]
+# of fp16 and bf16: one rounding, at the store, is all that may differ
+TOLERANCES = {torch.float32: (1e-4, 1e-7), torch.float16: (1.05 * 2**-11, 4e-8), torch.bfloat16: (1.05 * 2**-8, 1e-7)}
 
 
 def inputs():
-    def softmax(x, BLOCK, otherwise="", stride_x=None, stride_out=None, **options):
+    def softmax(x, BLOCK, otherwise="", more=0, **options):
         x = torch.as_tensor(x)
-        return case(x, BLOCK, stride_x or x.shape[1], stride_out or x.shape[1], otherwise=otherwise, **options)
+        return case(x, BLOCK, x.shape[1] + 2 * more, x.shape[1] + more, otherwise=otherwise, **options)
 
     place = "program i takes row i: element c of it lies at i · stride_x + c in x, and its result goes to i · stride_out + c in out"
     yield softmax([[1.0, 2.0, 3.0, 4.0]], 4, stray=place)
@@ -78,15 +70,11 @@ def inputs():
         yield softmax([[low, low - 1, low - 2]], 4, padding, stray=past)
     x = [[1.0, 2.0, 4.0], [0.0, 0.0, 1.0], [3.0, 1.0, 1.0]]
     rows = "row i starts at i · stride_x in x and at i · stride_out in out, whatever cols and BLOCK are"
-    yield softmax(x, 4, rows, stride_x=8)
-    yield softmax(x, 4, rows, stride_out=7)
-    draw = generator()
-    factor, shift = torch.tensor([[1.0], [3.0], [1e3]]), torch.tensor([[0.0], [-1e4], [1e4]])  # one distribution a row
-    for cols, BLOCK in ((1, 4), (100, 128)):
-        yield softmax(factor * torch.randn(3, cols, generator=draw) + shift, BLOCK, "", cols + 3, cols + 2, fresh=True)
+    yield softmax(x, 4, rows, more=3)
+    yield softmax(10 * torch.randn(3, 100, generator=generator()), 128, "", more=1, fresh=True)
     yield softmax([[-1e30, -1e30, -1e30]], 4, edge="low")
     for dtype in (torch.float16, torch.bfloat16) if hardware.device().type == "cuda" else (torch.float16,):  # no bf16 in the interpreter
-        x = 3 * torch.randn(2, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
+        x = 3 * torch.linspace(-1.1, 1.1, 128).view(2, 64).to(dtype)
         yield softmax(x, 64, on=f"x of shape (2, 64), {dtype_name(dtype)}", edge="half")
 
 
@@ -106,11 +94,11 @@ EXERCISE = Exercise(
     more="The package's version, layout.softmax_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements, and "
     "rounds to the output's dtype by name, .to(out_ptr.dtype.element_ty), which tl.store would otherwise do.",
     inputs=inputs,
-    truth=truth,
+    truth=lambda x, BLOCK, stride_x, stride_out: torch.softmax(x.double(), -1),
     rule="y = exp(x − m) / Σ exp(x − m) in float32, m being the row's maximum",
     mistakes=MISTAKES,
     launch=launch,
-    tolerance=tolerance,
+    tolerance=lambda args, part: TOLERANCES[args[0].dtype],
     refused=by_triton,
     seen={
         "overlap": "rows are written by more than one program: program i writes only row i",
