@@ -51,9 +51,8 @@ class LargestTensor(Operations):
 
 
 class Products(Operations):
-    """Notes the largest product of two tensors, and in `done` the sum of all matrix products, of both calls of an answer, in multiply-adds:
-    each matrix of a batch is a product of its own. And in `cut` how many rows the parts have into which x is cut.
-    """
+    """Notes the largest product of two tensors (in a batch each matrix is its own), in `done` the multiply-adds of all matrix products, of
+    both calls of an answer, and in `cut` how many rows the parts have into which x is cut."""
 
     done = 0
 
@@ -284,8 +283,7 @@ class Delta(RowSums, Weights):
 class SeenTiles(Scores):
     """For attention's backward by tiles: no product takes more than a tile, no mask is built for the whole matrix, no tiles are kept, and no
     tile is computed that the causal mask hides from every row. None is masked whose queries see all of its keys, as the comparison of
-    positions tells. The gradients have their tensors' dtype. This is for dq, where each block of queries comes up once.
-    """
+    positions tells. The gradients have their tensors' dtype. This is for dq, where each block of queries comes up once."""
 
     products, remedy, masked = 3, "end the loop over keys at end", "from full on"
     owned, others, sums = "queries", "keys", "their dq"
@@ -372,6 +370,11 @@ def names_in(answer: Any) -> set[str]:
     return {name for code in codes_of(answer) for name in code.co_names}
 
 
+def not_by(why: str, *names: str) -> Callable[[Any], str]:
+    """For `refused`: why a right result isn't enough, if the answer's own code has one of these names."""
+    return lambda answer: why if names_in(answer) & {*names} else ""
+
+
 @adapting
 def in_integers(answer: Callable, *args: Any) -> Any:
     """The answer; Wrong where its own code divides by /: for a task that says to stay with integers."""
@@ -381,11 +384,6 @@ def in_integers(answer: Callable, *args: Any) -> Any:
     return answer(*args)
 
 
-def where_it_tells(watch: type[SeenTiles]) -> Any:
+def where_it_tells(watch: type[SeenTiles]) -> Callable:
     """`watch`, which looks at each operation only for inputs whose sizes can tell; of the others' results it knows the dtype."""
-
-    def watching(*args: Any) -> Any:
-        made = watch(*args)
-        return made if made.can_tell else contextlib.nullcontext(made)
-
-    return watching
+    return lambda *args: made if (made := watch(*args)).can_tell else contextlib.nullcontext(made)

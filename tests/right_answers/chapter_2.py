@@ -1,4 +1,5 @@
 import torch
+from edits import edit
 
 from fa_tutorial.hardware import require_triton
 
@@ -15,16 +16,6 @@ def transpose_kernel_flat(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc, stri
     c = tl.program_id(1) * BLOCK_C + lane % BLOCK_C
     inside = (r < rows) & (c < cols)
     tl.store(out_ptr + c * stride_or + r * stride_oc, tl.load(x_ptr + r * stride_xr + c * stride_xc, mask=inside), mask=inside)
-
-
-def transposed_with_names(kernel, x, block_r, block_c):
-    out = x.new_empty(x.shape[::-1])
-    strides = dict(zip(("stride_xr", "stride_xc", "stride_or", "stride_oc"), (*x.stride(), *out.stride()), strict=True))
-    sizes = {"rows": len(x), "cols": x.shape[1]}
-    kernel[lambda meta: (-(-len(x) // meta["BLOCK_R"]), -(-x.shape[1] // meta["BLOCK_C"]))](
-        x, out, **sizes, **strides, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=8
-    )
-    return out
 
 
 @triton.jit
@@ -49,9 +40,10 @@ def softmax_of_rows_kept(x_ptr, out_ptr, cols, stride_x, stride_out, ROWS: tl.co
 
 
 RIGHT_ANSWERS = (
+    edit("2.5", "a grid of the tile's sides", ("(triton.cdiv(rows, block_r)", "lambda meta: (triton.cdiv(rows, meta['BLOCK_R'])"),
+         ("C=block_c)", "C=block_c, num_warps=8)")),
     ("2.1", lambda shape: [torch.tensor(shape[i + 1 :], dtype=torch.int64).prod() for i in range(len(shape))]),
     ("2.4", transpose_kernel_flat),
-    ("2.5", transposed_with_names),
     ("2.7", softmax_kernel_named),
     ("2.8", softmax_of_rows_kept),
-)
+)  # fmt: skip

@@ -5,22 +5,6 @@ from edits import edit
 from fa_tutorial.matmul import tl, triton
 
 
-def strides_from_the_sizes_after(shape):
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.insert(0, size * strides[0])
-    return tuple(strides)
-
-
-def strides_in_float32(shape):
-    return tuple(int(torch.tensor(shape[i + 1 :], dtype=torch.float32).prod()) for i in range(len(shape)))
-
-
-def view_by_pytorch(S, H, D):
-    k = torch.empty((2, S, 3, H, D), device="meta")[:, :, 1].transpose(1, 2)
-    return k.storage_offset(), k.stride()
-
-
 @triton.jit
 def add_everything_in_every_program(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     for start in range(0, n, BLOCK):
@@ -42,13 +26,12 @@ THROUGH_OUT = """tl.store(out_ptr + row * stride_out + offs, p, mask=mask)
     p = tl.load(out_ptr + row * stride_out + offs, mask=mask, other=0.0).to(tl.float32)"""
 
 WRONG_ANSWERS = (
-    ("2.1", strides_from_the_sizes_after, "one edge is left: an empty shape has an empty tuple of strides"),
-    ("2.1", strides_in_float32, "one edge is left: large strides are exact"),
+    edit("2.1", "a stride of nothing", ("tuple(reversed(strides))", "tuple(reversed(strides)) or (1,)"), told="one edge is left: an empty shape has"),
+    ("2.1", lambda shape: tuple(int(torch.tensor(shape[i + 1 :]).float().prod()) for i in range(len(shape))), "one edge is left: large strides"),
+    edit("2.2", "by PyTorch", ("start = 1 * H * D", "start = torch.empty(2, S, 3, H, D)[:, :, 1].storage_offset()"), told="PyTorch found it"),
     ("2.1", lambda shape: tuple(np.prod(shape[i + 1 :]) for i in range(len(shape))), "a stride is an integer, and one of yours is a float"),
     ("2.1", lambda shape: torch.empty(shape, device="meta").stride(), "the result is right, but PyTorch found the strides"),
-    ("2.2", view_by_pytorch, "PyTorch found it"),
     edit("2.3", "no load mask", (", mask=mask, other=0.0", "", 2), told="runs past the end"),
-    edit("2.3", "no store mask", ("x + y, mask=mask", "x + y"), told="writes outside out"),
     edit("2.3", "a block of its own", ("BLOCK +", "1024 +"), ("0, BLOCK", "0, 1024"), told="− 1, whatever BLOCK is: x of shape (5000,)"),
     edit("2.3", "offsets in bytes", ("_ptr + offs", "_ptr + offs * 4", 3), told="a pointer steps by elements, not by bytes"),
     edit("2.3", "one element a program", ("+ tl.arange(0, BLOCK)", "+ 0"), told="element i of out is x[i] + y[i]"),
@@ -64,19 +47,18 @@ WRONG_ANSWERS = (
          told="broadcast to one shape: offs_r [2], offs_c [8]", gpu="only the strides change"),
     edit("2.4", "in fp16", ("tl.load(x_ptrs, mask=mask, other=0.0)", "tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float16)"),
          told="a copy of each element as it is"),
-    edit("2.4", "x's column stride taken for 1", ("offs_c[None, :] * stride_xc", "offs_c[None, :]"), told="x may be any view"),
     edit("2.4", "out's row stride taken for rows", ("offs_c[None, :] * stride_or", "offs_c[None, :] * rows"), told="x and out may be any views"),
     edit("2.5", "out like x", ("torch.empty(cols, rows, dtype=x.dtype, device=x.device)", "torch.empty_like(x)"), told="writes outside out"),
     edit("2.5", "out like the view", ("torch.empty(cols, rows, dtype=x.dtype, device=x.device)", "torch.empty_like(x.t())"),
          told="the result is right, but out has the strides (1, 4): make a contiguous out"),
     edit("2.5", "contiguous first", ("    rows, cols", "    x = x.contiguous()\n    rows, cols"), told="x is copied before the launch"),
     edit("2.5", "a tile of its own", ("rows, block_r)", "rows, 16)"), ("cols, block_c)", "cols, 16)"), ("=block_r", "=16"), ("=block_c", "=16"),
-         told="the caller asks for tiles of (4, 4), (block_r, block_c), and you launch (BLOCK_R, BLOCK_C) = (16, 16)"),
-    edit("2.5", "on the CPU", ("device=x.device", "device='cpu'"), told="out is on cpu wherever x is"),
+         told="the caller asks for tiles of (4, 4), and you launch (BLOCK_R, BLOCK_C) = (16, 16)"),
+    edit("2.5", "PyTorch's copy", ("return out", "return x.t().contiguous()"), told="it isn't what the kernel writes to"),
+    edit("2.5", "on the CPU", ("device=x.device", "device='cpu'"), told="out hasn't both the dtype and the device of x"),
     edit("2.5", "no grid", ("kernel[grid](", "kernel("), told="the grid is missing: a launch is kernel[grid](…)"),
     edit("2.5", "too many programs", ("(triton.cdiv(rows, block_r), triton.cdiv(cols, block_c))", "(rows, cols)"),
          told="the result is right, but the grid (4, 4) has programs without a tile"),
-    edit("2.5", "true division", ("triton.cdiv(rows, block_r)", "rows / block_r"), told="a grid is a tuple of whole numbers"),
     edit("2.6", "start within 8", ("start + r", "start % 8 + r"), told="whatever the strides: here it is 26 bytes: sectors((64, 3), (1, 3), 2, 13) gives"),
     edit("2.6", "start by columns", ("start + r * strides[0] + c *", "r * strides[0] + (start + c) *"), told="here it is 26 bytes"),
     edit("2.7", "no other", (', other=-float("inf")', ""), told="past the end of the row a load may leave anything", gpu="count in the sum"),

@@ -5,7 +5,7 @@ from fa_tutorial.exercises import harness
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator, vectors, views
 from fa_tutorial.exercises.running import INF, Wrong, adapting
-from fa_tutorial.exercises.watch import names_in
+from fa_tutorial.exercises.watch import not_by
 
 
 def safe_softmax(x):
@@ -39,12 +39,6 @@ def in_its_dtype(answer, x):
     return y
 
 
-def by_library(answer):
-    """Why a right result isn't enough: a library's function made it."""
-    found = {"softmax", "_softmax", "logsumexp"} & names_in(answer)
-    return f"{found.pop()} made it: write the weights with max, exp and sum" if found else ""
-
-
 def inputs():
     yield case(torch.tensor([1.0, 3.0]), otherwise="y = exp(x) / Σ exp(x)")
     rows = "each row has its own maximum and its own sum, each of shape (..., 1), as keepdim=True leaves them"
@@ -58,7 +52,6 @@ def inputs():
         for words, x in vectors(draw, *shape):
             yield case(x.float(), on=f"{words}, shape {shape}", fresh=True)
             yield case(x, on=f"{words}, shape {shape}, float64", fresh=True, edge="float64")
-    yield case(torch.arange(1.0, 7.0, dtype=torch.float64) / 3, on="x = 1/3, 2/3, … 2 in float64", edge="float64")
     yield case(torch.tensor([-INF, 1.0, 2.0]), edge="inf")
     yield case(torch.tensor([-2e30, -4e30, -INF]), otherwise=LOWEST, edge="inf")
     small = "a sum of 70,000 ones overflows float16 and is rounded in bfloat16: compute it in float32"
@@ -87,12 +80,11 @@ EXERCISE = Exercise(
     reasoning="We subtract the row's maximum, so the largest exponent is 0. Nothing overflows, and the sum is at least 1, so the division "
     "is safe too. keepdim=True leaves a last dimension of 1, so each row's maximum and sum broadcast along that row. fp16 and bf16 inputs "
     "become float32 first: in fp16 the sum itself would overflow on a long row of equal scores.",
-    more="The package's version, softmax.safe_softmax, checks its argument.",
     inputs=inputs,
     truth=lambda x: torch.softmax(x.double(), -1),
     rule="y = exp(x − m) / Σ exp(x − m), along the last dimension, where m is the row's maximum",
     mistakes=MISTAKES,
     tolerance=lambda args, part: (min(harness.tolerance(args, part)[0], 0.1), 1e-14),  # some weights are small
     adapt=in_its_dtype,
-    refused=by_library,
+    refused=not_by("a library's function made it: write it with max, exp and sum", "softmax", "_softmax", "logsumexp"),
 )

@@ -51,11 +51,6 @@ def by_survivors(answer, block):
     return ALL
 
 
-def inputs():
-    for block in (2, 3, 8, 128):
-        yield case(block)
-
-
 EXERCISE = Exercise(
     task="Write one row on which each of four wrong loops misses lse by more than 0.01.",
     hints=(
@@ -67,7 +62,7 @@ EXERCISE = Exercise(
     reasoning="The second block's maximum is larger than the first's, so A's old sum is on the wrong scale. The third block's is "
     "smaller, so B's new one is. All scores lie near −2e4, so that each exponential measured from C's −1e4 underflows to 0. And the "
     "third block is shorter, so that D never sees it; it has enough scores to count.",
-    inputs=inputs,
+    inputs=lambda: map(case, (2, 3, 8, 128)),
     adapt=by_survivors,
     truth=lambda block: ALL,
     rule="each of the four loops must miss lse by more than 0.01",

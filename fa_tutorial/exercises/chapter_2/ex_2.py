@@ -3,7 +3,7 @@ import random
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.watch import names_in
+from fa_tutorial.exercises.watch import not_by
 
 
 def view_of_k(S, H, D):
@@ -61,5 +61,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     parts=("start", "strides"),
     exact=True,
-    refused=lambda answer: "PyTorch found it: work it out without making a tensor" if "stride" in names_in(answer) else "",
+    refused=not_by("PyTorch found it: work it out without making a tensor", "torch"),
 )

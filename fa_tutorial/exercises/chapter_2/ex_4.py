@@ -33,7 +33,6 @@ MISTAKES = {
     "the program ids are swapped: program_id(0) counts blocks of rows, program_id(1) blocks of columns": [
         (ROW, "ROW"), (COLUMN, ROW), ("ROW", COLUMN)],
     "one program id is used for both axes: program_id(0) counts blocks of rows, program_id(1) blocks of columns": (COLUMN, ROW),
-    "BLOCK_R is used for the columns: offs_c starts at program_id(1) · BLOCK_C": (f"{COLUMN} * BLOCK_C", f"{COLUMN} * BLOCK_R"),
 }  # fmt: skip
 
 

@@ -3,7 +3,6 @@ import inspect
 
 import torch
 
-from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises.chapter_2.ex_4 import transpose_kernel
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
@@ -25,8 +24,7 @@ def transposed(kernel, x, block_r, block_c):
 
 GRID = "(triton.cdiv(rows, block_r), triton.cdiv(cols, block_c))"
 MISTAKES = {
-    "a part of a tile at the edge needs a program too: round up (triton.cdiv)": (
-        GRID, "(rows // block_r, cols // block_c)"),
+    "a part of a tile at the edge needs a program too: round up (triton.cdiv)": (GRID, "(rows // block_r, cols // block_c)"),
     "the tile's sides are exchanged in the grid: BLOCK_R divides the rows, BLOCK_C the columns": (
         GRID, "(triton.cdiv(rows, block_c), triton.cdiv(cols, block_r))"),
     "the strides of x are exchanged: x.stride() has the row's first": ("*x.stride()", "*x.stride()[::-1]"),
@@ -42,7 +40,7 @@ class Simulated:
     signature = inspect.signature(transpose_kernel.fn)
 
     def __init__(self, x, *tile):
-        self.x, self.tile, self.launches, self.spare = x, tile, 0, ""
+        self.x, self.tile, self.spare, self.out = x, tile, "", x
 
     def __getitem__(self, grid):
         return functools.partial(self.launch, grid)
@@ -51,27 +49,23 @@ class Simulated:
         raise Wrong("the grid is missing: a launch is kernel[grid](…)")
 
     def launch(self, grid, *args, num_warps=4, num_stages=3, **named):
-        self.launches += 1
         given = self.signature.bind(*args, **named).arguments
-        x, out, rows, cols, *strides, block_r, block_c = given.values()
+        x, self.out, rows, cols, *strides, block_r, block_c = given.values()
         grid = grid(given) if callable(grid) else grid
         if not isinstance(grid, tuple) or not all(isinstance(size, int) for size in grid):
             raise Wrong(f"a grid is a tuple of whole numbers, and this is {grid!r}")
         if x.data_ptr() != self.x.data_ptr():
             raise Wrong("x is copied before the launch: pass x itself, whose strides say how it lies")
-        if out.dtype != x.dtype:
-            raise Wrong(f"out is {dtype_name(out.dtype)}, and x is {dtype_name(x.dtype)}: give out the dtype of x")
-        if out.device != x.device:
-            raise Wrong(f"out is on {out.device} wherever x is: give out the device of x")
+        if (self.out.dtype, self.out.device) != (x.dtype, x.device):
+            raise Wrong("out hasn't both the dtype and the device of x: torch.empty(cols, rows, dtype=x.dtype, device=x.device)")
         if (block_r, block_c) != self.tile:
-            tile = f"{self.tile}, (block_r, block_c), and you launch (BLOCK_R, BLOCK_C) = {(block_r, block_c)}"
-            raise Wrong(f"the caller asks for tiles of {tile}")
+            raise Wrong(f"the caller asks for tiles of {self.tile}, and you launch (BLOCK_R, BLOCK_C) = {(block_r, block_c)}")
         needed = triton.cdiv(rows, block_r), triton.cdiv(cols, block_c)
         if any(size > most for size, most in zip(grid, needed, strict=False)):
             self.spare = f"the grid {grid} has programs without a tile: {needed} is enough"
         rows, cols = min(rows, grid[0] * block_r), min(cols, (*grid, 1)[1] * block_c)
         try:
-            source, target = x.as_strided((rows, cols), strides[:2]), out.as_strided((cols, rows), strides[2:])
+            source, target = x.as_strided((rows, cols), strides[:2]), self.out.as_strided((cols, rows), strides[2:])
         except RuntimeError:
             raise Wrong("a program reads outside x, or writes outside out: do the sizes and strides that you pass belong to it?") from None
         target.copy_(source.t())
@@ -82,9 +76,9 @@ def launched(answer, x, block_r, block_c):
     """The answer, which gets a stand-in for the kernel, and once an x on another device."""
     kernel = Simulated(x, block_r, block_c)
     out = answer(kernel, x, block_r, block_c)
-    if kernel.launches != 1:
-        raise Wrong(f"the kernel is launched {kernel.launches} times: once, kernel[grid](…), does it all")
     if isinstance(out, torch.Tensor) and torch.equal(out, x.t()):
+        if out.data_ptr() != kernel.out.data_ptr():
+            raise Wrong("the result is right, but it isn't what the kernel writes to: launch it, and return its out")
         elsewhere = x.to("meta")
         answer(Simulated(elsewhere, block_r, block_c), elsewhere, block_r, block_c)
         if kernel.spare:

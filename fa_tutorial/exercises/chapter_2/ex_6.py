@@ -36,7 +36,6 @@ MISTAKES = {
 def inputs():
     yield case((100, 1), (1, 8), 4, 0, otherwise="eight floats side by side fill one sector")
     yield case((1, 100), (1, 32), 4, 0, otherwise="32 floats that lie 100 apart touch 32 sectors")
-    yield case((8, 1), (4, 2), 4, 0, otherwise="rows that lie 8 floats apart are in sectors of their own")
     yield case((4, 1), (4, 2), 4, 0, otherwise="rows that lie 4 floats apart share a sector two by two: count it once")
     yield case((4, 1), (2, 8), 4, 0, otherwise="a row that starts inside a sector reaches into the next: add the offsets, then divide")
     yield case((64, 1), (4, 32), 2, 0, otherwise="16 fp16 numbers fill a sector")
@@ -59,7 +58,6 @@ EXERCISE = Exercise(
     solution=sectors,
     reasoning="Memory delivers whole sectors, so what counts is how many different ones the tile's elements lie in. A tile whose elements "
     "are neighbours uses every byte of them.",
-    more="The package's version is layout.sectors.",
     inputs=inputs,
     truth=lambda strides, tile, itemsize, start: len(
         {(start + r * strides[0] + c * strides[1]) * itemsize // 32 for r in range(tile[0]) for c in range(tile[1])}

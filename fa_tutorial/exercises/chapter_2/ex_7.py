@@ -5,7 +5,7 @@ from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.watch import names_in
+from fa_tutorial.exercises.watch import not_by
 from fa_tutorial.layout import tl, triton
 
 
@@ -28,20 +28,9 @@ MISTAKES = {
     "the base is 2: use tl.exp, because tl.exp2(x) is 2 to the power x": ("tl.exp(", "tl.exp2("),
     "every program reads row 0: row i of x starts at i · stride_x": (f" + {ROW_X}", ""),
     "every program writes row 0: row i of out starts at i · stride_out": (f" + {ROW_OUT}", ""),
-    "row i starts at element i: multiply the row by its stride": [(ROW_X, "row"), (ROW_OUT, "row")],
     "the exponentials are rounded to half precision: keep them in float32": ("axis=0))", "axis=0)).to(tl.float16)"),
     "the positions past the end of the row count in the sum: load them as −inf (other=), whose exp is 0": ('-float("inf")', "0.0"),
 }  # fmt: skip
-
-CONDITIONS = {
-    "low": "rows may be as low as −1e30: the padding must still not be their maximum",
-    "half": "fp16 inputs (and bf16 inputs on a GPU) are computed in float32: only the store rounds",
-}
-
-
-def by_triton(kernel):
-    """Why a right result isn't enough: the kernel calls Triton's softmax."""
-    return "tl.softmax does all the work: write it with tl.max, tl.exp and tl.sum" if "softmax" in names_in(kernel) else ""
 
 
 def launch(x, BLOCK, stride_x, stride_out):
@@ -80,7 +69,10 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write a softmax kernel that reads each element once and writes it once: each program takes one row.",
-    conditions=CONDITIONS,
+    conditions={
+        "low": "rows may be as low as −1e30: the padding must still not be their maximum",
+        "half": "fp16 inputs (and bf16 inputs on a GPU) are computed in float32: only the store rounds",
+    },
     hints=(
         "Write chapter 1's safe softmax with tl.max, tl.exp and tl.sum. What must the positions past the end of the row hold, so that "
         "they change neither the maximum nor the sum?",
@@ -99,7 +91,7 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     launch=launch,
     tolerance=lambda args, part: TOLERANCES[args[0].dtype],
-    refused=by_triton,
+    refused=not_by("tl.softmax does all the work: write it with tl.max, tl.exp and tl.sum", "softmax"),
     seen={
         "overlap": "rows are written by more than one program: program i writes only row i",
         "pieces": "program i takes row i alone, in one block",

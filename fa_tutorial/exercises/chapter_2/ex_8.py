@@ -1,6 +1,6 @@
 import torch
 
-from fa_tutorial.exercises.chapter_2.ex_7 import CONDITIONS, TOLERANCES, by_triton
+from fa_tutorial.exercises.chapter_2.ex_7 import EXERCISE as ONE_ROW
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
@@ -23,7 +23,6 @@ def softmax_of_rows_kernel(x_ptr, out_ptr, cols, stride_x, stride_out,
 FIRST, SUM = "tl.program_id(0) * ROWS", "tl.sum(p, axis=1)[:, None]"
 MISTAKES = {
     "program i begins at row i: it takes rows i · ROWS, i · ROWS + 1, …": (FIRST, "tl.program_id(0)"),
-    "every program takes the first ROWS rows: program i begins at row i · ROWS": (f"{FIRST} + ", ""),
     "the maximum is the whole tile's: each row has its own (axis=1)": ("tl.max(x, axis=1)[:, None]", "tl.max(x)"),
     "the sum is the whole tile's: each row has its own (axis=1)": (SUM, "tl.sum(p)"),
     "exp(x − m) is not divided by its sum": (f"p / {SUM}", "p"),
@@ -61,7 +60,7 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write a softmax kernel whose programs take ROWS rows each, as one tile.",
-    conditions=CONDITIONS,
+    conditions=ONE_ROW.conditions,
     hints=(
         "Which rows does program i take? Make them a column and the columns a row, as in 2.4. Along which axis of the tile does a row of x lie?",
         "rows = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]. tl.max(x, axis=1) has a number for each row, and [:, None] makes "
@@ -74,8 +73,8 @@ EXERCISE = Exercise(
     launch=launch,
     rule="y = exp(x − m) / Σ exp(x − m), m being the row's maximum",
     mistakes=MISTAKES,
-    tolerance=lambda args, part: TOLERANCES[args[0].dtype],
-    refused=by_triton,
+    tolerance=ONE_ROW.tolerance,
+    refused=ONE_ROW.refused,
     seen={
         "overlap": f"rows are written by more than one program: {ROWS_OF_I}",
         "pieces": "take the rows of a program as one tile, [ROWS, BLOCK], with one load and one store",
