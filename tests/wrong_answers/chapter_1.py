@@ -35,7 +35,7 @@ def skips(condition: str, by: str = "continue") -> tuple[str, str]:
 
 
 WRONG_ANSWERS = (
-    ("1.1", lambda x: torch.nn.functional.softmax(x, -1), "the result is right, but softmax made it"),
+    ("1.1", lambda x: torch.nn.functional.softmax(x, -1), "the result is right, but a library's function made it"),
     edit("1.1", "clamped at 80", ("wide - m", "wide.clamp(max=80)"), told="a score may be above 88.72, where float32's exp overflows: subtract"),
     edit("1.1", "the first value", (MAXIMUM, "wide[..., :1]"), told="so that the largest exponent is 0: x = [0, 2000]"),
     edit("1.1", "the last value", (MAXIMUM, "wide[..., -1:]"), (PROMOTED, "x.double()"), told="so that the largest exponent is 0: x = [2000, 0]"),

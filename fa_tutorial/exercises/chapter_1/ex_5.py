@@ -58,6 +58,7 @@ def stream(scores, values, block):
 def hoards(answer):
     """Why a right result isn't enough: tensors and long lists grow with the number of blocks."""
     alive = []
+    gc.collect()  # what others left must not go meanwhile
 
     def size(one):
         return one.numel() if type(one) is torch.Tensor else len(one) if type(one) is list and len(one) > 100 else 0
@@ -65,7 +66,6 @@ def hoards(answer):
     def blocks():
         for number, block in enumerate(stream(torch.arange(800.0), torch.ones(800, 4), 4)):
             if number in (1, 199):
-                gc.collect()  # what others left must not go meanwhile
                 alive.append(sum(map(size, gc.get_objects())))
             yield block
 
