@@ -54,7 +54,7 @@ WRONG_ANSWERS = (
     edit("2.5", "contiguous first", ("    rows, cols", "    x = x.contiguous()\n    rows, cols"), told="x is copied before the launch"),
     edit("2.5", "a tile of its own", ("rows, block_r)", "rows, 16)"), ("cols, block_c)", "cols, 16)"), ("=block_r", "=16"), ("=block_c", "=16"),
          told="the caller asks for tiles of (4, 4), and you launch (BLOCK_R, BLOCK_C) = (16, 16)"),
-    edit("2.5", "PyTorch's copy", ("return out", "return x.t().contiguous()"), told="it isn't what the kernel writes to"),
+    edit("2.5", "PyTorch's copy", ("return out", "return x.t().contiguous()"), told="return what one launch of the kernel writes"),
     edit("2.5", "on the CPU", ("device=x.device", "device='cpu'"), told="out hasn't both the dtype and the device of x"),
     edit("2.5", "no grid", ("kernel[grid](", "kernel("), told="the grid is missing: a launch is kernel[grid](…)"),
     edit("2.5", "too many programs", ("(triton.cdiv(rows, block_r), triton.cdiv(cols, block_c))", "(rows, cols)"),
