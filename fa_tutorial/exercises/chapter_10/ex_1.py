@@ -50,22 +50,16 @@ def adapt(mod):
 
 BOTH, OWN = "(distance <= 0) & (distance >= -aux.left)", "j - (i + aux.shift)"
 MISTAKES = {
-    ("every pair is seen: join the two comparisons by &, each in its own brackets, because & binds tighter than <= and "
-    ">="): (BOTH, BOTH.replace("&", "|")),
+    "every pair is seen: join the two comparisons by &, so that both must hold": (BOTH, BOTH.replace("&", "|")),
     ("no key is too far back: distance >= −aux.left is missing or has no effect, as without brackets, because & binds tighter than "
-    "<= and >="): (
-        BOTH, "distance <= 0"),
+    "<= and >="): (BOTH, "distance <= 0"),
     "later keys are seen: the window ends at the query's own position": (BOTH, "distance >= -aux.left"),
     "the window starts at the top left: query i stands at key i + aux.shift": (OWN, "j - i"),
     "S_k − S_q has the wrong sign: query i stands at key i + aux.shift": (OWN, "j - (i - aux.shift)"),
     "the window is one key too narrow: aux.left counts the keys before the query's own": (">= -aux.left", "> -aux.left"),
     "the window is one key too wide: aux.left counts the keys before the query's own": (">= -aux.left", ">= -aux.left - 1"),
-    "a query doesn't see its own key: distance 0 belongs to the window": ("distance <= 0", "distance < 0"),
     "the window lies ahead of the query: the distance is negative for a key in the past": (OWN, "(i + aux.shift) - j"),
-    "the window reaches as far ahead as back: later keys are hidden": (BOTH, "tl.abs(distance) <= aux.left"),
     "seen and hidden are exchanged: return True for the pairs that are seen": (BOTH, "(distance > 0) | (distance < -aux.left)"),
-    "aux.left and aux.shift are exchanged: aux.left is how many keys before its own a query sees, aux.shift is S_k − S_q": [
-        (OWN, "j - (i + aux.left)"), (">= -aux.left", ">= -aux.shift")],
 }  # fmt: skip
 
 CONDITIONS = {"lengths": "S_q and S_k may differ: query i stands at key i + S_k − S_q"}
@@ -78,20 +72,14 @@ def truth(S_q, S_k, left):
 
 def inputs():
     def pairs(S_q, S_k, left, otherwise="", **options):
-        return case(
-            S_q,
-            S_k,
-            left,
-            on=f"S_q = {S_q}, S_k = {S_k}, window of {left} key{'s' * (left != 1)} and the query's own",
-            otherwise=otherwise,
-            **options,
-        )
+        on = f"S_q = {S_q}, S_k = {S_k}, window of {left} key{'s' * (left != 1)} and the query's own"
+        return case(S_q, S_k, left, on=on, otherwise=otherwise, **options)
 
-    for sizes in ((4, 4, 1), (5, 5, 2), (6, 6, 0)):
-        yield pairs(*sizes)
+    yield pairs(4, 4, 1)
+    yield pairs(5, 5, 2)
     yield pairs(24, 24, 9, "i and j are the numbers of a tile's queries and keys: a tile may be anywhere, and of any shape")
-    for sizes in ((2, 4, 1), (4, 2, 1), (9, 16, 3)):
-        yield pairs(*sizes, edge="lengths")
+    yield pairs(2, 4, 1, edge="lengths")
+    yield pairs(4, 2, 1, edge="lengths")
 
 
 EXERCISE = Exercise(

@@ -26,20 +26,13 @@ MISTAKES = {
     "a tile counts as whole because it lies in the past: its first key may be too far back for its last query": (WHOLE, "nearest <= 0"),
     "these are the causal mask's kinds, without a window: a key more than `left` before its query is hidden": [
         (NEEDED, "farthest <= 0"), (WHOLE, "nearest <= 0")],
-    "queries and keys are exchanged: a query sees keys before it, not after it": [
-        ("start + block_n - 1 - top", "top + block_m - 1 - start"), ("start - (top + block_m - 1)", "top - (start + block_n - 1)")],
     "no tile is skipped for being too far back: a tile is, if even its last key is more than `left` before its first query": (
         NEEDED, "farthest <= 0"),
     "a tile is skipped where its first key comes after its first query: a later query of the tile may still see it": (
         NEEDED, "(start <= top) & (nearest >= -left)"),
     "a tile is skipped where one corner is hidden: it is needed as soon as one of its pairs is seen": (NEEDED, WHOLE),
-    "a tile is skipped because its first key is too far back for its last query: its last key may still be near enough for its first one": (
-        NEEDED, "(farthest <= 0) & (farthest >= -left)"),
     "mixed and whole are exchanged: 1 is a tile of which some pairs are seen, 2 one of which all are": (
         "is_needed.int() + is_whole.int()", "2 * is_needed.int() - is_whole.int()"),
-    "the last key and the last query are taken one too far: they are the first + block_n − 1 and the first + block_m − 1": [
-        ("(top + block_m - 1)", "(top + block_m)"), ("start + block_n - 1 - top", "start + block_n - top")],
-    "the window is one key too narrow: a query sees its own key and `left` keys before it": ("-left", "1 - left"),
 }  # fmt: skip
 
 
@@ -50,21 +43,16 @@ def truth(left, S, block_m, block_n):
 
 
 class Counted(int):
-    """A number that counts in `uses`, a list, how often it, or what was computed from it, meets another number."""
+    """A number that counts in `uses` how often it, or what was computed from it, meets another number."""
 
-    uses: list
-
-    def __new__(cls, value, uses):
-        made = super().__new__(cls, value)
-        made.uses = uses
-        return made
+    uses = 0
 
 
 def _counting(name):
     def method(self, *other):
-        self.uses.append(name)
+        Counted.uses += 1
         result = getattr(int, name)(self, *other)
-        return Counted(result, self.uses) if type(result) is int else result
+        return Counted(result) if type(result) is int else result
 
     return method
 
@@ -78,16 +66,12 @@ class NoPairs(LargestTensor):
 
     def __init__(self, left, S, block_m, block_n):
         super().__init__()
-        self.uses, tiles, self.pairs = left.uses, (S // block_m) * (S // block_n), block_m * block_n
-        self.few = 32 * tiles  # a loop over tiles uses `left` a few times at each of a tile's corners
-        self.can_tell = self.pairs > self.few
-        self.uses.clear()
+        self.pairs, Counted.uses = block_m * block_n, 0
+        self.few = 32 * (S // block_m) * (S // block_n)  # a loop over tiles uses `left` a few times at each of a tile's corners
 
     def complaint(self, result):
-        if self.can_tell and self.largest >= self.pairs:
-            return f"the kinds are right, but a tensor holds the {self.pairs:,} pairs of a tile, or more: two corners decide a tile"
-        if self.can_tell and len(self.uses) > self.few:
-            return "the kinds are right, but they come from a loop over single pairs: two corners decide a tile"
+        if self.pairs > self.few and max(self.largest, Counted.uses) > self.few:
+            return "the kinds are right, but they come from single pairs: two corners decide a tile"
         if isinstance(result, torch.Tensor) and result.is_floating_point():
             return f"the kinds are right, but they are in {str(result.dtype).removeprefix('torch.')}: a kind is an integer, as .int() gives"
         return ""
@@ -96,8 +80,8 @@ class NoPairs(LargestTensor):
 def inputs():
     def window(*args, otherwise="", **options):
         left, S, block_m, block_n = args
-        on = f"a window of {left} keys and the query's own, S = {S}, tiles of {block_m} × {block_n}"
-        return case(Counted(left, []), *args[1:], on=on, otherwise=otherwise, **options)
+        on = f"a window of {left} key{'s' * (left != 1)} and the query's own, S = {S}, tiles of {block_m} × {block_n}"
+        return case(Counted(left), *args[1:], on=on, otherwise=otherwise, **options)
 
     sizes = "a tile may hold more queries than keys, or fewer, and pairs at distances 0 and −left are seen"
     kinds = "a kind is 0 where no pair of the tile is seen, 1 where some are, 2 where all are"

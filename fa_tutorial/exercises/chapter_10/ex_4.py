@@ -51,7 +51,6 @@ MISTAKES = {
     "the inner derivative is missing: s / c has the derivative 1 / c": ("1 - t * t", "aux.c * (1 - t * t)"),
     "the factor c before tanh is missing in the derivative: it cancels 1 / c": ("1 - t * t", "(1 - t * t) / aux.c"),
     "tanh isn't squared: its derivative is 1 − tanh²": ("1 - t * t", "1 - t"),
-    "the capped score is squared: square tanh alone": ("t * t", "aux.c * t * aux.c * t"),
     "the derivative is 1 everywhere: that holds only near s = 0": ("1 - t * t", "1.0"),
 }  # fmt: skip
 CONDITIONS = {"far": "a score may lie far beyond the cap, on either side: then it is ±c and the derivative 0, and no exponential overflows"}
@@ -65,12 +64,8 @@ def truth(s, cap):
 def inputs():
     place = hardware.device()
     yield case(torch.tensor([0.0, 1.0, 2.0, -4.0], device=place), 2.0)
-    yield case(
-        torch.tensor([0.5, -3.0, 90.0], device=place),
-        30.0,
-        otherwise="c is aux.c, whatever its value, and the derivative comes from a formula, not from a difference",
-    )
-    yield case(torch.tensor([0.5, -1.0, 4.0], device=place), 1.5, otherwise="c may be any positive number, so don't round it")
+    formula = "c is aux.c, whatever its value, and the derivative comes from a formula, not from a difference"
+    yield case(torch.tensor([0.5, -3.0, 90.0], device=place), 30.0, otherwise=formula)
     yield case(torch.tensor([3000.0, -3000.0], device=place), 2.0, edge="far")
     draw = generator()
     yield case((20 * torch.randn(SIZE, generator=draw)).to(place), 10.0, on="random scores", fresh=True)
