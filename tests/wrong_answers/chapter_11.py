@@ -70,11 +70,6 @@ WRONG_ANSWERS = (
     edit("11.3", "walks on after the last key", ("tl.minimum((split + 1) * part, S)", "(split + 1) * part"),
          told="no tile begins at S or after it, so end is at most S", gpu=None),
     edit("11.3", "ends with the oldest token", ("(split + 1) * part, S)", "(split + 1) * part, S - S_q + 1)"), told="counts for the two newest tokens"),
-    edit("11.3", "o as if it were contiguous",
-         ("store_tile(o, acc / l_or_one[:, None], split, batch_head, 0, rows, D, BLOCK_M, BLOCK_D)",
-          "tl.store(o.ptr + ((split * tl.num_programs(0) + batch_head) * rows + offs_m[:, None]) * D + tl.arange(0, BLOCK_D)[None, :], "
-          "acc / l_or_one[:, None], mask=(offs_m < rows)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :])"),
-         told="o is Heads, whose rows need not lie side by side", gpu=None),
     edit("11.3", "stores every row", (", mask=offs_m < rows", ""), told="q, o and lse end at row `rows`"),
     edit("11.4", "a split more", ("tiles // 4 + 1", "tiles // 4 + 2"), told="at most 17 splits have 4 tiles each"),
     edit("11.4", "none for a short cache", ("least), 1)", "least), 0)"), told="more than `prices` has, so one split"),
