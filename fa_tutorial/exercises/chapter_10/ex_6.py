@@ -23,8 +23,8 @@ def score_gradients(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD: tl.constexpr,
 
 @triton.jit
 def capped(s, b, h, i, j, aux):
-    """A soft cap at aux.c, and a penalty for distance, of each batch entry's and head's own."""
-    return aux.c * tanh(s / aux.c) + 0.125 * (1 + b + 2 * h) * (j - i)
+    """A soft cap at aux.c, and a penalty for distance."""
+    return aux.c * tanh(s / aux.c) + 0.125 * (j - i)
 
 
 @triton.jit
@@ -33,20 +33,17 @@ def capped_grad(s, b, h, i, j, aux):
     return 1 - t * t
 
 
-BLOCK, B, H = 16, 1, 2  # the number of the batch entry, and of the head
-
-
 @triton.jit
-def run_step(s_ptr, dp_ptr, lse_ptr, delta_ptr, p_ptr, ds_ptr, S_q, S_k, b, h, aux, STEP: tl.constexpr, MASK_MOD: tl.constexpr,
-             SCORE_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr, TURNED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Store p and ds by STEP, (S_q, S_k) float32, from one tile, [BLOCK, BLOCK], or (TURNED) from its transpose."""
-    i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+def run_step(s_ptr, dp_ptr, lse_ptr, delta_ptr, p_ptr, ds_ptr, S_q, S_k, aux, STEP: tl.constexpr, MASK_MOD: tl.constexpr,
+             SCORE_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr, TURNED: tl.constexpr):  # fmt: skip
+    """Store p and ds by STEP, (S_q, S_k) float32, of batch entry 1 and head 2, from a tile, [16, 16], or (TURNED) from its transpose."""
+    i, j = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :]
     if TURNED:
-        i, j = tl.arange(0, BLOCK)[None, :], tl.arange(0, BLOCK)[:, None]
+        i, j = tl.arange(0, 16)[None, :], tl.arange(0, 16)[:, None]
     at, inside = i * S_k + j, (i < S_q) & (j < S_k)
     s, dp = tl.load(s_ptr + at, mask=inside, other=0.0), tl.load(dp_ptr + at, mask=inside, other=0.0)
     lse, delta = tl.load(lse_ptr + i, mask=i < S_q, other=0.0), tl.load(delta_ptr + i, mask=i < S_q, other=0.0)
-    p, ds = STEP(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD, SCORE_MOD, SCORE_GRAD)
+    p, ds = STEP(s, dp, lse, delta, 1, 2, i, j, aux, MASK_MOD, SCORE_MOD, SCORE_GRAD)
     tl.store(p_ptr + at, p, mask=inside)
     tl.store(ds_ptr + at, ds, mask=inside)
 
@@ -56,13 +53,11 @@ def adapt(step):
     check_begun(step)
 
     def on_tiles(s, dp, lse, delta, left, cap, turned):
-        (S_q, S_k), place = s.shape, hardware.device()
-        p, ds = (torch.empty(S_q, S_k, device=place) for _ in range(2))
-        tensors = [x.to(place) for x in (s, dp, lse, delta)]
-        meta = {"MASK_MOD": mod_and_words(left)[0], "SCORE_MOD": capped, "SCORE_GRAD": capped_grad, "TURNED": turned, "BLOCK": BLOCK}
-        aux = Aux(left, S_k - S_q, cap)
-        launched(lambda: run_step[(1,)](*tensors, p, ds, S_q, S_k, B, H, aux, STEP=step, **meta), results=2)
-        return p, ds
+        (S_q, S_k), p, ds = s.shape, torch.empty_like(s), torch.empty_like(s)
+        tensors = [x.to(hardware.device()) for x in (s, dp, lse, delta, p, ds)]
+        mods = {"STEP": step, "MASK_MOD": mod_and_words(left)[0], "SCORE_MOD": capped, "SCORE_GRAD": capped_grad}
+        launched(lambda: run_step[(1,)](*tensors, S_q, S_k, Aux(left, S_k - S_q, cap), **mods, TURNED=turned))
+        return tensors[4:]
 
     return on_tiles
 
@@ -84,25 +79,16 @@ MISTAKES = {
     ("a row that sees nothing gets NaN: its lse is −inf, so neither inf · 0, a product with the mask, nor −inf − (−inf), a masked score, "
     "is 0; choose 0 with tl.where, after exp"): (MASK, "p * MASK_MOD(b, h, i, j, aux).to(tl.float32)"),
 }  # fmt: skip
-CONDITIONS = {
-    "large": "a score may be large: exp(SCORE_MOD(s) − lse) is computed in one step, so nothing overflows",
-    "blind": "a row that sees no key has lse = −inf, and its p and ds are 0",
-}
 
 
-def modified(s, cap, left):
-    """The modified and masked scores of s, (B, H, S_q, S_k)."""
-    b, h, i, j = torch.meshgrid(*map(torch.arange, s.shape), indexing="ij")
-    return (cap * torch.tanh(s / cap) + 0.125 * (1 + b + 2 * h) * (j - i)).masked_fill(~is_seen(*s.shape, left), -math.inf)
-
-
-def of_one_head(s, cap, left):
-    return modified(s.expand(B + 1, H + 1, *s.shape), cap, left)[B, H]
+def modified(s, cap, seen):
+    i, j = torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])
+    return (cap * torch.tanh(s / cap) + 0.125 * (j - i)).masked_fill(~seen, -math.inf)
 
 
 def truth(s, dp, lse, delta, left, cap, turned):
     s, dp, delta = s.double(), dp.double(), delta.double()
-    p = torch.softmax(of_one_head(s, cap, left), dim=-1).nan_to_num()
+    p = torch.softmax(modified(s, cap, is_seen(2, 3, *s.shape, left)[1, 2]), dim=-1).nan_to_num()
     return p, p * (dp - delta[:, None]) * (1 - torch.tanh(s / cap) ** 2)
 
 
@@ -110,28 +96,26 @@ def inputs():
     def rows(S_q, S_k, left, otherwise="", *, cap=2.0, turned=False, size=2.0, **options):
         draw = torch.Generator().manual_seed(S_q)
         s, dp = size * torch.randn(S_q, S_k, generator=draw), torch.randn(S_q, S_k, generator=draw)
-        lse = of_one_head(s, cap, left).logsumexp(dim=-1)
-        mask = mod_and_words(left)[1]
-        on = f"{S_q} quer{'y' if S_q == 1 else 'ies'}, {S_k} keys, {mask}, soft cap {cap}{', the tile transposed' * turned}"
+        lse = modified(s, cap, is_seen(2, 3, S_q, S_k, left)[1, 2]).logsumexp(dim=-1)
+        on = f"S_q = {S_q}, S_k = {S_k}, {mod_and_words(left)[1]}, soft cap {cap}{', the tile transposed' * turned}"
         return case(s, dp, lse, torch.randn(S_q, generator=draw), left, cap, turned, on=on, otherwise=otherwise, **options)
 
-    plain = {
-        "p": "p is exp of SCORE_MOD(s, b, h, i, j, aux) less lse where MASK_MOD(b, h, i, j, aux) is True: the softmax of the modified scores",
-        "ds": "ds is all of p (dp − delta), times SCORE_GRAD, which takes s as it came in",
-    }
-    yield rows(1, 3, 2, plain)
+    yield rows(1, 3, 2)
     after = "hidden pairs have a p: ask MASK_MOD, and put 0 there after exp, because a score of −inf comes out of SCORE_MOD finite"
-    yield rows(2, 2, 1, {"p": after, "ds": plain["ds"]})
+    yield rows(2, 2, 1, after)
     yield rows(6, 6, 2, "p is of the modified score, and the derivative of s", size=20.0)
     yield rows(5, 8, 3, "the mask and score mods get b, h, i, j and aux as they are, whichever way the tile lies", turned=True)
     yield rows(3, 9, THIRD, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux")
-    yield rows(1, 4, 3, plain | {"p": CONDITIONS["large"]}, cap=200.0, size=200.0, edge="large")
+    yield rows(1, 4, 3, cap=200.0, size=200.0, edge="large")
     yield rows(5, 3, 1, edge="blind")
 
 
 EXERCISE = Exercise(
     task="Write the backward's step with a mask mod and a score mod: p, and the gradient of the scaled score.",
-    conditions=CONDITIONS,
+    conditions={
+        "large": "a score may be large, and the cap too: exp(SCORE_MOD(s) − lse) is computed in one step, so nothing overflows",
+        "blind": "a row that sees no key has lse = −inf, and its p and ds are 0",
+    },
     hints=(
         "p is the forward's: the softmax of the modified scores, over the pairs that are seen. lse is that of the modified scores too.",
         "Chapter 7 masks p, not s, by tl.where: where a row sees nothing, lse is −inf and exp(s − lse) is inf.",
@@ -143,7 +127,8 @@ EXERCISE = Exercise(
     more="The package's score_gradient is this step in base 2, with dropout.",
     inputs=inputs,
     truth=truth,
-    rule="p is the softmax of the modified scores, and 0, after exp, where MASK_MOD hides a pair; ds, the gradient of s, is p (dp − delta) times SCORE_GRAD, which takes s as it came in",
+    rule="p is exp(SCORE_MOD(s, b, h, i, j, aux) − lse), and 0, after exp, where MASK_MOD(b, h, i, j, aux) is False; ds is all of p (dp − delta), "
+    "times SCORE_GRAD, which takes s as it came in",
     mistakes=MISTAKES,
     parts=("p", "ds"),
     adapt=adapt,

@@ -29,24 +29,19 @@ ADVICE = {  # a part of an error's words -> what to do
     "must be Tensor, not tensor": TILES,
     "no attribute 'tanh'": TILES,
     "to have shape": ". What comes in broadcasts to a tile already",
+    "to unpack": ". It must return two results",
+    "not iterable": ". It must return two results",
 }
 
 
-def launched(launch: Callable[[], Any], results: int = 1) -> None:
-    """Run the launch; Wrong with the innermost error where it stops, or where a mod asks for the truth value of a tile, as `and` does.
-
-    results: how many the mod returns.
-    """
+def launched(launch: Callable[[], Any]) -> None:
+    """Run the launch; Wrong with the innermost error where it stops, or where a mod asks for the truth value of a tile, as `and` does."""
     try:
         # The interpreter computes with NumPy, which would warn of every inf and NaN.
         with blocks_without_truth(), np.errstate(all="ignore"):
             launch()
     except Exception as error:
         root = chain(error)[-1]
-        if "outside of the scope of a kernel" in f"{root}":
-            raise Wrong("stops, because triton was imported before fa_tutorial: restart, and import fa_tutorial first") from None
         words = str(root).strip().rpartition("\n")[2]  # the compiler quotes the code before its own words
-        if results == 2 and any(part in words for part in ("not iterable", "to unpack")):
-            raise Wrong(f"must return two results, in the docstring's order; it stops with {type(root).__name__}: {words}") from None
         advice = next((advice for part, advice in ADVICE.items() if part in words), "")
         raise (root if isinstance(root, Wrong) else Wrong(f"stops with {type(root).__name__}: {words}{advice}")) from None
