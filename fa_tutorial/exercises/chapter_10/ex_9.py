@@ -18,18 +18,17 @@ def packed_tiles(cu, block):
 
 
 TOP, LAST = "cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, last, right=True)]"
-RETURN = "start // block, (stop + block - 1) // block"
 MISTAKES = {
     "end is rounded down: the last tile counts even if the sequence ends inside it": ("(stop + block - 1) // block", "stop // block"),
     "end is the last tile's number: it is one past it": ("(stop + block - 1) // block", "(stop - 1) // block"),
     "end comes from the block's first query: its last query may be of a later sequence": (LAST, LAST.replace("last", "top")),
     "first comes from the block's last query: its first query may be of an earlier sequence": (TOP, TOP.replace("top", "last")),
-    "these are numbers of tokens: divide by block": (RETURN, "start, stop"),
+    "these are numbers of tokens: divide by block": ("start // block, (stop + block - 1) // block", "start, stop"),
     "the block's last query is taken one too far: it is the first one + block − 1": ("(top + block - 1)", "(top + block)"),
     "first is where the first query's sequence ends: count entries of cu are at most this query, so it begins at cu[count − 1]": (
         TOP, "cu[torch.searchsorted(cu, top, right=True)]"),
     "end stops at the block's own tile, as under a causal mask: here a query also sees later keys of its sequence": (
-        RETURN, "start // block, torch.minimum((stop + block - 1) // block, top // block + 1)"),
+        "(stop + block - 1) // block", "torch.minimum((stop + block - 1) // block, top // block + 1)"),
     "token 0, and every token that begins a sequence, is taken for one of the sequence before: search with right=True": [
         (TOP, "cu[torch.searchsorted(cu, top) - 1]"), (LAST, LAST.replace(", right=True", ""))],
 }  # fmt: skip

@@ -76,10 +76,6 @@ def launch(q, k, v, S_q, splits, block_n):
     return Launch((B * H_k, splits), (*(In(x, as_heads=True) for x in (q, k, v)), *outs, H_k, S_q, rows, S, D, SCALE), meta)
 
 
-def tolerance(args, part):
-    return 1e-6, (2e-3 if args[0].dtype == torch.float16 else 2e-5) * float(args[2].nan_to_num().max())
-
-
 def inputs():
     def parts(B, H_k, rows, S, S_q, splits, otherwise="", *, D=16, dtype=torch.float32, block_n=16, **options):
         draw = torch.Generator().manual_seed(0)
@@ -131,6 +127,6 @@ EXERCISE = Exercise(
     parts=("o", "lse"),
     launch=launch,
     refused=refused,
-    tolerance=tolerance,
+    tolerance=lambda args, part: (1e-6, 6e-3 if args[0].dtype == torch.float16 else 6e-5),
     seen={"overlap": f"two programs write the same row: the first two indices of o are split and i, and {PLACE}"},
 )
