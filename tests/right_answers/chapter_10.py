@@ -22,13 +22,6 @@ def window_kinds_by_loop(left, S, block_m, block_n):
     return kinds
 
 
-def window_kinds_by_four_corners(left, S, block_m, block_n):
-    i = torch.arange(0, S, block_m)[:, None, None] + torch.tensor([0, block_m - 1, 0, block_m - 1])
-    j = torch.arange(0, S, block_n)[None, :, None] + torch.tensor([0, 0, block_n - 1, block_n - 1])
-    far, near = (j - i).amin(-1), (j - i).amax(-1)
-    return ((far <= 0) & (near >= -left)).int() + ((near <= 0) & (far >= -left)).int()
-
-
 @triton.jit
 def soft_cap_by_exponentials(s, b, h, i, j, aux):
     e = tl.exp(-2 * tl.abs(s) / aux[2])
@@ -52,13 +45,6 @@ def dropout_gradients_with_a_sink_of_value_0(p, p_sink, z, v, do):
     return ds[:, :-1], torch.einsum("qk,qk,qd->kd", z, p, do), ds[:, -1].sum()
 
 
-def packed_tiles_by_tokens(cu, block):
-    lengths = cu.diff().long()
-    first, end = (x.repeat_interleave(lengths) for x in (cu[:-1], cu[1:]))  # of each token's sequence
-    last = torch.arange(block - 1, len(first) + block - 1, block).clamp(max=len(first) - 1)
-    return first[::block].div(block, rounding_mode="floor"), -(-end[last] // block)
-
-
 def packed_tiles_by_a_loop(cu, block):
     bounds, tiles = cu.tolist(), []
     for top in range(0, bounds[-1], block):
@@ -78,7 +64,6 @@ def packed_tiles_by_sequences(cu, block):
 RIGHT_ANSWERS = (
     ("10.1", window_by_keys),
     ("10.2", window_kinds_by_loop),
-    ("10.2", window_kinds_by_four_corners),
     edit("10.3", "backwards", ("for t in range(mixed):", "while mixed > 0:\n        mixed -= 1"),
          ("row * across + t", "row * across + mixed")),
     edit("10.3", "one loop, which asks the mask by an if", ("range(mixed)", "range(mixed + whole)"), ("range(whole)", "range(0)"),
@@ -107,7 +92,6 @@ RIGHT_ANSWERS = (
          ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]"), ("dot(p.to(do_tile.dtype)", "dot(tl.trans(p).to(do_tile.dtype)"),
          ("dot(ds.to(q_tile.dtype)", "dot(tl.trans(ds).to(q_tile.dtype)")),
     ("10.8", dropout_gradients_with_a_sink_of_value_0),
-    ("10.9", packed_tiles_by_tokens),
     ("10.9", packed_tiles_by_a_loop),
     ("10.9", packed_tiles_by_sequences),
 )  # fmt: skip
