@@ -1,8 +1,5 @@
-"""Stops a kernel in the interpreter where a loop changes the type of a variable, as Triton's compiler does and the interpreter doesn't.
-
-A compiled loop carries each variable in registers of one shape and dtype. The interpreter runs Python, where m may be a number before
-the loop and a block after an iteration. A while loop is left to the compiler.
-"""
+"""Stops a kernel in the interpreter where a for loop changes the type of a variable, as Triton's compiler does: it carries each in
+registers of one shape and dtype. The interpreter runs Python, where m may be a number before the loop and a block after an iteration."""
 
 import ast
 import collections
@@ -18,11 +15,10 @@ from fa_tutorial.exercises.running import Wrong
 
 NEEDS = "Before the loop, give {0} the shape and dtype that it has after an iteration, with tl.zeros or tl.full"
 SAID = re.compile(r"Loop-carried variable (\w+) has initial type (.+?) but is re-assigned to (.+?) in loop!")
-TOLD = (  # the compiler's words, and what to do
-    'Triton\'s compiler refuses it: "Loop-carried variable {0} has initial type {1} but is re-assigned to {2} in loop!" ' + NEEDS
-)
-NONE = f'Triton\'s compiler refuses it: "Loop carried variable {{0}} is not a triton value", because it is None. {NEEDS}'
-UNSET = f'Triton\'s compiler refuses it: "{{0}} is not defined", because it reads a loop once, for all iterations. {NEEDS}'
+SAYS = "Triton's compiler refuses it: "
+TOLD = f'{SAYS}"Loop-carried variable {{0}} has initial type {{1}} but is re-assigned to {{2}} in loop!" {NEEDS}'
+NONE = f'{SAYS}"Loop carried variable {{0}} is not a triton value", because it is None. {NEEDS}'
+UNSET = f'{SAYS}"{{0}} is not defined", because it reads a loop once, for all iterations. {NEEDS}'
 
 
 def refuse_unset(function: ast.FunctionDef) -> None:
@@ -81,14 +77,14 @@ def _types(frame: FrameType) -> dict[str, Any]:
 
 def _check(before: dict[str, Any], frame: FrameType) -> None:
     """Wrong where a variable has another type than before the loop; integers of two widths are left to the compiler."""
-    after = {name: kind for name, kind in _types(frame).items() if kind is not None and name in before}
-    for name, now in after.items():
-        first = before[name]
-        if first is None:
+    for name, now in _types(frame).items():
+        first = before.get(name, now)
+        if first is None and now is not None:
             raise Wrong(NONE.format(name))
-        is_float = first.scalar.is_floating() or now.scalar.is_floating()
-        if getattr(first, "shape", ()) != getattr(now, "shape", ()) or (is_float and first.scalar != now.scalar):
-            raise Wrong(TOLD.format(name, first, now))
+        if now is not first and now is not None:
+            is_float = first.scalar.is_floating() or now.scalar.is_floating()
+            if getattr(first, "shape", ()) != getattr(now, "shape", ()) or (is_float and first.scalar != now.scalar):
+                raise Wrong(TOLD.format(name, first, now))
 
 
 @contextlib.contextmanager

@@ -1,15 +1,7 @@
-import itertools
-
 import torch
 from edits import edit
 
 from fa_tutorial.matmul import tl, triton
-
-
-@triton.jit
-def window_by_keys(b, h, i, j, aux):
-    own = i + aux[1]
-    return tl.where(j > own, False, j >= own - aux[0])
 
 
 def window_kinds_by_loop(left, S, block_m, block_n):
@@ -45,15 +37,6 @@ def dropout_gradients_with_a_sink_of_value_0(p, p_sink, z, v, do):
     return ds[:, :-1], torch.einsum("qk,qk,qd->kd", z, p, do), ds[:, -1].sum()
 
 
-def packed_tiles_by_a_loop(cu, block):
-    bounds, tiles = cu.tolist(), []
-    for top in range(0, bounds[-1], block):
-        own = [(a, b) for a, b in itertools.pairwise(bounds) if a < min(top + block, bounds[-1]) and b > top and a < b]
-        tiles.append((own[0][0] // block, -(-own[-1][1] // block)))
-    first, end = zip(*tiles, strict=True)
-    return torch.tensor(first), torch.tensor(end)
-
-
 def packed_tiles_by_sequences(cu, block):
     token = torch.arange(cu[-1])
     own = (token[:, None] >= cu[1:]).sum(dim=1)  # each token's sequence
@@ -62,7 +45,6 @@ def packed_tiles_by_sequences(cu, block):
 
 
 RIGHT_ANSWERS = (
-    ("10.1", window_by_keys),
     ("10.2", window_kinds_by_loop),
     edit("10.3", "backwards", ("for t in range(mixed):", "while mixed > 0:\n        mixed -= 1"),
          ("row * across + t", "row * across + mixed")),
@@ -92,6 +74,5 @@ RIGHT_ANSWERS = (
          ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]"), ("dot(p.to(do_tile.dtype)", "dot(tl.trans(p).to(do_tile.dtype)"),
          ("dot(ds.to(q_tile.dtype)", "dot(tl.trans(ds).to(q_tile.dtype)")),
     ("10.8", dropout_gradients_with_a_sink_of_value_0),
-    ("10.9", packed_tiles_by_a_loop),
     ("10.9", packed_tiles_by_sequences),
 )  # fmt: skip

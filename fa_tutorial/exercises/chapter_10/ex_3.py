@@ -4,7 +4,7 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_10.jitted_mod import Aux
-from fa_tutorial.exercises.chapter_10.masks import ALL, LATE, THIRD, is_seen, lists, mod_and_words, noting
+from fa_tutorial.exercises.chapter_10.masks import LATE, THIRD, is_seen, lists, mod_and_words, noting
 from fa_tutorial.exercises.forward_cases import WIDENED, draw_qkv, widens
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
@@ -55,8 +55,6 @@ MISTAKES = {
     "the whole tiles are taken from right behind the mixed ones: they stand at the row's end, and what lies between means nothing": (
         END, "row * across + mixed + t)"),
     "no tile asks MASK_MOD: a mixed tile holds hidden pairs": ("(j < S_k) & MASK_MOD(b, h, i, j, aux)", "(j < S_k)"),
-    "the counts are exchanged: count's first row is of the mixed tiles": [
-        (MIXED, "range(whole) "), ("range(whole):", "range(mixed):")],
     "t is taken for the tile's number: it is the place in the list, and index_ptr holds the number": (NUMBER, "t"),
     "start_n counts keys, and index_ptr holds numbers of tiles: multiply by BLOCK_N": [
         (f"{NUMBER} * BLOCK_N", NUMBER), (f"{END} * BLOCK_N", END)],
@@ -78,10 +76,8 @@ def truth(q, k, v, left, blocks):
     return torch.softmax(s, dim=-1).nan_to_num() @ v.double().nan_to_num()  # v is NaN where no tile is needed
 
 
-LISTS = (
-    "a program's row of the lists is that of its block of queries, a row of index has ceil(S_k / BLOCK_N) entries, across, and count, "
-    "(2, blocks of queries), says how many are mixed, at places 0, 1, …, and how many whole, at across − 1, across − 2, …"
-)
+LISTS = """a block of queries has a row of index, of across = ceil(S_k / BLOCK_N) entries, and count, (2, blocks of queries), says how many are
+mixed, at places 0, 1, …, and how many whole, at across − 1, across − 2, …"""
 SHORT = f"the last tile of keys is ragged: there load_tile needs S_k, for k and for v; and {LISTS}"
 
 
@@ -93,7 +89,7 @@ def inputs():
         return case(q, k, v, left, blocks, on=on, otherwise=otherwise, stray=SHORT if S_k % blocks[1] else LISTS, **options)
 
     yield rows(1, 1, 16, 16, 3)
-    yield rows(1, 1, 16, 32, ALL, "each whole tile, at its number · BLOCK_N, adds to the first loop's m, l and acc, without a mask")
+    yield rows(1, 1, 16, 32, 31, "each whole tile, at its number · BLOCK_N, adds to the first loop's m, l and acc, without a mask")
     yield rows(1, 1, 32, 32, 5, LISTS)
     yield rows(1, 1, 48, 48, 10, "a list may begin after tile 0: k_tile, j and v_tile all start at index's number · BLOCK_N")
     yield rows(1, 1, 96, 96, 47, "mixed tiles at a row's start, whole ones at its end: both add to one m, l and acc")
@@ -103,7 +99,7 @@ def inputs():
     yield rows(2, 2, 16, 16, THIRD, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux")
     padding = "the last tile is padded: where the mask mod shows a key past S_k, j < S_k must hide it"
     yield rows(1, 1, 16, 39, THIRD, padding)  # the mask mod shows key 39
-    yield rows(1, 1, 40, 40, 10, "the last tiles may be ragged: a row of index has ceil(S_k / BLOCK_N) entries")
+    yield rows(1, 1, 40, 40, 10, LISTS)
     blind = "a row of a mixed tile may see no key: its scores are −inf, and its o is 0"
     yield rows(1, 1, 40, 16, 20, blind, on=", so that rows 0 to 23 see no key", edge="empty")
     yield rows(1, 1, 32, 32, LATE, on=", v is NaN in tile 0, which isn't listed", unlisted=slice(16), edge="empty")

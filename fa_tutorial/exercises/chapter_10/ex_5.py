@@ -97,7 +97,7 @@ def inputs():
     yield rows(1, 2, 32, 32, 31, [-math.inf, 0.0], "a sink of −∞ is none")
     yield rows(1, 1, 32, 32, 20, [150.0], edge="large")
     yield rows(1, 2, 48, 16, 20, [1.0, -math.inf], edge="empty", words=", so that rows 0 to 31 see no key")
-    yield rows(1, 1, 40, 32, 20, [-math.inf], edge="empty", words=", so that rows 0 to 7 see no key, though their block has a tile")
+    yield rows(1, 1, 40, 32, 20, [-math.inf], edge="empty", words=", so that rows 0 to 7 see no key")
 
 
 EXERCISE = Exercise(

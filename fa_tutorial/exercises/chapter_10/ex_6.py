@@ -62,7 +62,6 @@ def adapt(step):
     return on_tiles
 
 
-P, MASKED = "    p = tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)\n", "tl.where(MASK_MOD(b, h, i, j, aux), s, -float('inf'))"
 MOD, GRAD, MASK = "SCORE_MOD(s, b, h, i, j, aux)", "SCORE_GRAD(s, b, h, i, j, aux)", "tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)"
 MISTAKES = {
     "hidden pairs have a p: ask MASK_MOD, and put 0 there": (f"    p = {MASK}\n", ""),
@@ -72,12 +71,8 @@ MISTAKES = {
     "the derivative is missing: by the chain rule ds is SCORE_GRAD times the gradient of the modified score": (f" * {GRAD}", ""),
     "the derivative is taken at the modified score: SCORE_GRAD wants s": (GRAD, GRAD.replace("(s", f"({MOD}")),
     "delta is missing: the gradient of the modified score is p (dp − delta)": ("(dp - delta)", "dp"),
-    ("the score is masked before SCORE_MOD, and a cap turns −inf into −c, so that hidden pairs have a p: put 0 in p, with tl.where, after "
-    "exp"): (f"{P}    p = {MASK}\n", f"    masked = {MASKED}\n{P.replace('(s', '(masked')}"),
     "SCORE_GRAD multiplies dp alone: it is a factor of all of p (dp − delta)": (f"(dp - delta) * {GRAD}", f"({GRAD} * dp - delta)"),
     "p and ds are exchanged: return p first": ("return p, ds", "return ds, p"),
-    ("a row that sees nothing gets NaN: its lse is −inf, so neither inf · 0, a product with the mask, nor −inf − (−inf), a masked score, "
-    "is 0; choose 0 with tl.where, after exp"): (MASK, "p * MASK_MOD(b, h, i, j, aux).to(tl.float32)"),
 }  # fmt: skip
 
 
@@ -114,7 +109,7 @@ EXERCISE = Exercise(
     task="Write the backward's step with a mask mod and a score mod: p, and the gradient of the scaled score.",
     conditions={
         "large": "a score may be large, and the cap too: exp(SCORE_MOD(s) − lse) is computed in one step, so nothing overflows",
-        "blind": "a row that sees no key has lse = −inf, and its p and ds are 0",
+        "blind": "a row that sees no key has lse = −inf, and exp gives inf or NaN: choose 0 with tl.where, after exp",
     },
     hints=(
         "p is the forward's: the softmax of the modified scores, over the pairs that are seen. lse is that of the modified scores too.",

@@ -49,7 +49,6 @@ MISTAKES = {
     "every tile of queries is visited: a column's list and its count say which": [(COUNT, "range(down)"), (NUMBER, "t")],
     "t is taken for the tile's number: it is the place in the list, and index_ptr holds the number": (NUMBER, "t"),
     "start_m counts queries, and index_ptr holds numbers of tiles: multiply by BLOCK_M": (f"{NUMBER} * BLOCK_M", NUMBER),
-    "the loop runs to the end of the list's row: only as many entries as count says stand for tiles": (COUNT, "range(down)"),
     "lse and delta are those of the block's keys: each listed tile has queries of its own": ("batch_head * S + i", "batch_head * S + j"),
     "i, lse and delta lie along the wrong axis: the tile's rows are keys, so i is [1, BLOCK_M], and j [BLOCK_N, 1]": [
         ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
@@ -72,24 +71,17 @@ def launch(q, k, v, do, lse, delta, left, blocks):
     mods = {"MASK_MOD": mod_and_words(left)[0], "SCORE_MOD": capped, "SCORE_GRAD": capped_grad, "STEP": score_gradients}
     meta = {**mods, "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": D}
     lists = In(index.int()), In(count.int())
-    return Launch((len(index) * B * H,), (*tensors, *lists, In(lse), In(delta), H, S, D, D**-0.5, Aux(left, 0, 2.0)), meta)
-
-
-def scores(q, k):
-    return q.shape[-1] ** -0.5 * q.double() @ k.double().mT
+    return Launch((len(index) * B * H,), (*tensors, *lists, In(lse), In(delta), H, S, D, 0.25, Aux(left, 0, 2.0)), meta)
 
 
 def truth(q, k, v, do, lse, delta, left, blocks):
-    s, do = scores(q, k), do.double().nan_to_num()  # do is NaN where no tile is listed
+    s, do = 0.25 * q.double() @ k.double().mT, do.double().nan_to_num()  # do is NaN where no tile is listed
     p = torch.softmax(modified(s, 2.0, is_seen(*s.shape, left)), dim=-1).nan_to_num()
     ds = p * (do @ v.double().mT - delta.double()[..., None]) * (1 - torch.tanh(s / 2.0) ** 2)
-    return q.shape[-1] ** -0.5 * ds.mT @ q.double(), p.mT @ do
+    return 0.25 * ds.mT @ q.double(), p.mT @ do
 
 
-STRAY = (
-    "a program's block of keys is its number % (S / BLOCK_N), its row of index is that block's and has S / BLOCK_M entries, and count "
-    "says how many of them are meant"
-)
+LISTS = "a block's row of index has its number, program % (S / BLOCK_N), and S / BLOCK_M entries, of which count says how many are meant"
 
 
 def inputs():
@@ -98,12 +90,11 @@ def inputs():
         do, delta = q.flip(2).clone(), v.float().sum(dim=-1)
         do[:, :, unlisted] = math.nan  # it shows if it is read, because 0 · NaN is NaN
         on = f"B = {B}, H = {H}, S = {S}, tiles of {blocks[0]} queries × {blocks[1]} keys, {mod_and_words(left)[1]}{words}"
-        lse = modified(scores(q, k), 2.0, is_seen(B, H, S, S, left)).logsumexp(dim=-1).float()
-        return case(q, k, v, do, lse, delta, left, blocks, on=on, otherwise=otherwise, stray=STRAY)
+        lse = modified(0.25 * q.double() @ k.double().mT, 2.0, is_seen(B, H, S, S, left)).logsumexp(dim=-1).float()
+        return case(q, k, v, do, lse, delta, left, blocks, on=on, otherwise=otherwise, stray=LISTS)
 
     yield rows(1, 1, 16, 20)
-    own = "dk and dv add up over the tiles in the block's own row of index, each with the i, q, do, lse and delta of its own queries"
-    yield rows(1, 1, 48, 20, own)
+    yield rows(1, 1, 48, 20, f"each tile of the list has its own i, q, do, lse and delta; {LISTS}")
     yield rows(1, 1, 64, 10, "BLOCK_M and BLOCK_N may differ", blocks=(32, 16))
     yield rows(2, 2, 32, 5, "all heads share the lists, and a head's rows of lse and delta start at batch_head · S")
     yield rows(1, 1, 32, 20, words=", fp16", dtype=torch.float16)

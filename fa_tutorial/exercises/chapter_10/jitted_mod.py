@@ -10,10 +10,7 @@ from fa_tutorial.exercises.running import Wrong, chain
 
 
 class Aux(NamedTuple):
-    """What the exercises' mods read by name, as the page's Aux has it: the window's left and shift, S_k − S_q, and the cap c.
-
-    asked: where 10.3's grader notes that its mod is asked.
-    """
+    """What mods read, as on the page: the window's left and shift, S_k − S_q, and the cap c. asked: where 10.3 notes that its mod is asked."""
 
     left: int = 0
     shift: int = 0
@@ -21,13 +18,10 @@ class Aux(NamedTuple):
     asked: Any = 0
 
 
-TILES = ". A mod gets tiles, which Triton's functions take; tanh is the package's: call tanh(x)"
 ADVICE = {  # a part of an error's words -> what to do
     "'Aux' object": ". aux has left, shift and c",
     "positional argument": ". A mask mod gets (b, h, i, j, aux), a score mod s before these",
-    "converted to Python scalars": TILES,
-    "must be Tensor, not tensor": TILES,
-    "no attribute 'tanh'": TILES,
+    "must be Tensor, not tensor": ". A mod gets tiles, which Triton's functions take; tanh is the package's: call tanh(x)",
     "to have shape": ". What comes in broadcasts to a tile already",
     "to unpack": ". It must return two results",
     "not iterable": ". It must return two results",

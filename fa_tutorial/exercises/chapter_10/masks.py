@@ -20,24 +20,14 @@ def late(b, h, i, j, aux):
 
 
 @triton.jit
-def silent(b, h, i, j, aux):
-    """Shows nothing, while each tile is listed as whole: it isn't asked."""
-    return (i < 0) & (j < 0)
-
-
-@triton.jit
 def noting(b, h, i, j, aux):
-    """As silent, and sets aux.asked to 1 when it is asked."""
+    """Shows nothing, and sets aux.asked to 1 when it is asked."""
     tl.store(aux.asked + 0 * (i + j), 1.0)
     return (i < 0) & (j < 0)
 
 
-THIRD, LATE, ALL = -1, -2, -3
-MODS = {
-    THIRD: (every_third, "every third key"),
-    LATE: (late, "from query 16 and key 16 on"),
-    ALL: (silent, "all tiles listed as whole, MASK_MOD never True"),
-}
+THIRD, LATE = -1, -2
+MODS = {THIRD: (every_third, "every third key"), LATE: (late, "from query 16 and key 16 on")}
 
 
 def mod_and_words(left):
@@ -48,7 +38,7 @@ def mod_and_words(left):
 def is_seen(B, H, S_q, S_k, left):
     """(B, H, S_q, S_k) booleans."""
     b, h, i, j = torch.meshgrid(*map(torch.arange, (B, H, S_q, S_k)), indexing="ij")
-    return mod_and_words(left)[0].fn(b, h, i, j, Aux(left, S_k - S_q)) | (left == ALL)
+    return mod_and_words(left)[0].fn(b, h, i, j, Aux(left, S_k - S_q))
 
 
 def lists(seen, block_m, block_n):

@@ -38,10 +38,8 @@ def split_kernel(q, k, v, o, lse_ptr, H_k, S_q, rows, S, D, scale,
 
 TOKEN = "row r is token r % S_q of a query head, and the newest token, S_q − 1, sees key S − 1"
 PLACE = "row r of program (i, split) is at (split · tl.num_programs(0) + i) · rows + r of lse"
-STRAY = (
-    "q, o and lse end at row `rows`, k and v at key S; i is tl.program_id(0) and split is tl.program_id(1), b = i // H_k, h_k = i % H_k; "
-    "the first two indices of o are split and i"
-)
+STRAY = """q, o and lse end at row `rows`, k and v at key S; i is tl.program_id(0), split tl.program_id(1), b = i // H_k, h_k = i % H_k;
+the first two indices of o are split and i"""
 PART, SEEN = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N", "S - S_q + offs_m % S_q"
 MISTAKES = {
     "keys at the end belong to no split: round up when you divide the tiles by splits": (
@@ -55,7 +53,6 @@ MISTAKES = {
     f"the rows of the tile are taken for tokens: {TOKEN}": (SEEN, "S - rows + offs_m"),
     "the tile of q ends at S_q: it has `rows` rows, S_q for each query head of the group": (
         "load_tile(q, b, h_k, 0, rows", "load_tile(q, b, h_k, 0, S_q"),
-    "last_seen counts from the part's first key: attend compares positions in the whole sequence": (SEEN, f"{SEEN} - start"),
 }  # fmt: skip
 
 
@@ -84,7 +81,6 @@ def inputs():
         return case(q, k, v, S_q, splits, block_n, on=on, otherwise=otherwise, stray=STRAY, **options)
 
     yield parts(1, 1, 8, 32, 1, 1, "one split is the whole attention: over all keys, o is acc / l and lse is m + log l")
-    yield parts(1, 1, 8, 32, 1, 2, "two tiles, one for each split")
     yield parts(1, 1, 6, 32, 3, 2, TOKEN)
     three = "three tiles for two splits, so ceil(3 / 2) = 2 a part: tiles 0 and 1, then tile 2 with its single key"
     yield parts(1, 1, 8, 33, 1, 2, three)

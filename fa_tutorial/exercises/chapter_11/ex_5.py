@@ -48,7 +48,6 @@ MISTAKES = {
     "keys beyond the sequence's end are loaded, and 0 times what stands there may be NaN: shift S, too": ("S - first,", "S,"),
     "last_seen and S are positions in the sequence, and attend compares them with rows of a page: shift both": [
         (SEEN, "last_seen,"), ("S - first,", "S,")],
-    "earlier pages are seen whole: subtract the position of the page's first key from last_seen, don't take a remainder": (SEEN, "last_seen % PAGE_SIZE,"),
     "the parts are cut from the table's width: count the tiles of this sequence's own S": (
         "tl.cdiv(S, BLOCK_N)", "tl.cdiv(pages * PAGE_SIZE, BLOCK_N)"),
 }  # fmt: skip
@@ -71,10 +70,8 @@ def launch(q, k, v, table, seqlens, S_q, splits, page_size, block_n):
     )
 
 
-STRAY = (
-    "a tile's page is table[b, start_n // PAGE_SIZE], no tile begins at S or after it, so end is at most S, seqlens is (B,), a page's rows "
-    "count from its first key, and a tile, a step of the loop and a part's measure are BLOCK_N keys, not BLOCK_M"
-)
+STRAY = """a tile's page is table[b, start_n // PAGE_SIZE], no tile begins at S or after it, so end is at most S, seqlens is (B,), a page's rows
+count from its first key, and a tile, a step of the loop and a part's measure are BLOCK_N keys, not BLOCK_M"""
 
 
 def inputs():
@@ -102,7 +99,6 @@ def inputs():
     yield paged((40,), 1, 32, 3, "a part is counted in tiles, not in pages: three tiles in three parts")
     both = "a sequence has its own length and its own row of the table, and a key head its own part of each page"
     yield paged((40, 21), 2, 16, 2, f"two sequences, two key heads: {both}")
-    yield paged((52,), 1, 32, 2, own, S_q=4)
     yield paged((90, 7, 33), 2, 32, 3, both, S_q=2, D=20, dtype=torch.float16)
 
 

@@ -26,7 +26,6 @@ MISTAKES = {
         TILES, "math.ceil((left + S_q) / BLOCK_N)"),
     "the loop begins inside a tile, and so does each part: start is the first key of a tile": (START, "max(S - S_q - left, 0) + split * part"),
     "the tiles are divided by splits and rounded down, so the last keys belong to no split": ("math.ceil(tiles / splits)", "tiles // splits"),
-    "the parts begin at key 0: the first begins at the window's first tile": (START, "split * part"),
     "end is the part's last key: the loop takes keys up to end − 1": ("min(start + part, S)", "min(start + part, S) - 1"),
     "the last part goes on behind key S − 1": ("min(start + part, S)", "start + part"),
 }  # fmt: skip
@@ -50,14 +49,11 @@ def without_empty_parts(answer, *args):
 def inputs():
     yield case(0, 1, 100, 1, 9, 16, otherwise="keys 90 to 99 count, the first of them in the tile that begins at 80, so end is 100")
     yield case(0, 1, 96, 1, 15, 16, otherwise="the window's keys are 80 to 95, one tile")
-    yield case(0, 1, 97, 1, 15, 16, otherwise="the window's keys are 81 to 96, and the first stands in tile 80")
     yield case(0, 1, 97, 1, 17, 16, otherwise="the window's keys are 79 to 96, and the first is the last of its tile")
-    yield case(0, 1, 98, 4, 15, 16, otherwise="the oldest of four tokens has its own key at 94, and sees keys from 79 on")
     yield case(0, 1, 98, 4, 16, 16, otherwise="the oldest of four tokens has its own key at 94, and sees keys from 78 on")
     wide = "tiles of BLOCK_N = 64 keys: three from key 128 on, so split 1 has the last, keys 256 to 299"
     yield case(1, 2, 300, 2, 129, 64, otherwise=wide)
     yield case(0, 1, 30, 1, 63, 16, otherwise="the window is longer than the sequence")
-    yield case(0, 2, 64, 1, 63, 16, otherwise="four tiles for two splits, so two for each")
     for split in range(3):
         yield case(split, 3, 200, 1, 99, 16, otherwise="seven tiles from key 96 on, in parts of 3, 3 and 1")
     yield case(3, 4, 200, 2, 20, 16, otherwise="two tiles for four splits: the last two have no keys")
