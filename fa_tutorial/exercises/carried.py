@@ -106,12 +106,9 @@ def watched(kernel: Any) -> Iterator[None]:
         finally:
             ended[frame] |= set(frame.f_locals) - before.keys()
 
-    def watch() -> None:
-        language.range = watched_range  # the scope's end puts Triton's own back
-
     names["range"] = lambda *args: watched_range(*args)
     try:
-        with entering_a_kernel(watch):
+        with entering_a_kernel(lambda: setattr(language, "range", watched_range)):  # the scope's end puts Triton's own back
             yield
     finally:
         del names["range"]

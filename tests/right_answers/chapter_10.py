@@ -29,14 +29,6 @@ def gradients_then_mask(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD: tl.constex
     return tl.where(seen, p, 0.0), tl.where(seen, ds, 0.0)
 
 
-def dropout_gradients_with_a_sink_of_value_0(p, p_sink, z, v, do):
-    share = torch.cat([p, p_sink[:, None]], dim=1)
-    dshare = torch.einsum("qd,kd,qk->qk", do, v, z)
-    dshare = torch.cat([dshare, torch.zeros_like(p_sink)[:, None]], dim=1)
-    ds = share * dshare - share * (share * dshare).sum(dim=1, keepdim=True)
-    return ds[:, :-1], torch.einsum("qk,qk,qd->kd", z, p, do), ds[:, -1].sum()
-
-
 def packed_tiles_by_sequences(cu, block):
     token = torch.arange(cu[-1])
     own = (token[:, None] >= cu[1:]).sum(dim=1)  # each token's sequence
@@ -65,14 +57,10 @@ RIGHT_ANSWERS = (
     l = l * tl.exp(m - shift) + tl.exp(sink - shift)
     m = top
     l = tl.where(l == 0""")),
-    edit("10.5", "the sink as a tile of one key", ("tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sink_ptr + h)", 'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)'),
-         ("tl.full((BLOCK_M,), 1.0, dtype=tl.float32)  # its own term, in place of 0", """tl.zeros((BLOCK_M,), dtype=tl.float32)
-    _, m, l, _ = softmax_step(tl.zeros((BLOCK_M, 1), dtype=tl.float32) + tl.load(sink_ptr + h), m, l)""")),
     ("10.6", gradients_then_mask),
     edit("10.7", "queries are the rows, and p and ds are transposed", ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"),
          ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"), ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"),
          ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]"), ("dot(p.to(do_tile.dtype)", "dot(tl.trans(p).to(do_tile.dtype)"),
          ("dot(ds.to(q_tile.dtype)", "dot(tl.trans(ds).to(q_tile.dtype)")),
-    ("10.8", dropout_gradients_with_a_sink_of_value_0),
     ("10.9", packed_tiles_by_sequences),
 )  # fmt: skip

@@ -20,12 +20,10 @@ def window_kinds_by_pairs(left, S, block_m, block_n):
 
 def window_kinds_by_a_loop_over_pairs(left, S, block_m, block_n):
     kinds = torch.zeros(S // block_m, S // block_n, dtype=torch.int64)
-    for row in range(S // block_m):
-        for tile in range(S // block_n):
-            queries = range(row * block_m, (row + 1) * block_m)
-            keys = range(tile * block_n, (tile + 1) * block_n)
-            pairs = sum(-left <= j - i <= 0 for i in queries for j in keys)
-            kinds[row, tile] = (pairs > 0) + (pairs == block_m * block_n)
+    for row, tile in torch.cartesian_prod(*map(torch.arange, kinds.shape)).tolist():
+        queries, keys = range(row * block_m, (row + 1) * block_m), range(tile * block_n, (tile + 1) * block_n)
+        seen = [-left <= j - i <= 0 for i in queries for j in keys]
+        kinds[row, tile] = any(seen) + all(seen)
     return kinds
 
 
@@ -70,8 +68,7 @@ WRONG_ANSWERS = (
          told="the result is right, but the whole tiles ask MASK_MOD as well"),
     edit("10.3", "an empty list's first entry is visited", ("range(mixed)", "range(tl.maximum(mixed, 1))"), told="may be empty"),
     edit("10.3", "BLOCK_M for BLOCK_N", ("+ t) * BLOCK_N", "+ t) * BLOCK_M"), told="so may BLOCK_M and BLOCK_N"),
-    edit("10.3", "no end of the keys", ("(j < S_k) & ", ""),
-         told="where the mask mod shows a key past S_k, j < S_k must hide it"),
+    edit("10.3", "no end of the keys", ("(j < S_k) & ", ""), told="where the mask mod shows a key past S_k, j < S_k must hide it"),
     edit("10.3", "MASK_MOD(b, H,", ("MASK_MOD(b, h,", "MASK_MOD(b, H,"), told="MASK_MOD gets the numbers of batch entry, head, query and key"),
     edit("10.3", "by program", ("count_ptr + row)", "count_ptr + tl.program_id(0))"), ("row * across + t", "tl.program_id(0) * across + t"),
          told="a program's row of the lists is that of its block of queries"),
@@ -90,10 +87,8 @@ WRONG_ANSWERS = (
          told="is computed in one step, so nothing overflows"),
     edit("10.6", "no mask, and only blind rows are 0", ("p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)", "p = tl.where(lse == -float('inf'), 0.0, p)"),
          told="hidden pairs have a p: ask MASK_MOD, and put 0 there after exp, because"),
-    edit("10.7", "a row of index has S / BLOCK_N entries", ("column * down +", "column * key_blocks +"),
-         told="has S / BLOCK_M entries", gpu=None),
+    edit("10.7", "a row of index has S / BLOCK_N entries", ("column * down +", "column * key_blocks +"), told="S / BLOCK_M", gpu=None),
     edit("10.7", "rows of lse by h", ("batch_head * S + i", "h * S + i", 2), told="a head's rows of lse and delta start at batch_head · S"),
-    edit("10.7", "the step gets S", ("STEP(s, dp", "STEP(s * scale, dp"), told="with i, lse and delta along the tile's queries"),
     edit("10.7", "p and ds exchanged as they come", ("p, ds = STEP", "ds, p = STEP"), told="with p, ds = STEP(s, dp, lse, delta, …)"),
     edit("10.7", "do widened", ("dot(p.to(do_tile.dtype), do_tile,", "dot(p, do_tile.to(tl.float32),"), told=TOO_WIDE, gpu=None),
     ("10.8", dropout_gradients_by_autograd, "autograd computes these gradients"),

@@ -70,8 +70,7 @@ def launch(q, k, v, sinks, left):
     (B, H, S_q, D), S_k = q.shape, k.shape[2]
     index, count = lists(is_seen(B, H, S_q, S_k, left), 16, 16)
     tensors = *(In(x, as_heads=True) for x in (q, k, v)), Out(q.shape, q.dtype, as_heads=True), Out((B, H, S_q), torch.float32)
-    mods = {"MASK_MOD": mod_and_words(left)[0], "SCORE_MOD": None, "KEEP": None}
-    meta = mods | {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_D": D}
+    meta = {"MASK_MOD": mod_and_words(left)[0], "SCORE_MOD": None, "KEEP": None, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_D": D}
     numbers = H, S_q, S_k, D, D**-0.5, Aux(left, S_k - S_q)
     return Launch((len(index) * B * H,), (*tensors, In(sinks), In(index), In(count), *numbers), meta)
 

@@ -70,8 +70,9 @@ def launch(q, k, v, do, lse, delta, left, blocks):
     tensors = *(In(x, as_heads=True) for x in (q, k, v, do)), *(Out(k.shape, k.dtype, as_heads=True) for _ in range(2))
     mods = {"MASK_MOD": mod_and_words(left)[0], "SCORE_MOD": capped, "SCORE_GRAD": capped_grad, "STEP": score_gradients}
     meta = {**mods, "BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_D": D}
-    lists = In(index.int()), In(count.int())
-    return Launch((len(index) * B * H,), (*tensors, *lists, In(lse), In(delta), H, S, D, 0.25, Aux(left, 0, 2.0)), meta)
+    return Launch(
+        (len(index) * B * H,), (*tensors, In(index.int()), In(count.int()), In(lse), In(delta), H, S, D, 0.25, Aux(left, 0, 2.0)), meta
+    )
 
 
 def truth(q, k, v, do, lse, delta, left, blocks):

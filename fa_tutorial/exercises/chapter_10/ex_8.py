@@ -25,7 +25,6 @@ MISTAKES = {
     "dsink has the wrong sign: the sink's value is 0, so its dp is 0, and its ds is p_sink (0 − delta)": (DSINK, DSINK[1:]),
     "p_sink and delta broadcast to a matrix, so that each row's share meets the delta of every row: give both the shape (S_q,)": (
         DSINK, "-(p_sink * delta[:, None]).sum()"),
-    "dsink is 0: the sink's dp is 0, but its ds is p_sink (0 − delta)": (DSINK, "0 * p_sink.sum()"),
 }  # fmt: skip
 RULES = {
     "ds": "ds is p (dp − delta), where dp holds all of z, p takes part even where z is 0, and delta is do · o as it is: the sink's share is in "

@@ -22,7 +22,6 @@ MISTAKES = {
     "end is rounded down: the last tile counts even if the sequence ends inside it": ("(stop + block - 1) // block", "stop // block"),
     "end comes from the block's first query: its last query may be of a later sequence": (LAST, LAST.replace("last", "top")),
     "first comes from the block's last query: its first query may be of an earlier sequence": (TOP, TOP.replace("top", "last")),
-    "these are numbers of tokens: divide by block": ("start // block, (stop + block - 1) // block", "start, stop"),
     "first is where the first query's sequence ends: count entries of cu are at most this query, so it begins at cu[count − 1]": (
         TOP, "cu[torch.searchsorted(cu, top, right=True)]"),
     "end stops at the block's own tile, as under a causal mask: here a query also sees later keys of its sequence": (

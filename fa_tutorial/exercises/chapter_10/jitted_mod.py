@@ -31,8 +31,7 @@ ADVICE = {  # a part of an error's words -> what to do
 def launched(launch: Callable[[], Any]) -> None:
     """Run the launch; Wrong with the innermost error where it stops, or where a mod asks for the truth value of a tile, as `and` does."""
     try:
-        # The interpreter computes with NumPy, which would warn of every inf and NaN.
-        with blocks_without_truth(), np.errstate(all="ignore"):
+        with blocks_without_truth(), np.errstate(all="ignore"):  # the interpreter computes with NumPy, which warns of every inf and NaN
             launch()
     except Exception as error:
         root = chain(error)[-1]

@@ -32,8 +32,7 @@ MISTAKES = {
 
 def truth(B, H_q, H_k, S, D, splits, sms, tile_us, copy_gb_s):
     tiles, programs = -(-S // 64), -(-splits * H_k * B // sms)
-    numbers = 2 * B * H_k * S * D
-    return max(programs * -(-tiles // splits) * tile_us, 2 * numbers / copy_gb_s / 1000)
+    return max(programs * -(-tiles // splits) * tile_us, 4 * B * H_k * S * D / copy_gb_s / 1000)
 
 
 def inputs():

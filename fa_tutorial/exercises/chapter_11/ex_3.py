@@ -8,8 +8,6 @@ from fa_tutorial.forward import attend
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import load_tile, store_tile
 
-SCALE = 0.25
-
 
 @triton.jit
 def split_kernel(q, k, v, o, lse_ptr, H_k, S_q, rows, S, D, scale,
@@ -61,7 +59,7 @@ def truth(q, k, v, S_q, splits, block_n):
     part = math.ceil(math.ceil(S / block_n) / splits) * block_n
     keys, r, split = torch.arange(S), torch.arange(rows)[:, None], torch.arange(splits).view(-1, 1, 1, 1, 1)
     seen = (keys <= S - S_q + r % S_q) & (keys // part == split)
-    s = (SCALE * q.double() @ k.double().mT).masked_fill(~seen, -math.inf)  # (splits, B, H_k, rows, S)
+    s = (0.25 * q.double() @ k.double().mT).masked_fill(~seen, -math.inf)  # (splits, B, H_k, rows, S)
     o, lse = torch.softmax(s, dim=-1).nan_to_num() @ v.double(), torch.logsumexp(s, dim=-1)
     return o.flatten(1, 2), lse.flatten(1, 2)
 
@@ -70,7 +68,7 @@ def launch(q, k, v, S_q, splits, block_n):
     (B, H_k, rows, D), S = q.shape, k.shape[2]
     outs = Out((splits, B * H_k, rows, D), torch.float32, as_heads=True), Out((splits, B * H_k, rows), torch.float32)
     meta = {"BLOCK_M": 16, "BLOCK_N": block_n, "BLOCK_D": 16 if D <= 16 else 32}
-    return Launch((B * H_k, splits), (*(In(x, as_heads=True) for x in (q, k, v)), *outs, H_k, S_q, rows, S, D, SCALE), meta)
+    return Launch((B * H_k, splits), (*(In(x, as_heads=True) for x in (q, k, v)), *outs, H_k, S_q, rows, S, D, 0.25), meta)
 
 
 def inputs():
@@ -81,6 +79,7 @@ def inputs():
         return case(q, k, v, S_q, splits, block_n, on=on, otherwise=otherwise, stray=STRAY, **options)
 
     yield parts(1, 1, 8, 32, 1, 1, "one split is the whole attention: over all keys, o is acc / l and lse is m + log l")
+    yield parts(1, 1, 8, 32, 1, 2, f"two tiles, one for each split; {PLACE}")
     yield parts(1, 1, 6, 32, 3, 2, TOKEN)
     three = "three tiles for two splits, so ceil(3 / 2) = 2 a part: tiles 0 and 1, then tile 2 with its single key"
     yield parts(1, 1, 8, 33, 1, 2, three)

@@ -18,9 +18,8 @@ def choose_splits(n, tiles, sms, prices):
     return next((splits for splits in possible if us(splits) <= 1.05 * least), 1)
 
 
-PART, PROGRAMS = "math.ceil(tiles / splits)", "math.ceil(n * splits / sms)"
-POSSIBLE, TIME = "range(1, tiles // 4 + 1) if n * splits <= len(prices) * sms", f"{PART} * programs * prices[programs]"
-CHOSEN = "next((splits for splits in possible if us(splits) <= 1.05 * least), 1)"
+PART, CHOSEN = "math.ceil(tiles / splits)", "next((splits for splits in possible if us(splits) <= 1.05 * least), 1)"
+TIME = f"{PART} * programs * prices[programs]"
 MISTAKES = {
     "the shortest time is taken, however many splits it needs: take the fewest splits within 5 % of it": ("1.05 * least", "least"),
     "the most splits within 5 % of the best are taken: each costs something, so take the fewest": (
@@ -29,7 +28,7 @@ MISTAKES = {
     "one program's tiles are counted: an SM with p programs computes p parts": (TIME, f"{PART} * prices[programs]"),
     "the programs of the busiest SM are not rounded up, though it has a whole number of them": (
         TIME, f"{PART} * (n * splits / sms) * prices[programs]"),
-    "a split may have a single tile: tiles / splits is at least 4": (POSSIBLE, POSSIBLE.replace("tiles // 4", "tiles")),
+    "a split may have a single tile: tiles / splits is at least 4": ("tiles // 4 + 1", "tiles + 1"),
     "there is one program a split: there are n": [("n * splits / sms", "splits / sms"), ("if n * splits", "if splits")],
 }  # fmt: skip
 

@@ -17,14 +17,14 @@ def window_part(split, splits, S, S_q, left, BLOCK_N):
 
 
 FIRST, TILES = "max(S - S_q - left, 0) // BLOCK_N", "math.ceil(S / BLOCK_N) - first"
-START = "first * BLOCK_N + split * part"
 MISTAKES = {
     "the loop begins where the newest token's window does, and the oldest one sees further back": (FIRST, "max(S - 1 - left, 0) // BLOCK_N"),
     "the oldest token's own key is at S − S_q, and it sees `left` keys before it: one key too few": (FIRST, "max(S - S_q - left + 1, 0) // BLOCK_N"),
     "the parts are as long as without a window: share out the window's tiles alone": (TILES, "math.ceil(S / BLOCK_N)"),
     "the window's length is counted in tiles: a window that begins inside a tile touches one tile more": (
         TILES, "math.ceil((left + S_q) / BLOCK_N)"),
-    "the loop begins inside a tile, and so does each part: start is the first key of a tile": (START, "max(S - S_q - left, 0) + split * part"),
+    "the loop begins inside a tile, and so does each part: start is the first key of a tile": (
+        "first * BLOCK_N + split", "max(S - S_q - left, 0) + split"),
     "the tiles are divided by splits and rounded down, so the last keys belong to no split": ("math.ceil(tiles / splits)", "tiles // splits"),
     "end is the part's last key: the loop takes keys up to end − 1": ("min(start + part, S)", "min(start + part, S) - 1"),
     "the last part goes on behind key S − 1": ("min(start + part, S)", "start + part"),
