@@ -76,7 +76,7 @@ def truth(q, k, v, left, blocks):
     return torch.softmax(s, dim=-1).nan_to_num() @ v.double().nan_to_num()  # v is NaN where no tile is needed
 
 
-LISTS = """a block of queries has a row of index, of across = ceil(S_k / BLOCK_N) entries, and count, (2, blocks of queries), says how many are
+LISTS = """each block of queries has a row of index, for all heads, of across = ceil(S_k / BLOCK_N) entries, and count, (2, blocks of queries), says how many are
 mixed, at places 0, 1, …, and how many whole, at across − 1, across − 2, …"""
 SHORT = f"the last tile of keys is ragged: there load_tile needs S_k, for k and for v; and {LISTS}"
 
@@ -89,9 +89,8 @@ def inputs():
         return case(q, k, v, left, blocks, on=on, otherwise=otherwise, stray=SHORT if S_k % blocks[1] else LISTS, **options)
 
     yield rows(1, 1, 16, 16, 3)
-    yield rows(1, 1, 16, 32, 31, "each whole tile, at its number · BLOCK_N, adds to the first loop's m, l and acc, without a mask")
+    yield rows(1, 1, 16, 32, 31, "each tile starts at its number · BLOCK_N, and the whole one adds to m, l and acc, without a mask")
     yield rows(1, 1, 32, 32, 5, LISTS)
-    yield rows(1, 1, 48, 48, 10, "a list may begin after tile 0: k_tile, j and v_tile all start at index's number · BLOCK_N")
     yield rows(1, 1, 96, 96, 47, "mixed tiles at a row's start, whole ones at its end: both add to one m, l and acc")
     yield rows(1, 1, 32, 64, 10, "S_q and S_k may differ, and so may BLOCK_M and BLOCK_N", blocks=(16, 32))
     yield rows(1, 1, 32, 32, 31, "the tensors may be fp16", on=", fp16", dtype=torch.float16)

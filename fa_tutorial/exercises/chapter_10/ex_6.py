@@ -23,8 +23,8 @@ def score_gradients(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD: tl.constexpr,
 
 @triton.jit
 def capped(s, b, h, i, j, aux):
-    """A soft cap at aux.c, and a penalty for distance."""
-    return aux.c * tanh(s / aux.c) + 0.125 * (j - i)
+    """A soft cap at aux.c, and a penalty for distance, of each batch entry's and head's own."""
+    return aux.c * tanh(s / aux.c) + 0.125 * (1 + b + 2 * h) * (j - i)
 
 
 @triton.jit
@@ -76,14 +76,14 @@ MISTAKES = {
 }  # fmt: skip
 
 
-def modified(s, cap, seen):
-    i, j = torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])
-    return (cap * torch.tanh(s / cap) + 0.125 * (j - i)).masked_fill(~seen, -math.inf)
+def modified(s, cap, left):
+    b, h, i, j = torch.meshgrid(*map(torch.arange, s.shape), indexing="ij")
+    return (cap * torch.tanh(s / cap) + 0.125 * (1 + b + 2 * h) * (j - i)).masked_fill(~is_seen(*s.shape, left), -math.inf)
 
 
 def truth(s, dp, lse, delta, left, cap, turned):
     s, dp, delta = s.double(), dp.double(), delta.double()
-    p = torch.softmax(modified(s, cap, is_seen(2, 3, *s.shape, left)[1, 2]), dim=-1).nan_to_num()
+    p = torch.softmax(modified(s.expand(2, 3, *s.shape), cap, left)[1, 2], dim=-1).nan_to_num()
     return p, p * (dp - delta[:, None]) * (1 - torch.tanh(s / cap) ** 2)
 
 
@@ -91,7 +91,7 @@ def inputs():
     def rows(S_q, S_k, left, otherwise="", *, cap=2.0, turned=False, size=2.0, **options):
         draw = torch.Generator().manual_seed(S_q)
         s, dp = size * torch.randn(S_q, S_k, generator=draw), torch.randn(S_q, S_k, generator=draw)
-        lse = modified(s, cap, is_seen(2, 3, S_q, S_k, left)[1, 2]).logsumexp(dim=-1)
+        lse = modified(s.expand(2, 3, S_q, S_k), cap, left)[1, 2].logsumexp(dim=-1)
         on = f"S_q = {S_q}, S_k = {S_k}, {mod_and_words(left)[1]}, soft cap {cap}{', the tile transposed' * turned}"
         return case(s, dp, lse, torch.randn(S_q, generator=draw), left, cap, turned, on=on, otherwise=otherwise, **options)
 

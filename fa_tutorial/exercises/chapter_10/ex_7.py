@@ -77,7 +77,7 @@ def launch(q, k, v, do, lse, delta, left, blocks):
 
 def truth(q, k, v, do, lse, delta, left, blocks):
     s, do = 0.25 * q.double() @ k.double().mT, do.double().nan_to_num()  # do is NaN where no tile is listed
-    p = torch.softmax(modified(s, 2.0, is_seen(*s.shape, left)), dim=-1).nan_to_num()
+    p = torch.softmax(modified(s, 2.0, left), dim=-1).nan_to_num()
     ds = p * (do @ v.double().mT - delta.double()[..., None]) * (1 - torch.tanh(s / 2.0) ** 2)
     return 0.25 * ds.mT @ q.double(), p.mT @ do
 
@@ -91,7 +91,7 @@ def inputs():
         do, delta = q.flip(2).clone(), v.float().sum(dim=-1)
         do[:, :, unlisted] = math.nan  # it shows if it is read, because 0 · NaN is NaN
         on = f"B = {B}, H = {H}, S = {S}, tiles of {blocks[0]} queries × {blocks[1]} keys, {mod_and_words(left)[1]}{words}"
-        lse = modified(0.25 * q.double() @ k.double().mT, 2.0, is_seen(B, H, S, S, left)).logsumexp(dim=-1).float()
+        lse = modified(0.25 * q.double() @ k.double().mT, 2.0, left).logsumexp(dim=-1).float()
         return case(q, k, v, do, lse, delta, left, blocks, on=on, otherwise=otherwise, stray=LISTS)
 
     yield rows(1, 1, 16, 20)

@@ -62,7 +62,7 @@ def inputs():
     yield packed(16, 12, 20)
     yield packed(4, 5, 0, 7, edge="ragged")
     yield packed(4, 0, 6, 4, edge="ragged")
-    yield packed(8, *torch.randint(20, (6,), generator=generator()).tolist(), 64, on="random lengths", fresh=True)
+    yield packed(8, *torch.randint(20, (6,), generator=generator()).tolist(), 64, on="random lengths", fresh=True, edge="ragged")
 
 
 EXERCISE = Exercise(

@@ -21,10 +21,8 @@ class Aux(NamedTuple):
 ADVICE = {  # a part of an error's words -> what to do
     "'Aux' object": ". aux has left, shift and c",
     "positional argument": ". A mask mod gets (b, h, i, j, aux), a score mod s before these",
-    "must be Tensor, not tensor": ". A mod gets tiles, which Triton's functions take; tanh is the package's: call tanh(x)",
     "to have shape": ". What comes in broadcasts to a tile already",
-    "to unpack": ". It must return two results",
-    "not iterable": ". It must return two results",
+    "iterable": ". It must return two results",
 }
 
 

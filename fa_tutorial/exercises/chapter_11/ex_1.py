@@ -44,6 +44,7 @@ def inputs():
         ((1, 8, 2, 640, 10, 4, 100, 8.0), "10 tiles in 4 parts: the longest has ceil(10 / 4) = 3, and all parts are read in a step"),
         ((3, 6, 2, 640, 10, 5, 100, 8.0), "3 sequences bring three caches, so 153,600 bytes, and 30 programs on 100 SMs"),
         ((1, 8, 2, 610, 10, 1, 100, 0.5), "610 keys are read, so 48,800 bytes, though a tile has room for more"),
+        ((1, 8, 2, 640, 10, 5, 5, 8.0), "10 programs on 5 SMs are 2 on each, of 2 tiles"),
         ((1, 8, 2, 640, 10, 5, 4, 8.0), "10 programs on 4 SMs: some SMs have 3, one after another"),
         ((1, 8, 2, 640, 10, 6, 10, 8.0), "12 programs on 10 SMs are 2 on some; each counts as a whole part, also one without a tile"),
         ((2, 12, 3, 640, 10, 2, 5, 8.0), "2 sequences with 3 key heads in 2 splits are 12 programs, up to 3 on each of 5 SMs"),

@@ -79,7 +79,8 @@ def inputs():
         return case(q, k, v, S_q, splits, block_n, on=on, otherwise=otherwise, stray=STRAY, **options)
 
     yield parts(1, 1, 8, 32, 1, 1, "one split is the whole attention: over all keys, o is acc / l and lse is m + log l")
-    yield parts(1, 1, 8, 32, 1, 2, f"two tiles, one for each split; {PLACE}")
+    halves = "two tiles, one for each split: the same rows of q, and positions that count in the whole sequence"
+    yield parts(1, 1, 8, 32, 1, 2, {"o": halves, "lse": PLACE})
     yield parts(1, 1, 6, 32, 3, 2, TOKEN)
     three = "three tiles for two splits, so ceil(3 / 2) = 2 a part: tiles 0 and 1, then tile 2 with its single key"
     yield parts(1, 1, 8, 33, 1, 2, three)

@@ -54,6 +54,7 @@ def inputs():
     yield case(66, 512, 132, {1: 0.9, 2: 0.9}, otherwise="two programs that take turns gain nothing: 2 splits, one program on an SM")
     yield case(512, 512, 132, SHARED, otherwise="one split already puts 4 programs on an SM, more than `prices` has, so one split")
     yield case(300, 512, 132, SHARED, otherwise="one split is 3 programs of 512 tiles on an SM, and two would be 5")
+    yield case(150, 8, 132, SHARED, otherwise="one split is 2 · 8 · 0.6 = 9.6 µs; two splits are 3 · 4 · 0.5 = 6")
     yield case(2, 2, 132, SHARED, on="choose_splits(2, 2, 132, prices), fewer than 4 tiles, so one split")
 
 

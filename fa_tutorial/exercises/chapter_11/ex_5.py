@@ -84,11 +84,12 @@ def inputs():
                 x[table[b, length // page_size :].long(), :, length % page_size :] = math.nan
         on = f"lengths {list(lengths)}, pages of {page_size}, splits = {splits}, H_k = {H_k}, S_q = {S_q}, D = {D}, BLOCK_N = {block_n}"
         args = q, k, v, table.int(), torch.tensor(lengths).int(), S_q, splits, page_size, block_n
-        return case(*args, on=on, otherwise=otherwise, stray=STRAY)
+        nan = "what stands behind a sequence's last key may be NaN, and where a row sees nothing l is 0"
+        return case(*args, on=on, otherwise=otherwise, stray=STRAY, infinite=nan)
 
     yield paged((32,), 1, 16, 2, "key n is row n % 16 of page table[b, n // 16], so each tile starts at its page's row 0")
     yield paged((16,), 1, 16, 1, "each row sees the keys up to its own token's position", S_q=4)
-    yield paged((40,), 1, 16, 2, "split 0 has two pages, split 1 half of the third: what lies behind key S − 1 doesn't count")
+    yield paged((40,), 1, 16, 2, "split 0 sees two whole pages, split 1 the first half of the third")
     tiles = "pages of 32 keys hold two tiles: a tile starts at row start_n % PAGE_SIZE, and last_seen and S count from the page's first key"
     yield paged((64,), 1, 32, 1, tiles)
     wide = "three tiles of BLOCK_N = 32 keys for two splits, 2 and 1: BLOCK_M = 16 is the height of q's tile alone"

@@ -54,8 +54,8 @@ def inputs():
     wide = "tiles of BLOCK_N = 64 keys: three from key 128 on, so split 1 has the last, keys 256 to 299"
     yield case(1, 2, 300, 2, 129, 64, otherwise=wide)
     yield case(0, 1, 30, 1, 63, 16, otherwise="the window is longer than the sequence")
-    for split in range(3):
-        yield case(split, 3, 200, 1, 99, 16, otherwise="seven tiles from key 96 on, in parts of 3, 3 and 1")
+    yield case(0, 2, 64, 1, 63, 16, otherwise="four tiles for two splits, so two for each")
+    yield case(2, 3, 200, 1, 99, 16, otherwise="seven tiles from key 96 on, in parts of 3, 3 and 1")
     yield case(3, 4, 200, 2, 20, 16, otherwise="two tiles for four splits: the last two have no keys")
 
 
