@@ -96,6 +96,6 @@ WRONG_ANSWERS = (
     edit("10.8", "dsink of shape (1,)", (".sum()", ".sum(dim=0, keepdim=True)"), told="dsink is one number"),
     edit("10.9", "the last block's query past the end", (".clamp(max=total - 1)", ""), told="one edge is left: cu_seqlens = [0, 0, 6, 10], blocks of 4: raises IndexError"),
     edit("10.9", "right=True is forgotten for first", ("cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, top).clamp(min=1) - 1]"),
-         told="a block of queries needs the tiles of its own sequence"),
+         told="first is the tile in which the first query's sequence begins"),
     ("10.9", packed_tiles_by_the_pairs_of_a_block, "a tensor holds the 256 pairs of a tile, or more: two queries decide a block"),
 )  # fmt: skip
