@@ -39,7 +39,7 @@ WRONG_ANSWERS = (
     edit("8.3", "one head", ("b, h = batch_head // H, batch_head % H", "b, h = batch_head // H, 0"), told="b and h are coordinates of their own"),
     edit("8.3", "whole tiles of keys alone", ("range(0, S_k, BLOCK_N)", "range(0, S_k - S_k % BLOCK_N, BLOCK_N)"), told="keys below S_k count"),
     edit("8.3", "not divided by l", ("acc / l[:, None]", "acc"), told="o is the mean of v"),
-    edit("8.3", "stored without reshape", ("o.reshape([1, 1, BLOCK_M, D])", "o"), told="a tile of shape [1, 1, BLOCK_M, D]"),
+    edit("8.3", "stored without reshape", ("o.reshape([1, 1, BLOCK_M, D])", "o"), told="a tile of the shape of its blocks"),
     edit("8.3", "k's row counts tiles", ("k_desc.load([b, h, start_n, 0])", "k_desc.load([b, h, start_n // BLOCK_N, 0])"),
          told="the second tile has the coordinates [b, h, BLOCK_N, 0], in k and in v"),
     edit("8.3", "the loop takes D keys", ("range(0, S_k, BLOCK_N)", "range(0, S_k, D)"), told="BLOCK_N keys at a time"),
