@@ -90,7 +90,8 @@ def check_tensor(
 
 def check_alike(**tensors: torch.Tensor) -> None:
     """Raise unless all tensors share a dtype (TypeError) and a device (ValueError)."""
-    if len({tensor.dtype for tensor in tensors.values()}) > 1:
+    found = [tensor.dtype for tensor in tensors.values()]
+    if found.count(found[0]) < len(found):
         dtypes = ", ".join(f"{name}: {dtype_name(tensor.dtype)}" for name, tensor in tensors.items())
         raise TypeError(f"{', '.join(tensors)} must have one dtype, got {dtypes}")
     check_devices(**tensors)
@@ -98,7 +99,8 @@ def check_alike(**tensors: torch.Tensor) -> None:
 
 def check_devices(**tensors: torch.Tensor) -> None:
     """Raise ValueError unless all tensors are on one device."""
-    if len({tensor.device for tensor in tensors.values()}) > 1:
+    found = [tensor.device for tensor in tensors.values()]
+    if found.count(found[0]) < len(found):
         devices = ", ".join(f"{name}: {tensor.device}" for name, tensor in tensors.items())
         raise ValueError(f"{', '.join(tensors)} must be on one device, got {devices}")
 

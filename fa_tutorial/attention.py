@@ -201,7 +201,8 @@ def pick(kernel: str, q: torch.Tensor, direction: str) -> str:
         )
     if kernel != "auto":
         return kernel
-    return "tuned" if best(q) == "hopper" and q.numel() < HOPPER_FROM[direction] else best(q)
+    large = best(q)
+    return "tuned" if large == "hopper" and q.numel() < HOPPER_FROM[direction] else large
 
 
 def run_forward(q, k, v, is_causal, scale, kernel):

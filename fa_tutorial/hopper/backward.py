@@ -508,7 +508,7 @@ def flash_backward(
     if not can_use_tma(signature_of(do)):
         do = do.clone(memory_format=torch.contiguous_format)  # o.sum() sends strides of 0
     dq, dk, dv = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    row_blocks = triton.cdiv(S_q, block_m)
+    row_blocks = -(-S_q // block_m)
     blocks = row_blocks * B * H_q
     minus_lse, minus_delta = torch.empty(
         (2, B * H_q, row_blocks * block_m), dtype=torch.float32, device=q.device

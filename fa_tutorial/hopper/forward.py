@@ -394,7 +394,7 @@ def flash_forward(
     config = config or choose_config(D, S_q, is_causal)
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
-    work_tiles = triton.cdiv(S_q, ROWS.value * config.consumers) * B * H_q
+    work_tiles = -(-S_q // (ROWS.value * config.consumers)) * B * H_q
     programs = min(work_tiles, card_of(q).multiprocessors) if step.persistent else work_tiles
     # Where work tiles are alike, a counter balances nothing, and costs 1 to 6 % of the time. But in a process group a
     # message has a kernel, too, and programs that wait for its multiprocessors start late.

@@ -185,9 +185,9 @@ def prepare(
     B, H_q, S_q, D = o.shape
     block_d = padded_d(D)
     block_m = DELTA_ELEMENTS // block_d
-    S_padded = triton.cdiv(S_q, MAX_BLOCK.value) * MAX_BLOCK.value
+    S_padded = -(-S_q // MAX_BLOCK.value) * MAX_BLOCK.value  # triton.cdiv takes 4 us of the host
     lse2, delta = torch.empty((2, B, H_q, S_padded), dtype=torch.float32, device=o.device).unbind()
-    programs, constants = triton.cdiv(S_padded, block_m) * B * H_q, {"BLOCK_M": block_m, "BLOCK_D": block_d}
+    programs, constants = -(-S_padded // block_m) * B * H_q, {"BLOCK_M": block_m, "BLOCK_D": block_d}
     launch_prepared(
         ("prepare", *signature_of(o, do, lse, dlse)),
         lambda: Launch(prepare_kernel, programs, [heads, heads], constants),

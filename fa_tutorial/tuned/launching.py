@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from fa_tutorial.tiles import Heads
+
 
 def signature_of(*tensors: torch.Tensor | None) -> tuple:
     """Everything about these tensors that decides how a kernel is compiled and on which grid it runs: shapes, strides,
@@ -19,8 +21,9 @@ class Launch:
     """A kernel, its number of programs, its constants, and for each tensor a function that makes the kernel's argument
     (a descriptor or Heads).
 
-    The first call is the usual kernel[grid](…) and keeps the compiled kernel. Later calls launch that one. keep: False
-    if there will be no later call.
+    The first call is the usual kernel[grid](…), and keeps the compiled kernel. Later calls launch that one, and give it
+    addresses: of each tensor Triton's launcher asks the driver whether a GPU can reach it. keep: False if there will be
+    no later call.
     """
 
     def __init__(
@@ -28,18 +31,23 @@ class Launch:
     ):
         self.kernel, self.grid, self.constants = kernel, (programs, 1, 1), constants
         self.to_argument, self.keep = to_argument, keep
-        self.compiled = None
+        self.run = None
 
     def __call__(self, tensors: Iterable[torch.Tensor], arguments: tuple) -> None:
         on_tiles = [to_argument(x) for to_argument, x in zip(self.to_argument, tensors, strict=True)]
-        if self.compiled is None:
-            self.compiled = self.kernel[self.grid](*on_tiles, *arguments, **self.constants)  # None in the interpreter
-            if self.compiled is not None:
-                names = self.kernel.arg_names[len(on_tiles) + len(arguments) :]
-                self.in_order = [self.constants[name] for name in names]  # as the kernel's signature has them
-                self.run = self.compiled[self.grid]
-        else:
-            self.run(*on_tiles, *arguments, *self.in_order)
+        if self.run is not None:
+            addresses = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments]
+            self.run(*on_tiles, *addresses, *self.in_order)
+            return
+        compiled = self.kernel[self.grid](*on_tiles, *arguments, **self.constants)
+        if compiled is not None:  # it is None in the interpreter
+            names = self.kernel.arg_names[len(on_tiles) + len(arguments) :]
+            self.in_order = [self.constants[name] for name in names]  # as the kernel's signature has them
+            self.to_argument = [
+                (lambda x, strides=x.strides: (x.data_ptr(), strides)) if isinstance(x, Heads) else to_argument
+                for x, to_argument in zip(on_tiles, self.to_argument, strict=True)
+            ]
+            self.run = compiled[self.grid]
 
 
 MAX_PREPARED = 4096

@@ -20,8 +20,6 @@ TWO_DTYPES = "both factors of a dot must have one dtype"
 NO_OTHER = (("def load_tile(", "def load_anything("), (", other=0.0", ""))
 LOAD_Q = "q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)"
 CARRIED = "Triton's compiler refuses it: \"Loop-carried variable"
-WHILE = (("for start_n in range(0, S_k, BLOCK_N):", "start_n = 0\n    while start_n < S_k:"),
-         ("        m = m_new\n", "        m = m_new\n        start_n += BLOCK_N\n"))  # fmt: skip
 FIRST_PASS = """    for start_n in range(0, S_k, BLOCK_N):
         k_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
         s = scale * dot(q_tile, tl.trans(k_tile))
@@ -100,7 +98,7 @@ WRONG_ANSWERS = (
     edit("5.3", "m is a number before the loop", ("tl.full((BLOCK_M,), -float(\"inf\"), dtype=tl.float32)", "-float(\"inf\")"), told=CARRIED),
     edit("5.3", "acc is a number before the loop", ("tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)", "0.0"),
          told="the accumulator of a dot has the product's shape"),
-    edit("5.3", "l is a number before a while", ("tl.zeros((BLOCK_M,), dtype=tl.float32)", "0.0"), *WHILE, told=CARRIED),
+    edit("5.3", "l is a number before a tl.range", ("tl.zeros((BLOCK_M,), dtype=tl.float32)", "0.0"), ("in range", "in tl.range"), told=CARRIED),
     edit("5.3", "maximum by elements", ("tl.max(s, axis=1)", "s"), told="both factors of a dot must be tiles of two axes"),
     edit("5.3", "stored in every iteration", ("    store_tile(", "        store_tile("), told="a program stores each element once", gpu=None),
     *(edit(number, "a loop for m before the loop for l and acc", (LOOP, FIRST_PASS + LOOP),
