@@ -14,18 +14,6 @@ ACTION_LIMIT = 2_000  # far more than any right answer needs
 RIGHT = ""
 
 
-class Verdict(str):
-    """What comes of a play, in words. cause: what to tell of it, "" where it isn't known."""
-
-    cause = ""
-
-
-def verdict(text: str, cause: str) -> Verdict:
-    found = Verdict(text)
-    found.cause = cause
-    return found
-
-
 @dataclass(frozen=True)
 class Ring:
     """How long a load and each consumer's use take; seed: draw each duration instead."""
@@ -69,10 +57,6 @@ def unreleased(empty: Sequence[Barrier], tiles: int) -> str:
         if got != want:
             return f"{barrier.name} has had {got} of {want} arrivals when all roles have ended"
     return RIGHT
-
-
-def explained(text: str, *_: Any) -> str:
-    return text and verdict(text, "")
 
 
 def played(roles: Mapping[str, Iterator[Action]]) -> list[Event] | str:
