@@ -26,23 +26,6 @@ def delta_by_pointers(o, do, delta_ptr, H, S_q, D, BLOCK_M: tl.constexpr, BLOCK_
 
 
 @triton.jit
-def delta_unrolled(o, do, delta_ptr, H, S_q, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The first iteration of an unrolled loop sets delta, which has no value before it."""
-    row_blocks = tl.cdiv(S_q, BLOCK_M)
-    batch_head, start_m = tl.program_id(0) // row_blocks, tl.program_id(0) % row_blocks * BLOCK_M
-    b, h, offs_m = batch_head // H, batch_head % H, start_m + tl.arange(0, BLOCK_M)
-    o_tile = load_tile(o, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D).to(tl.float32)
-    do_tile = load_tile(do, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D).to(tl.float32)
-    for half in tl.static_range(2):
-        part = tl.sum(tl.where((tl.arange(0, BLOCK_D) % 2 == half)[None, :], o_tile * do_tile, 0.0), axis=1)
-        if half == 0:
-            delta = part
-        else:
-            delta += part
-    tl.store(delta_ptr + batch_head * S_q + offs_m, delta, mask=offs_m < S_q)
-
-
-@triton.jit
 def tile_with_computed_transposes(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H, D, scale,
                                   BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """s and ds are [BLOCK_M, BLOCK_N], and p and ds are transposed by tl.trans; exp2."""
@@ -105,17 +88,21 @@ def dq_keys_by_queries(q, k, v, do, dq, lse_ptr, delta_ptr, H_q, H_k, S_q, S_k, 
     store_tile(dq, tl.trans(dq_t), b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
+HALVES = """    for step in tl.static_range(2):
+        if step == 0:
+            delta = 0.5 * tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), axis=1)
+        else:
+            delta += delta
+"""
 BACKWARDS = "while start_m > 0:\n        start_m -= BLOCK_M"
 LSE = "lse_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q"
 LOAD_K, LOAD_Q = "load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)\n", "load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)\n"
-SEVEN = """        s = scale * dot(q_tile, tl.trans(k_tile))
-        ds = tl.where(here[None, :], tl.exp(s - lse[:, None]), 0.0) * (dot(do_tile, tl.trans(v_tile)) - delta[:, None])
-        dq_part = scale * dot(ds.to(k_tile.dtype), k_tile)"""
 REFUSES = "        if torch.is_grad_enabled():\n            raise RuntimeError('differentiable once')\n"
 
 RIGHT_ANSWERS = (
-    ("7.1", delta_by_pointers), ("7.1", delta_unrolled),
-    ("7.2", tile_with_computed_transposes, "correct (a computed tile is transposed", ""), ("7.4", masked_loop_first),
+    edit("7.1", "the first iteration of an unrolled loop sets delta",
+         ("    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), axis=1)  # [BLOCK_M]\n", HALVES)),
+    ("7.1", delta_by_pointers), ("7.2", tile_with_computed_transposes), ("7.4", masked_loop_first),
     ("7.5", dq_keys_by_queries),
     edit("7.3", "last block first, sums by +=, missing rows with lse = inf",
          ("for start_m in range(0, S_q, BLOCK_M):", f"start_m = tl.cdiv(S_q, BLOCK_M) * BLOCK_M\n    {BACKWARDS}"),
@@ -136,17 +123,11 @@ RIGHT_ANSWERS = (
          told="k is read more than once: it stays, so load it before the loop", gpu=None),
     edit("7.5", "q loaded in every step", ("        k_tile = ", f"        q_tile = {LOAD_Q}        k_tile = "),
          told="q is read more than once: it stays, so load it before the loop", gpu=None),
-    edit("7.6", "ds computed again for dq: seven matmuls", ("        dq_part = scale * dot(tl.trans(ds_t), k_tile)", SEVEN),
-         told="a step takes 7 matmuls, and five are enough", gpu=None),
     edit("7.7", "the loop of (7.4), whose h the interpreter makes an int",
          ("for member in range(GROUP):", "for h in range(h_k * GROUP, (h_k + 1) * GROUP):"), ("        h = h_k * GROUP + member\n", "")),
     edit("7.7", "k and v loaded anew for each query head", ("        row = (b", """        k_tile = load_tile(k, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)
         v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)
-        row = (b"""), told="it serves the whole group, so load it before the loop over the query heads", gpu=None),
-    edit("7.7", "the group's heads from the last to the first", ("h = h_k * GROUP + member", "h = (h_k + 1) * GROUP - 1 - member")),
-    edit("7.8", "forward run again, although o and lse are saved",
-         ("        dq, dk, dv = launch", "        o, lse = forward.flash_forward(q, k, v, ctx.is_causal, ctx.scale)\n        dq, dk, dv = launch"),
-         told="correct (backward runs the forward kernel again"),
+        row = (b"""), told="it stays, so load it before the loop", gpu=None),
     edit("7.8", "no decorator: backward refuses where its graph is wanted",
          ("    @torch.autograd.function.once_differentiable\n", ""),
          ("        q, k, v, o, lse = ctx", f"{REFUSES}        q, k, v, o, lse = ctx"),
