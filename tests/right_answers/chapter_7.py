@@ -1,28 +1,9 @@
 from edits import edit
 
-from fa_tutorial.backward import add_to_dkdv
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def delta_by_pointers(o, do, delta_ptr, H, S_q, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """No load_tile: transposed tiles, [columns, BLOCK_M], half of the columns at a time."""
-    row_blocks = tl.cdiv(S_q, BLOCK_M)
-    b, h = tl.program_id(0) // row_blocks // H, tl.program_id(0) // row_blocks % H
-    rows = (tl.program_id(0) % row_blocks * BLOCK_M + tl.arange(0, BLOCK_M))[None, :]
-    delta = tl.zeros((BLOCK_M,), tl.float32)
-    for start in range(0, D, BLOCK_D // 2):
-        cols = (start + tl.arange(0, BLOCK_D // 2))[:, None]
-        inside = (rows < S_q) & (cols < D)
-        o_ptrs = o.ptr + b * o.strides[0] + h * o.strides[1] + rows * o.strides[2] + cols * o.strides[3]
-        do_ptrs = do.ptr + b * do.strides[0] + h * do.strides[1] + rows * do.strides[2] + cols * do.strides[3]
-        delta += tl.sum(
-            tl.load(do_ptrs, mask=inside, other=0.0).to(tl.float32) * tl.load(o_ptrs, mask=inside, other=0.0).to(tl.float32), axis=0
-        )
-    tl.store(delta_ptr + (b * H + h) * S_q + rows, delta[None, :], mask=rows < S_q)
 
 
 @triton.jit
@@ -37,28 +18,6 @@ def tile_with_computed_transposes(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H, D,
     ds = p * (dot(do_tile, tl.trans(v_tile)) - tl.load(delta_ptr + rows)) * scale
     store_tile(dv, dot(tl.trans(p.to(do_tile.dtype)), do_tile), b, h, 0, BLOCK_N, D, BLOCK_N, BLOCK_D)
     store_tile(dk, dot(tl.trans(ds.to(q_tile.dtype)), q_tile), b, h, 0, BLOCK_N, D, BLOCK_N, BLOCK_D)
-
-
-@triton.jit
-def masked_loop_first(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
-                      IS_CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """The loops in the other order; without IS_CAUSAL the masked one has no iteration."""
-    key_blocks = tl.cdiv(S_k, BLOCK_N)
-    start_n, batch_head = tl.program_id(0) % key_blocks * BLOCK_N, tl.program_id(0) // key_blocks
-    b, h, row = batch_head // H, batch_head % H, batch_head * S_q
-    k_tile, v_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D), load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
-    dk_acc, dv_acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32), tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-    first_seeing = start_n + tl.arange(0, BLOCK_N) + S_q - S_k
-    start = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M if IS_CAUSAL else 0
-    full = tl.cdiv(tl.maximum(tl.minimum(start_n + BLOCK_N, S_k) - 1 + S_q - S_k, 0), BLOCK_M) * BLOCK_M if IS_CAUSAL else 0
-    for start_m in range(start, full, BLOCK_M):
-        dk_acc, dv_acc = add_to_dkdv(k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row, b, h, start_m, first_seeing,
-                                     S_q, D, scale, True, BLOCK_M, BLOCK_D)  # fmt: skip
-    for start_m in range(full, S_q, BLOCK_M):
-        dk_acc, dv_acc = add_to_dkdv(k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row, b, h, start_m, first_seeing,
-                                     S_q, D, scale, False, BLOCK_M, BLOCK_D)  # fmt: skip
-    store_tile(dk, dk_acc * scale, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
-    store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
 
 
 @triton.jit
@@ -102,8 +61,10 @@ REFUSES = "        if torch.is_grad_enabled():\n            raise RuntimeError('
 RIGHT_ANSWERS = (
     edit("7.1", "the first iteration of an unrolled loop sets delta",
          ("    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), axis=1)  # [BLOCK_M]\n", HALVES)),
-    ("7.1", delta_by_pointers), ("7.2", tile_with_computed_transposes), ("7.4", masked_loop_first),
-    ("7.5", dq_keys_by_queries),
+    ("7.2", tile_with_computed_transposes), ("7.5", dq_keys_by_queries),
+    edit("7.4", "full_m rounded up by hand, positions in another order",
+         ("tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M)", "(tl.maximum(last_key - (S_k - S_q), 0) + BLOCK_M - 1) // BLOCK_M"),
+         ("start_n + tl.arange(0, BLOCK_N) - (S_k - S_q)", "S_q - S_k + tl.arange(0, BLOCK_N) + start_n")),
     edit("7.3", "last block first, sums by +=, missing rows with lse = inf",
          ("for start_m in range(0, S_q, BLOCK_M):", f"start_m = tl.cdiv(S_q, BLOCK_M) * BLOCK_M\n    {BACKWARDS}"),
          (f"{LSE}, other=0.0", f'{LSE}, other=float("inf")'),

@@ -20,15 +20,9 @@ LOAD_ADD_STORE = ADD.replace("atomic_add", "store").replace(
 ROWS = "offs_m[:, None] < S_q"
 EXP = "tl.exp(s_t - lse[None, :])"
 MASKED_P = f"tl.where(here[:, None], {EXP}, 0.0)"
-DK_ZEROS, DK_SUM = "dk_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)", "dk_acc = dot(ds_t.to(q_tile.dtype), q_tile, dk_acc)"
-DK_PART = """part = dot(ds_t.to(q_tile.dtype), q_tile)
-        if start_m == 0:
-            dk_acc = part
-        else:
-            dk_acc += part"""
+DK_ZEROS = "dk_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)"
 P = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)"
 END = "end_n = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
-FULL_N = "    full_n = tl.maximum(end_n, 0) // BLOCK_N * BLOCK_N if IS_CAUSAL else 0\n"
 STORES = """    store_tile(dk, dk_acc * scale, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
     store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)"""
 HEAD = "dq.ptr + b * dq.strides[0] + h * dq.strides[1]"
@@ -38,15 +32,9 @@ RUN_AGAIN = "q, k, v = ctx.saved_tensors\n        o, lse = forward.flash_forward
 
 WRONG_ANSWERS = (
     edit("7.1", "row blocks rounded down", ("tl.cdiv(S_q, BLOCK_M)", "S_q // BLOCK_M"), told="count tl.cdiv(S_q, BLOCK_M) row blocks to a head"),
-    edit("7.1", "rows padded to whole blocks", ("batch_head * S_q", "batch_head * row_blocks * BLOCK_M"), told="at (b · H + h) · S_q + i of delta"),
     edit("7.1", "no mask for the store", (", mask=offs_m < S_q", ""), told="mask the store by offs_m < S_q"),
-    edit("7.1", "rows read past the end", ("start_m, S_q", "start_m, None", 2), told="give load_tile S_q", gpu=None),
     edit("7.1", "products in fp16", ("o_tile.to(tl.float32) * do_tile.to(tl.float32)", "(o_tile * do_tile).to(tl.float32)"),
          told="products and sums are float32: fp16 ends at 65504"),
-    edit("7.1", "products rounded to 16 bits", ("o_tile.to(tl.float32) * do_tile.to(tl.float32)",
-         "(o_tile.to(tl.float32) * do_tile.to(tl.float32)).to(tl.float16)"), told="products and sums keep float32's digits"),
-    edit("7.2", "rows counted by BLOCK_N", ("tl.program_id(0) * BLOCK_M", "tl.program_id(0) * BLOCK_N"),
-         told="its rows of lse and delta start at (b · H + h) · BLOCK_M"),
     edit("7.2", "exp divided by exp", (EXP, "tl.exp(s_t) / tl.exp(lse)[None, :]"), told="exp(s − lse) is at most 1: compute it in one step"),
     edit("7.2", "scores in fp16", ("tl.exp(s_t", "tl.exp(s_t.to(q_tile.dtype).to(tl.float32)"), told="s, dp and delta are kept in float32"),
     *(edit(number, "ds from the rounded p", (p, f"{p}.to(do_tile.dtype)"), told="ds is computed from the p that isn't rounded")
@@ -61,30 +49,15 @@ WRONG_ANSWERS = (
     *(edit(number, f"{name} rounded before it is scaled", (f"{acc} * scale, b", f"{acc}.to({name}.ptr.dtype.element_ty) * scale, b"),
            told="scaled in float32, and then rounded once") for number, name, acc in (("7.2", "dk", "dk_acc"), ("7.5", "dq", "acc"))),
     edit("7.2", "tl.dot for dk's product", ("dk_acc = dot(", "dk_acc = tl.dot("), told="all in float32's digits", gpu=None),
-    edit("7.2", "tl.dot for every product, and no scale", (" dot(", " tl.dot(", 4), ("dk_acc * scale", "dk_acc"), told="dk = scale · dsᵀ q", gpu=None),
-    edit("7.2", "delta added", ("dp_t - delta", "dp_t + delta"), told="ds = p ∘ (dp − delta)"),
     edit("7.2", "a softmax of the tile", (f"p_t = {EXP}", "e = tl.exp(s_t)\n    p_t = e / tl.sum(e, axis=0)[None, :]"),
          told="a row has keys in other tiles, and lse counts them all"),
     edit("7.2", "do widened", ("dot(p_t.to(do_tile.dtype), do_tile)", "dot(p_t, do_tile.to(tl.float32))"), told=TOO_WIDE, gpu=None),
     edit("7.3", "dk_acc is None before the loop", (DK_ZEROS, "dk_acc = None"), told="Loop carried variable dk_acc is not a triton value"),
-    edit("7.3", "the first block sets dk_acc", (DK_ZEROS, "pass"), (DK_SUM, DK_PART), told="\"dk_acc is not defined\""),
     edit("7.3", "stored in every step", (STORES, STORES.replace("    store", "        store")),
          told="the result is right, but dk is stored more than once", gpu=None),
     edit("7.3", "queries not masked", ("offs_m < S_q", "offs_m < S_q + BLOCK_M", 2),
          told="rows past S_q are loaded", gpu="past S_q, in the last block, lse and delta are loaded as 0"),
-    edit("7.3", "q and do loaded to the end of a block", ("start_m, S_q, D", "start_m, None, D", 2), told="load_tile takes S_q for q and do", gpu=None),
-    edit("7.3", "q cut at S_k", ("load_tile(q, b, h, start_m, S_q", "load_tile(q, b, h, start_m, S_k"),
-         told="q and do have S_q rows, for the loop and for load_tile"),
-    edit("7.3", "rows of lse found by the program's number", ("batch_head * S_q + offs_m", "tl.program_id(0) * S_q + offs_m", 2),
-         told="its lse and delta at batch_head · S_q", gpu=None),
-    edit("7.3", "the starter's rows", (LSE_MASKED, "lse_ptr + tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), mask=offs_m < S_q"),
-         (LSE_MASKED.replace("lse", "delta"), "delta_ptr + tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M), mask=offs_m < S_q"),
-         told="each step reads q, do, lse and delta from start_m on"),
-    edit("7.3", "a mask for absolute rows", ("mask=offs_m < S_q", "mask=batch_head * S_q + offs_m < S_q", 2),
-         told="the mask compares start_m + tl.arange(0, BLOCK_M) with S_q"),
     edit("7.3", "no other", (f"{LSE_MASKED}, other=0.0", LSE_MASKED), told="what a masked load gives without other, may be anything", gpu=None),
-    edit("7.3", "first keys loaded", ("load_tile(k, b, h, start_n", "load_tile(k, b, h, 0"),
-         told="a program's keys start at start_n and end at S_k, in k, v, dk and dv"),
     edit("7.3", "sum of dk in fp16", ("q_tile, dk_acc)", "q_tile, dk_acc).to(q_tile.dtype).to(tl.float32)"), told="the sums over blocks are kept in float32"),
     *(edit(number, f"{new} where {old} belongs", (text, text.replace(old, new)), told="start_m counts by BLOCK_M, start_n by BLOCK_N")
       for number, text, old, new in (("7.3", "range(0, S_q, BLOCK_M)", "BLOCK_M", "BLOCK_N"), ("7.5", "range(0, end_n, BLOCK_N)", "BLOCK_N", "BLOCK_M"),
@@ -94,25 +67,15 @@ WRONG_ANSWERS = (
     edit("7.4", "IS_CAUSAL ignored", ("if IS_CAUSAL:\n        first", "if True:\n        first"), ("if IS_CAUSAL:\n        for", "if True:\n        for"),
          told="the loop without a mask takes every query, and the loop with it none"),
     *(edit(number, "dv scaled", ("dv_acc, b", "dv_acc * scale, b"), told=told) for number, told in (("7.4", "dv = Σ pᵀ do"), ("7.6", "dv = pᵀ do"))),
-    edit("7.4", "dk scaled twice", ("dk_acc * scale", "dk_acc * scale * scale"), told="dk = scale · Σ dsᵀ q"),
-    edit("7.4", "first_m counts blocks", ("tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M", "tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M"),
-         told="full_m from the last, both multiples of BLOCK_M"),
-    edit("7.4", "one loop with a mask", ("        full_m = tl.cdiv", "        full_m = S_q + 0 * tl.cdiv"),
-         told="a block of queries is masked only if one of its queries does not see the last key", gpu=None),
     edit("7.4", "a block with a mask at least", ("tl.maximum(last_key + S_q - S_k, 0)", "tl.maximum(last_key + S_q - S_k, 1)"),
          told="a block of queries is masked only if one of its queries does not see the last key", gpu=None),
     edit("7.4", "last key not clipped", ("tl.minimum(start_n + BLOCK_N, S_k) - 1", "start_n + BLOCK_N - 1"),
          told="of 5 tiles 3 are masked, and 2 need it", gpu=None),
-    edit("7.4", "no batch", ("row = batch_head * S_q", "row = h * S_q"), told="its rows of lse and delta start at batch_head · S_q"),
     edit("7.4", "no batch where causal", ("        first_m = ", "        row = h * S_q\n        first_m = "),
          told="both loops take b and h as before, and rows of lse and delta from batch_head · S_q on: causal, B = 2"),
-    edit("7.4", "start one query late", ("start_n + S_q - S_k, 0", "start_n + 1 + S_q - S_k, 0"), told="key 16 is first seen by query 16 + S_q − S_k = 15"),
     edit("7.4", "full one query early", ("last_key + S_q", "last_key - 1 + S_q"), told="keys 16 and 17 are seen from query 17 on"),
-    edit("7.4", "no offset in the mask and in start", (" - (S_k - S_q)", ""), ("start_n + S_q - S_k, 0", "start_n, 0"), told="keys 0 to i + S_k − S_q"),
-    edit("7.5", "a score of 0 where hidden", (P, "tl.exp(tl.where(seen, s, 0.0) - lse[:, None])"), told="query i sees keys 0 to i"),
     edit("7.5", "multiplied by the mask", (P, "tl.exp(s - lse[:, None]) * seen.to(tl.float32)"), told="inf · 0 is NaN, so choose with tl.where"),
     edit("7.5", "keys past S_k not masked", ("offs_n[None, :] < S_k", "offs_n[None, :] >= 0"), told="a key past S_k has p = 0"),
-    edit("7.5", "p in fp16 for every dtype", (P, f"{P}.to(tl.float16)"), told="over all keys, in float32's digits"),
     edit("7.5", "a block that sees nothing returns", ("    for start_n", "    if end_n <= 0:\n        return\n    for start_n"),
          told="rows that see no key have dq = 0"),
     edit("7.5", "-1e30 in place of −∞", (f"{LSE_MASKED}, other=0.0)  # [BLOCK_M]\n    delta",
@@ -124,28 +87,14 @@ WRONG_ANSWERS = (
     edit("7.5", "end_n past the last row", ("tl.minimum(start_m + BLOCK_M, S_q)", "(start_m + BLOCK_M)"),
          told="tiles are multiplied that no row of their block sees", gpu=None),
     edit("7.5", "all tiles read", (END, "pass"), told="tiles are multiplied that no row of their block sees", gpu=None),
-    edit("7.5", "a tile past the last key", ("end_n = S_k", "end_n = tl.cdiv(S_k, BLOCK_N) * BLOCK_N + BLOCK_N"),
-         told="that don't exist: without a mask the loop ends at S_k", gpu=None),
-    edit("7.5", "row blocks rounded down", ("tl.cdiv(S_q, BLOCK_M)", "S_q // BLOCK_M"), told="a head has tl.cdiv(S_q, BLOCK_M) row blocks"),
-    edit("7.5", "two loops, full_n from the last row", ("    for start_n", f"{FULL_N}    for start_n"),
-         ("seen & (offs_n[None, :] <= offs_m[:, None] + (S_k - S_q))",
-          "seen & ((start_n < full_n) | (offs_n[None, :] <= offs_m[:, None] + (S_k - S_q)))"),
-         told="a loop without a mask takes whole tiles that the block's first row sees"),
-    edit("7.5", "two loops, full_n not clamped", (END, END.replace("tl.min", "tl.maximum(0, tl.min") + ")"),
-         ("range(0, end_n", "range(tl.minimum((start_m + 1 + S_k - S_q) // BLOCK_N * BLOCK_N * IS_CAUSAL, 0), end_n"),
-         told="no loop starts before key 0", gpu="rows that see no key have dq = 0"),
-    edit("7.5", "sum of dq in fp16", ("k_tile, acc)", "k_tile, acc).to(k_tile.dtype).to(tl.float32)"), told="the sums over blocks are kept in float32"),
     edit("7.5", "k widened", ("dot(ds.to(k_tile.dtype), k_tile,", "dot(ds, k_tile.to(tl.float32),"), told=TOO_WIDE, gpu=None),
-    edit("7.6", "columns of dq taken for neighbours", ("offs_d[None, :] * dq.strides[3]", "offs_d[None, :]"), told="dq has four strides of its own"),
     edit("7.6", "loaded, added and stored", (ADD, LOAD_ADD_STORE), told="several programs store to the same elements of dq", gpu="dq"),
     edit("7.6", "dq by the strides of q", (HEAD, HEAD.replace("dq.strides", "q.strides")), (PLACES, PLACES.replace("dq.strides", "q.strides")),
          told="dq has four strides of its own"),
     edit("7.6", "rows past S_q added", (f"mask=({ROWS}) & ", "mask="), told="mask the atomic add, too", gpu=None),
-    edit("7.6", "columns past D added", (f"({ROWS}) & (offs_d[None, :] < D)", ROWS), told="D may be less than BLOCK_D", gpu=None),
     edit("7.7", "rows of query head h_k", ("GROUP + h) * S_q", "GROUP + h_k) * S_q"), told="each with its own q, do, lse and delta"),
     edit("7.7", "a program for each query head", ("batch_head // H_k, batch_head % H_k", "batch_head // (H_k * GROUP), batch_head % (H_k * GROUP)"),
          told="b and h_k come from H_k, the rows of lse and delta from H_q", gpu="dk"),
-    edit("7.7", "k of the query head", ("load_tile(k, b, h_k", "load_tile(k, b, h_k * GROUP"), told="k, v, dk and dv belong to the key head"),
     edit("7.7", "sums rounded after each query head", ("        h = h_k", "        dv_acc = dv_acc.to(dv.ptr.dtype.element_ty).to(tl.float32)\n        h = h_k"),
          told="the sums over the group are kept in float32"),
     edit("7.8", "matrix saved", (SAVE, f"{SAVE[:-1]}, torch.softmax(q @ k.mT, dim=-1))"), ("lse = ctx.saved", "lse, _ = ctx.saved"),
@@ -158,6 +107,6 @@ WRONG_ANSWERS = (
     edit("7.8", "no dv", ("return dq, dk, dv,", "return dq, dk, None,"), told="dv is None"),
     edit("7.8", "two values missing", ("dv, None, None", "dv"), told="returned an incorrect number of gradients (expected 5, got 3)"),
     edit("7.8", "twice differentiable", ("    @torch.autograd.function.once_differentiable\n", ""), told="a second derivative is silently wrong"),
-    ("7.8", Module, "is no subclass of torch.autograd.Function"),
+    ("7.8", Module, "a subclass of torch.autograd.Function is wanted"),
     ("7.8", FlashAttention.apply, "pass the class itself"),
 )  # fmt: skip

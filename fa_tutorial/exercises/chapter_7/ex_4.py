@@ -88,13 +88,13 @@ def two_loops(kernel, grid, *args, **meta):
                     "min(start_n + BLOCK_N, S_k) − 1")  # fmt: skip
 
 
-@shared.with_fresh((16, 32, 16), causal=True, ragged="lengths")
+@shared.with_fresh((16, 32, 16), causal="unseen", ragged="lengths")
 def inputs():
-    same = f"without IS_CAUSAL this is exercise 7.3, {shared.SUMS_OF_7_3}: the loop without a mask takes every query, and the loop with it none"
+    same = "without IS_CAUSAL this is exercise 7.3, dv = Σ pᵀ do and dk = scale · Σ dsᵀ q: the loop without a mask takes every query, and the loop with it none"
     yield shared.given((1, 1, 32, 16, 16), "no mask, S_q = 32, S_k = 16", same)
     yield shared.several_heads("dk and dv", blocks=(16, 16, 16))  # two blocks of keys: a program's number is no head's
     yield shared.causal(16, 16, "query i sees keys 0 to i: blocks of queries before full_m, a multiple of BLOCK_M, need the mask")
-    stray = shared.BEFORE_QUERY_0
+    stray = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
     yield shared.causal(1, 17, "the one query sees all keys: query i sees keys 0 to i + S_k − S_q", stray=stray)
     between = (
         "each block of queries from first_m on counts once, and is masked before full_m: first_m comes from the first key, full_m from "

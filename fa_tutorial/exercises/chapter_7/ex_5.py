@@ -68,14 +68,13 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@shared.with_fresh((32, 16, 16), causal=True, ragged="ragged")
+@shared.with_fresh((32, 16, 16), causal="unseen", ragged="ragged")
 def inputs():
     one = "one tile gives dq = scale · ds k over all keys, in float32's digits, from ds = p ∘ (dp − delta), p = exp(s − lse), s = scale · q kᵀ and dp = do vᵀ"
     yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one)
     sums = "dq is a sum over the tiles of keys, each from start_n on, added once, by acc = dot(a, b, acc), and scaled once"
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", sums)
-    rows = "a program's rows begin at start_m, for q, do, lse, delta and dq"
-    yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two programs", rows)
+    yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two programs", "a program's rows begin at start_m, for q, do, lse, delta and dq")
     yield shared.two_sizes()
     yield shared.several_heads("dq", f"batch_head · S_q; {HEAD}")
     yield shared.grouped((1, 2, 2, 16, 16, 16), "H_q = 4, H_k = 2", f"{HEAD}; q, do, dq, lse and delta are head h's", stray=HEAD)
@@ -85,8 +84,7 @@ def inputs():
     yield causal(32, 32, "a block of rows walks over every tile that its last row sees", blocks=(32, 16, 16))
     yield causal(16, 32, f"query i sees keys 0 to i + S_k − S_q{whole}")
     yield causal(16, 32, B=2)
-    past = f"{shared.LOADED}; a head has tl.cdiv(S_q, BLOCK_M) row blocks"
-    yield from shared.ragged("the last block of rows may be ragged", past)
+    yield from shared.ragged("the last block of rows may be ragged", f"{shared.LOADED}; a head has tl.cdiv(S_q, BLOCK_M) row blocks")
     short = "the row sees key 16, alone in the second tile: end_n is the first key that the last row does not see"
     yield causal(1, 17, short, "ragged")
     far = "row 0 does not see key 15, and row 1 does: a tile that only the last row sees whole needs the mask"
@@ -132,8 +130,7 @@ EXERCISE = shared.exercise(
         "s = scale · q kᵀ, p = exp(s − lse[:, None]), dp = do vᵀ, ds = p ∘ (dp − delta[:, None]), dq += ds k, and scale · dq after the "
         "loop. The last product is acc = dot(ds.to(k_tile.dtype), k_tile, acc).",
         "Keys past S_k have k = 0, yet exp(0 − lse) overflows where all logits are very negative, and inf · 0 is NaN. tl.where(seen, …, "
-        "0.0) sets p to 0 there, and for hidden keys.",
-        "Causal: the loop ends at min(start_m + BLOCK_M, S_q) + S_k − S_q. A block that sees nothing takes no step, and still stores its "
+        "0.0) sets p to 0 there, and for hidden keys. Causal: the loop ends at min(start_m + BLOCK_M, S_q) + S_k − S_q. A block that sees nothing takes no step, and still stores its "
         "zeros.",
     ),
     solution=dq_kernel,

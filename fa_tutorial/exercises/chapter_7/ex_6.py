@@ -59,8 +59,6 @@ MISTAKES = {
     "ds is not transposed for dq: dq = scale · ds k, and ds_t is the transpose of ds": (PART, "scale * dot(ds_t, k_tile)"),
     "dq's strides of batch and head are exchanged: a head's rows start at b · strides[0] + h · strides[1]": (
         "b * dq.strides[0] + h * dq.strides[1]", "b * dq.strides[1] + h * dq.strides[0]"),
-    "dq's strides of rows and columns are exchanged: a row is strides[2] after the one before, a column strides[3]": [
-        ("offs_m[:, None] * dq.strides[2]", "offs_m[:, None] * dq.strides[3]"), ("offs_d[None, :] * dq.strides[3]", "offs_d[None, :] * dq.strides[2]")],
     "every step adds to the first rows of dq: its queries are start_m to start_m + BLOCK_M − 1": (
         "offs_m[:, None] * dq", "tl.arange(0, BLOCK_M)[:, None] * dq"),
     "every head adds to head 0 of dq: a head's rows start at b · strides[0] + h · strides[1]": (" + h * dq.strides[1]", ""),
@@ -84,12 +82,8 @@ def inputs():
     yield shared.several_heads("dq, dk and dv", "batch_head · S_q, those of dq at b · dq.strides[0] + h · dq.strides[1]")
     yield shared.narrow()
     strides = "dq has four strides of its own, in dq.strides"
-    view = "dq a (B, D, H, S) tensor seen as (B, H, S, D), q not"
-    yield shared.given((1, 2, 16, 16, 16), view, strides, stray=strides, dq_layout="bdhs")
-    views = "the inputs (B, S, H, D) tensors seen as (B, H, S, D), dq not"
-    yield shared.given((1, 2, 16, 16, 16), views, strides, stray=strides, layouts=("bshd",) * 4)
-    past = f"{shared.LOADED}; mask the atomic add, too"
-    yield from shared.ragged("the last block of queries may be ragged", past)
+    yield shared.given((1, 2, 16, 16, 16), "dq a (B, D, H, S) tensor seen as (B, H, S, D), q not", strides, stray=strides, dq_layout="bdhs")
+    yield from shared.ragged("the last block of queries may be ragged", f"{shared.LOADED}; mask the atomic add, too")
     yield shared.low_logits()
     q, k, v, do = shared.zeros(16, 32)  # ds = ±1
     v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 32
@@ -110,9 +104,8 @@ EXERCISE = shared.exercise(
     },
     hints=(
         "Which of the step's tiles does dq need, and which shape must it have on the left of k_tile?",
-        "dq_part = scale * dot(tl.trans(ds_t), k_tile), after ds_t is rounded to the inputs' dtype. It has the rows offs_m.",
-        "The places are dq.ptr + b * dq.strides[0] + h * dq.strides[1] + offs_m[:, None] * dq.strides[2] + offs_d[None, :] * dq.strides[3].",
-        "tl.atomic_add(places, dq_part, mask=(offs_m[:, None] < S_q) & (offs_d[None, :] < D)).",
+        "dq_part = scale * dot(tl.trans(ds_t), k_tile), after ds_t is rounded to the inputs' dtype. It has the rows offs_m. Its places are dq.ptr + "
+        "b * dq.strides[0] + h * dq.strides[1] + offs_m[:, None] * dq.strides[2] + offs_d[None, :] * dq.strides[3], with offs_d below D.",
         "A key past S_k has a row of dk and dv to itself, which store_tile leaves out. Which of the three gradients does it share with the "
         "keys that are there, and what is its p where all logits are −200?",
     ),

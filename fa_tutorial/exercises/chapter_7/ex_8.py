@@ -38,7 +38,6 @@ MISTAKES = {
     "is_causal does not reach launch_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.is_causal", "False")),
     "scale does not reach launch_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.scale", "q.shape[-1] ** -0.5")),
     "is_causal does not reach flash_forward: pass it on": (FORWARD, FORWARD.replace("is_causal", "False")),
-    "scale does not reach flash_forward: pass it on": (FORWARD, FORWARD.replace("scale", "q.shape[-1] ** -0.5")),
     f"{ORDER} dk, dv, dq": ("return dq, dk, dv,", "return dk, dv, dq,"),
     f"{ORDER} dq, dv, dk": ("return dq, dk, dv,", "return dq, dv, dk,"),
     "launch_backward gets o and do in the wrong order: its fourth and fifth arguments are o, do": (BACKWARD, BACKWARD.replace("o, do,", "do, o,")),
@@ -50,10 +49,8 @@ MISTAKES = {
 
 def by_apply(answer):
     """(q, k, v, do, is_causal, scale) -> o, dq, dk, dv, for the harness. Its `fn` is where a line of the reader's code is looked for."""
-    if not inspect.isclass(answer):
-        raise Wrong(f"pass the class itself, not {show(answer)}")
-    if not issubclass(answer, torch.autograd.Function):
-        raise Wrong("is no subclass of torch.autograd.Function: write class FlashAttention(torch.autograd.Function)")
+    if not inspect.isclass(answer) or not issubclass(answer, torch.autograd.Function):
+        raise Wrong(f"a subclass of torch.autograd.Function is wanted: pass the class itself, not {show(answer)}")
     try:
         answer.forward(*[None] * 6)
     except NotImplementedError:

@@ -17,8 +17,6 @@ from fa_tutorial.exercises.running import INF
 HALF = "with fp16 and bf16, only the operands of a product have 16 bits: the rest is float32, including the scaling and the p in ds"
 DELTA_OF_A_TILE = "delta is summed over one tile of keys, and a row's delta takes all of its keys: it was computed before, so load it"
 NO_SCALE = "dk is without the scale: dk = scale · dsᵀ q"
-SUMS_OF_7_3 = "dv = Σ pᵀ do and dk = scale · Σ dsᵀ q"
-BEFORE_QUERY_0 = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
 FP16 = "the products take fp16 tiles for every dtype, and fp32 loses digits: round p and ds to the dtype of the tile that each is multiplied by"
 LOADED = "rows past S_q are loaded: load_tile takes S_q for q and do, and lse and delta take the mask offs_m < S_q"
 TF32 = 'fp32 is multiplied in TF32, which has 11 bits of float32\'s 24: use dot, or pass input_precision="ieee" to tl.dot'
@@ -146,8 +144,9 @@ def kept(cases):
     return functools.cache(lambda: tuple(cases()))
 
 
-def with_fresh(blocks, causal=False, ragged=""):
-    """Decorates the inputs of an exercise, which are then kept, and adds fresh ones. ragged: the edge of odd lengths."""
+def with_fresh(blocks, causal="", ragged=""):
+    """Decorates the inputs of an exercise, which are then kept, and adds fresh ones. causal, ragged: the edges of causal inputs that have
+    rows which see nothing, and of odd lengths."""
 
     def decorate(inputs):
         fixed = kept(inputs)
@@ -167,20 +166,18 @@ def given(sizes, on, otherwise="", *, tensors=None, edge="", fresh=False, stray=
     return case(Given(*(tensors or draw(*sizes)), **options), on=on, otherwise=otherwise, edge=edge, fresh=fresh, stray=stray)
 
 
-def grouped(sizes, on, otherwise="", random=None, **options):
+def grouped(sizes, on, otherwise="", **options):
     """A case of B, H_k, GROUP, S_q, S_k, D."""
     B, H_k, group, *rest = sizes
-    q, _, _, do = draw(B, H_k * group, *rest, random)
-    _, k, v, _ = draw(B, H_k, *rest, random)
+    q, _, _, do = draw(B, H_k * group, *rest)
+    _, k, v, _ = draw(B, H_k, *rest)
     return given(None, on, otherwise, tensors=(q, k, v, do), **options)
 
 
 def several_heads(outputs, rows="batch_head · S_q", blocks=(16, 32, 16)):
     """S_q is not S_k, so that rows of lse and delta which are found by S_k show."""
-    place = f"a head's number is b · H + h: // H gives b, % H gives h, for {outputs} too, " \
-        f"and its rows of lse and delta start at {rows}"  # fmt: skip
-    stray = f"an offset is wrong, for example with batch and head exchanged: {place}"
-    return given((2, 2, 16, 32, 16), "B = H = 2, S_q = 16, S_k = 32", place, stray=stray, blocks=blocks)
+    place = f"a head's number is b · H + h: // H gives b, % H gives h, for {outputs} too, and its rows of lse and delta start at {rows}"
+    return given((2, 2, 16, 32, 16), "B = H = 2, S_q = 16, S_k = 32", place, blocks=blocks)
 
 
 TWO_SIZES = "a block has BLOCK_M queries or BLOCK_N keys: start_m counts by BLOCK_M, start_n by BLOCK_N"
@@ -212,8 +209,7 @@ def narrow():
 def large_logits():
     _, _, v, do = draw(1, 1, 16, 16, 16)
     one_step = "exp(s − lse) is at most 1: compute it in one step, because exp(s) may overflow"
-    tensors = torch.ones_like(v), torch.full_like(v, 50.0), v, do
-    return given(None, "all logits 200", one_step, tensors=tensors, edge="range")
+    return given(None, "all logits 200", one_step, tensors=(torch.ones_like(v), torch.full_like(v, 50.0), v, do), edge="range")
 
 
 def low_logits():
@@ -260,11 +256,11 @@ def _fresh(blocks, causal, ragged):
     random = generator()
     cases = [((1, 2, *blocks), torch.float32, False, blocks, "", 1),
              ((1, 2, 17, 31, 40), torch.float32, False, (32, 32, 64), ragged, 3),
-             ((1, 1, 17, 24, 20), torch.float16, causal, (32, 32, 32), "half", 1)]  # fmt: skip
+             ((1, 1, 17, 24, 20), torch.float16, bool(causal), (32, 32, 32), "half", 1)]  # fmt: skip
     if causal:
-        cases.append(((2, 1, 21, 19, 16), torch.float32, True, blocks, "unseen", 3))
+        cases.append(((2, 1, 21, 19, 16), torch.float32, True, blocks, causal, 3))
     if hardware.device().type == "cuda":  # the interpreter's bf16 is wrong
-        cases.append(((1, 2, 40, 50, 40), torch.bfloat16, causal, (16, 32, 64), "half", 1))
+        cases.append(((1, 2, 40, 50, 40), torch.bfloat16, bool(causal), (16, 32, 64), "half", 1))
     for sizes, dtype, is_causal, tiles, edge, factor in cases:
         on = f"{str(dtype).removeprefix('torch.')}, {'causal' if is_causal else 'full'}, views, (B, H, S_q, S_k, D) = {sizes}"
         yield given(None, on, "each tensor has its own four strides: load_tile takes them from its Heads", edge=edge, fresh=True, blocks=tiles,
