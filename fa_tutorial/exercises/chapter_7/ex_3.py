@@ -79,14 +79,11 @@ def inputs():
         "without other, may be anything"
     )
     yield from shared.ragged(last, shared.LOADED)
-    q, k, v, do = shared.zeros(48)
-    do[:, :, 0], do[:, :, 16], do[:, :, 32] = 32768, 16, -32768
-    on = "fp16, equal scores, {} of the three blocks is {}"
-    yield shared.given(None, on.format("pᵀ do", "2048, 1 and −2048"), shared.SUMS, tensors=(q, k, v, do), near=0.1, edge="half")
-    q, k, v, do = shared.zeros(48)
+    q, k, v, do = shared.zeros(48)  # ds = ±1
     v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 16
-    q[:, :, 0], q[:, :, 16], q[:, :, 32] = 2048, 1, -2048
-    on = on.format("dsᵀ q", "±2048, ±1 and ∓2048")
+    for row, number in ((0, 2048), (16, 1), (32, -2048)):
+        q[:, :, row, 0], do[:, :, row, 1] = number, 16 * number
+    on = "fp16, equal scores, pᵀ do of the three blocks is 2048, 1 and −2048, and dsᵀ q ±2048, ±1 and ∓2048"
     yield shared.given(None, on, shared.SUMS, tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
     yield from shared.rounding()
 
