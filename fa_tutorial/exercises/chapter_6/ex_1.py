@@ -23,7 +23,6 @@ MISTAKES = {
     "ds has the wrong sign": (DS, "p * (delta - dp)"),
     "rowsum(dp) is subtracted: pᵀ dp is a weighted sum": (SUM, "dp.sum(dim=-1, keepdim=True)"),
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
-    "p ∘ dp is summed over everything: each row has its own sum": (SUM, "(p * dp).sum()"),
     "p ∘ dp is summed down the columns: sum along the last dimension": ("dim=-1", "dim=-2"),
 }
 

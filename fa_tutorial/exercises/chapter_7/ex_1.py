@@ -39,8 +39,6 @@ MISTAKES = {
     "every program stores to the first block of rows: a program's rows begin at start_m, in delta too": ("offs_m = start_m + ", "offs_m = "),
     f"every batch stores to the rows of batch 0: {PLACE}": (AT, "h * S_q + offs_m"),
     "delta is rounded to fp16: it is float32, for every dtype": ("axis=1)", "axis=1).to(tl.float16)"),
-    "batch and head are exchanged: // H gives b, % H gives h": ("batch_head // H, batch_head % H", "batch_head % H, batch_head // H"),
-    "delta is divided by √D: no scale belongs into delta = rowsum(do ∘ o)": (PRODUCT, f"{PRODUCT} / tl.sqrt(D.to(tl.float32))"),
 }  # fmt: skip
 
 

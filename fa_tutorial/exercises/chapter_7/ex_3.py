@@ -44,7 +44,6 @@ Q, DO = "load_tile(q, b, h, start_m,", "load_tile(do, b, h, start_m,"
 SUM_DV, SUM_DK = "do_tile, dv_acc)", "q_tile, dk_acc)"
 MISTAKES = {
     shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
-    "dk gets the scale in every step and once more after the loop: once, after the loop": (SUM_DK, f"{SUM_DK} * scale"),
     "only the last block of queries counts: every block adds to what the earlier ones gave": [(SUM_DV, "do_tile)"), (SUM_DK, "q_tile)")],
     "scale is applied to dk in every step, so the earlier blocks get it again and again: apply it once, after the loop": [
         (SUM_DK, f"{SUM_DK} * scale"), ("dk_acc * scale", "dk_acc")],
@@ -52,7 +51,6 @@ MISTAKES = {
     "every step reads the first rows of lse and delta: they start at start_m": ("offs_m = start_m + ", "offs_m = "),
     "the ragged last block of queries is left out: the loop goes on while start_m < S_q": (
         "range(0, S_q, BLOCK_M)", "range(0, S_q // BLOCK_M * BLOCK_M, BLOCK_M)"),
-    "the blocks of keys are counted by S_q: each head has tl.cdiv(S_k, BLOCK_N) of them": ("tl.cdiv(S_k, BLOCK_N)", "tl.cdiv(S_q, BLOCK_N)"),
 }  # fmt: skip
 
 

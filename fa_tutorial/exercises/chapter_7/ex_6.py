@@ -59,9 +59,6 @@ MISTAKES = {
     "ds is not transposed for dq: dq = scale · ds k, and ds_t is the transpose of ds": (PART, "scale * dot(ds_t, k_tile)"),
     "dq's strides of batch and head are exchanged: a head's rows start at b · strides[0] + h · strides[1]": (
         "b * dq.strides[0] + h * dq.strides[1]", "b * dq.strides[1] + h * dq.strides[0]"),
-    "every step adds to the first rows of dq: its queries are start_m to start_m + BLOCK_M − 1": (
-        "offs_m[:, None] * dq", "tl.arange(0, BLOCK_M)[:, None] * dq"),
-    "every head adds to head 0 of dq: a head's rows start at b · strides[0] + h · strides[1]": (" + h * dq.strides[1]", ""),
     "each part of dq is rounded to the inputs' dtype before it is added: keep it in float32": ("places, dq_part,", "places, dq_part.to(k_tile.dtype),"),
 }  # fmt: skip
 

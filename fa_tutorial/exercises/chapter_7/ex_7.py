@@ -60,7 +60,6 @@ MISTAKES = {
     f"the key heads are dealt out in turns: {OWN}": (HEAD, "h = member * H_k + h_k"),
     "both loops take q and do of head h_k: they belong to the query head, h": ("b, h, start_m", "b, h_k, start_m"),
     "only one query head counts: dk and dv are sums over the group": (LOOP, "for member in range(1):\n"),
-    "a query head of the group is left out: range(GROUP) takes members 0 to GROUP − 1": (LOOP, LOOP.replace("GROUP", "1, GROUP")),
     "the sums begin anew with every query head: zeros come before the loop over the group": (
         LOOP, f"{LOOP}{ZEROS}{ZEROS.replace('dk_acc', 'dv_acc')}"),
     f"lse and delta are read as if a batch had H_k heads: {PLACE}": (ROW, "row = (b * H_k + h) * S_q"),

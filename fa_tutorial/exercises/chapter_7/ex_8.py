@@ -33,13 +33,11 @@ class FlashAttention(torch.autograd.Function):
 
 
 FORWARD, BACKWARD = "flash_forward(q, k, v, is_causal, scale)", "launch_backward(q, k, v, o, do, lse, ctx.is_causal, ctx.scale)"
-ORDER = "the gradients come in the order of forward's arguments, dq, dk, dv, and here they come as"
 MISTAKES = {
     "is_causal does not reach launch_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.is_causal", "False")),
     "scale does not reach launch_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.scale", "q.shape[-1] ** -0.5")),
     "is_causal does not reach flash_forward: pass it on": (FORWARD, FORWARD.replace("is_causal", "False")),
-    f"{ORDER} dk, dv, dq": ("return dq, dk, dv,", "return dk, dv, dq,"),
-    f"{ORDER} dq, dv, dk": ("return dq, dk, dv,", "return dq, dv, dk,"),
+    "the gradients come in the order of forward's arguments, dq, dk, dv, and here they come as dq, dv, dk": ("return dq, dk, dv,", "return dq, dv, dk,"),
     "launch_backward gets o and do in the wrong order: its fourth and fifth arguments are o, do": (BACKWARD, BACKWARD.replace("o, do,", "do, o,")),
     "dq and dk are multiplied by scale, which launch_backward has already done": (
         "return dq, dk,", "return ctx.scale * dq, ctx.scale * dk,"),
