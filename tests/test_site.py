@@ -142,54 +142,19 @@ def test_an_exercise_s_number_and_a_chapter_s_lead_there(built):
             assert any(link.endswith(f"#exercise-{number.replace('.', '-')}") for link in links), (path.stem, number)
 
 
-def search_index(built: Path) -> dict[str, list[list]]:
-    """{name: [[page, anchor, True]]}: what the search answers first, above titles and text."""
+def test_the_search_leads_to_each_exercise_each_equation_and_the_glossary(built):
+    """What it answers first, above titles and text: {name: [[page, anchor, True]]}."""
     text = (built / "searchindex.js").read_text(encoding="utf-8")
     index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
-    return {name: [[index["docnames"][page], *rest] for page, *rest in places] for name, places in index["indexentries"].items()}
-
-
-def test_the_search_and_the_contents_of_a_page_lead_to_each_exercise(built):
-    index = search_index(built)
+    found = {name: [[index["docnames"][page], *rest] for page, *rest in places] for name, places in index["indexentries"].items()}
     for path in PATHS:
-        headings = re.findall(
-            r"^### ((Exercise [\d.]+) .*)", "\n".join(cell["source"] for cell in rules.markdown_cells(rules.load(path))), re.M
-        )
-        page = BeautifulSoup((built / "notebooks" / f"{path.stem}.html").read_text(encoding="utf-8"), "html.parser")
-        for heading, name in headings:
-            [[where, anchor, is_main]] = index[name.lower()]
-            assert index[name.removeprefix("Exercise ")] == index[name.lower()]
-            assert (where, is_main) == (f"notebooks/{path.stem}", True)
-            assert page.find(id=anchor).find("h3").get_text().startswith(heading)
-            assert page.select_one(f'.page-toc a[href="#{anchor}"]').get_text() == heading
-
-
-def test_the_search_leads_to_each_equation(built):
-    index = search_index(built)
-    for path in PATHS:
-        for tag in rules.equation_tags(rules.load(path)):
-            assert index[f"({tag})"] == [[f"notebooks/{path.stem}", f"equation-{tag}", True]]
-
-
-@pytest.mark.parametrize(
-    ("name", "row"), [("logsumexp", "log-sum-exp"), ("LSE", "log-sum-exp"), ("online softmax", "online softmax"), ("BLOCK_M", "BLOCK_M")]
-)
-def test_the_search_leads_to_a_row_of_the_glossary(name, row, built):
-    glossary = BeautifulSoup((built / "GLOSSARY.html").read_text(encoding="utf-8"), "html.parser")
-    found = [
-        glossary.find("tr", id=anchor) for page, anchor, is_main in search_index(built)[name.lower()] if page == "GLOSSARY" and is_main
-    ]
-    assert any(one.find("td").get_text().startswith(row) for one in found)
-
-
-@pytest.mark.parametrize(
-    ("term", "chapter", "words"), [("tma", "08_tuning", "tensor memory accelerator"), ("tensor cores", "03_tiled_matmul", "multiply small")]
-)
-def test_the_search_leads_to_the_paragraph_that_explains_a_term(term, chapter, words, built):
-    [(page, anchor)] = [place[:2] for place in search_index(built)[term] if place[0] != "GLOSSARY"]
-    assert page == f"notebooks/{chapter}"
-    html = BeautifulSoup((built / f"{page}.html").read_text(encoding="utf-8"), "html.parser")
-    assert words in html.find("p", id=anchor).get_text()
+        notebook, where = rules.load(path), f"notebooks/{path.stem}"
+        for tag in rules.equation_tags(notebook):
+            assert found[f"({tag})"] == [[where, f"equation-{tag}", True]]
+        for number, *_ in rules.headings(notebook):
+            assert found[number] == found[f"exercise {number}"] == [[where, f"exercise-{number.replace('.', '-')}", True]]
+    for name, row in (("logsumexp", "log-sum-exp"), ("lse", "log-sum-exp"), ("online softmax", "online-softmax")):
+        assert ["GLOSSARY", f"term-{row}", True] in found[name]
 
 
 def test_solutions_open_on_a_click(built):
