@@ -136,16 +136,6 @@ def late(who: int, seconds: float) -> None:
         ring.ring_attention(*(x.detach() for x in shards(*chapter_13.inputs(*CASES[0][0])[:3])))
 
 
-def dies_before_backward(who: int) -> None:
-    """Rank `who` takes part in the forward alone."""
-    q, k, v = shards(*chapter_13.inputs(*CASES[0][0])[:3])
-    o = ring.ring_attention(q, k, v, is_causal=True)
-    dist.barrier()
-    if dist.get_rank() == who:
-        os._exit(3)
-    o.sum().backward()
-
-
 def one_rank_dies(who: int) -> None:
     """As chapter_13.one_rank, but rank `who` ends without a word before it has sent anything."""
     dist.barrier()  # all have joined the group

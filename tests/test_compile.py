@@ -9,7 +9,7 @@ import torch
 from right_answers.chapter_3 import tile_by_cases, tile_without_min
 
 import compile_report as report
-from fa_tutorial import compiling, decode, forward, layout, tiles
+from fa_tutorial import compiling, decode, forward, tiles
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.source import defined, edited, source_of
 
@@ -72,52 +72,22 @@ print(json.dumps(next(row.shared for row in compiling.compile_calls(90, [("", ca
     assert 228 * 1024 // (compiling.in_a_process(code) + 1024) == decode.PROGRAMS_PER_SM
 
 
-@pytest.mark.parametrize(("stages", "waits"), [(2, "wait for all copies"), (3, "wait until 2 copies are left")])
-def test_the_copies_by_mma_sync_begin_after_both_products_and_with_three_stages_the_next_blocks_are_under_way(stages, waits):
-    order = [waits, "q kᵀ", "softmax", "p v", "begin a copy", "begin a copy"]
-    assert compiling.loop_order(forward.flash_forward_kernel, stages) == order
+def test_the_order_of_a_loop_by_mma_sync():
+    order = ["wait until 2 copies are left", "q kᵀ", "softmax", "p v", "begin a copy", "begin a copy"]
+    assert compiling.loop_order(forward.flash_forward_kernel, 3) == order
 
 
 @pytest.mark.slow
 def test_what_a_warp_copies_is_by_the_piece_that_it_computes():
     """Chapter 3's (3.3), for fp16: m n / (m + n) FLOPs per byte."""
     kernel = catalogue.find("3.2").solution
-    launches = [(16, 16, 1), (32, 32, 4), (32, 32, 1), (64, 64, 16), (128, 64, 4), (128, 256, 8)]
-    loops = compiling.matmul_loops(kernel, [(*launch, "mma.sync") for launch in launches])
-    assert [loop.piece for loop in loops] == [(16, 16), (16, 16), (32, 32), (16, 16), (64, 32), (64, 64)]
+    loops = compiling.matmul_loops(kernel, [(*launch, "mma.sync") for launch in ((32, 32, 4), (32, 32, 1), (128, 64, 4))])
+    assert [loop.piece for loop in loops] == [(16, 16), (32, 32), (64, 32)]
     for loop in loops:
         (m, n), spilled = loop.piece, loop.spilled
         assert loop.instruction == "mma.sync" and loop.flops_per_byte == pytest.approx(m * n / (m + n)) and not spilled
-    several = compiling.matmul_loops(kernel, [(64, 64, 4, "wgmma"), (64, 64, 8, "wgmma"), (256, 256, 8, "wgmma")])
-    assert [loop.piece for loop in several] == [(64, 64), (64, 32), (64, 256)]
-    assert [bool(loop.spilled) for loop in several] == [False, False, True]
-
-
-@pytest.mark.slow
-def test_instructions_of_a_readers_loop():
-    """A matmul's, an exponential's for each of a thread's 32 scores; powers of 2 save multiplications, and nothing else."""
-    tile, text, step = tiles.TileConfig(64, 64, 4, 3), source_of(forward.flash_forward_kernel), source_of(forward.softmax_step)
-    names = vars(tiles) | vars(forward) | {"__name__": "reader"}
-    course = compiling.forward_loop(forward.flash_forward_kernel, 64, tile)
-    assert course["HGMMA"] == 8 and 32 <= course["MUFU"] < 40
-    both = f"{edited(step, ('tl.exp(', 'tl.exp2(', 2))}\n\n\n{source_of(forward.attend)}\n\n\n{text}"
-    powers_of_2 = compiling.forward_loop(defined(both, names)["flash_forward_kernel"], 64, tile)
-    assert powers_of_2["FMUL"] <= course["FMUL"] - 32 and powers_of_2["MUFU"] == course["MUFU"]
-
-
-@pytest.mark.slow
-def test_registers_of_a_readers_softmax(capsys):
-    """Its own names come along; where it doesn't compile, a line says why, and chapter 2's takes its place."""
-
-    def registers(*edit):
-        names = vars(layout) | {"__name__": "reader", "math": math}
-        return compiling.softmax_registers(defined(edited(source_of(layout.softmax_kernel), edit), names)["softmax_kernel"], [(1024, 4)])
-
-    course = registers('-float("inf")', "-math.inf")
-    assert course == compiling.softmax_registers(layout.softmax_kernel, [(1024, 4)]) != registers("tl.exp(x", "tl.sin(x")
-    assert not capsys.readouterr().out
-    assert registers('-float("inf")', "-missing") == course
-    assert "missing is not defined" in capsys.readouterr().out
+    several = compiling.matmul_loops(kernel, [(64, 64, 8, "wgmma"), (256, 256, 8, "wgmma")])
+    assert [(loop.piece, bool(loop.spilled)) for loop in several] == [((64, 32), False), ((64, 256), True)]
 
 
 @pytest.mark.slow
@@ -192,30 +162,6 @@ print(json.dumps([*rows(86, TileConfig(128, 128, 8, 3)), *rows(90, TileConfig(12
     too_large, spilling = (report.faults(compiling.Row(*row)) for row in compiling.in_a_process(code))
     assert any("shared memory" in fault for fault in too_large)
     assert any("spills" in fault for fault in spilling)
-
-
-@pytest.mark.slow
-def test_matmuls_wait_where_the_backwards_masked_loop_comes_first():
-    """With chapter 7's tile of D = 128, and in that order alone."""
-    code = """
-from functools import partial
-import torch
-from fa_tutorial import backward, compiling
-from fa_tutorial.source import defined, source_of
-
-q, k, v, o, do, lse = compiling.inputs(torch.float16, 128)
-
-def launch(kernel):
-    backward.dkdv_kernel = kernel
-    backward.flash_backward(q, k, v, o, do, lse, None, True, 0.5)
-
-text = source_of(backward.dkdv_kernel)
-full, masked, end = map(text.index, ("        for start_m in tl.range(full_m", "        if IS_CAUSAL:  # last", "\\n    store_tile(dk,"))
-first = defined(text[:full] + text[masked:end] + text[full:masked] + text[end:], vars(backward))["dkdv_kernel"]
-calls = [("", partial(launch, kernel)) for kernel in (backward.dkdv_kernel, first)]
-print(json.dumps([row.warnings for row in compiling.compile_calls(90, calls) if row.kernel == "backward.dkdv_kernel"]))
-"""
-    assert compiling.in_a_process(code) == [[], ["C7515"]]
 
 
 def test_ptxas_is_read_or_refused():

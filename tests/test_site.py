@@ -152,7 +152,9 @@ def test_the_search_leads_to_each_exercise_each_equation_and_the_glossary(built)
         for tag in rules.equation_tags(notebook):
             assert found[f"({tag})"] == [[where, f"equation-{tag}", True]]
         for number, *_ in rules.headings(notebook):
-            assert found[number] == found[f"exercise {number}"] == [[where, f"exercise-{number.replace('.', '-')}", True]]
+            [[page, anchor, is_main]] = found[number]
+            assert found[f"exercise {number}"] == found[number] and (page, is_main) == (where, True)
+            assert anchor.startswith(f"exercise-{number.replace('.', '-')}-") and anchor in targets_of(built / f"{where}.html")[1]
     for name, row in (("logsumexp", "log-sum-exp"), ("lse", "log-sum-exp"), ("online softmax", "online-softmax")):
         assert ["GLOSSARY", f"term-{row}", True] in found[name]
 
