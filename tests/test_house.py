@@ -2,9 +2,7 @@
 
 import ast
 import itertools
-import os
 import re
-import shutil
 import subprocess
 import tomllib
 from importlib import metadata
@@ -37,20 +35,6 @@ PINNED = {canonicalize_name(constraint.name): constraint for constraint in CONST
 def pinned_version(name: str) -> str:
     [specifier] = PINNED[canonicalize_name(name)].specifier
     return specifier.version
-
-
-def files() -> list[Path]:
-    """The files of the repository, and new ones that are not ignored; without git, all but what is hidden, built, or the reader's own."""
-    command = ["git", "ls-files", "-co", "--exclude-standard", "-z"]
-    listing = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    if listing.returncode == 0:
-        paths = [ROOT / name for name in listing.stdout.split("\0") if name]
-    else:
-        parts = {path: path.relative_to(ROOT).parts for path in ROOT.rglob("*")}
-        paths = [
-            path for path in parts if parts[path][0] not in ("build", "work") and not any(part.startswith(".") for part in parts[path])
-        ]
-    return [path for path in paths if path.is_file()]
 
 
 # ---------------------------------------------------------------- versions
@@ -174,23 +158,6 @@ def test_an_import_against_the_order_is_seen(source):
     assert imports_against_the_order({"tuned": [ast.parse(source)]}) == []
 
 
-# ---------------------------------------------------------------- commands
-
-
-def test_make_setup_installs_each_time_and_the_others_once(tmp_path):
-    """In a folder whose Python says what it was called with."""
-    shutil.copy(ROOT / "Makefile", tmp_path)
-    (tmp_path / ".venv" / "bin").mkdir(parents=True)
-    for name in ("constraints.txt", "pyproject.toml", "calls"):
-        (tmp_path / name).touch()
-    python = tmp_path / ".venv" / "bin" / "python"
-    python.write_text('#!/bin/sh\necho "$@" | tee -a calls\n')
-    python.chmod(0o755)
-    for target, installs in (("work", 1), ("work", 1), ("setup", 2), ("setup", 3), ("work", 3)):
-        subprocess.run(["make", target], cwd=tmp_path, env={"PATH": os.environ["PATH"]}, check=True, capture_output=True)
-        assert (tmp_path / "calls").read_text().count("pip install") == installs, target
-
-
 # ---------------------------------------------------------------- texts
 
 
@@ -235,13 +202,14 @@ ABOUT_PATHS = {"tests/notebook_rules.py", "tests/test_notebooks.py", "tests/test
 
 
 def test_nothing_names_a_registry_or_a_machine():
+    """In the files of the repository, and new ones that are not ignored."""
+    listing = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
     found = {}
-    for path in files():
-        name = str(path.relative_to(ROOT))
+    for name in listing.stdout.splitlines():
         # A notebook's pictures are base64; machine_traces reads the rest of it.
-        if name in ABOUT_PATHS or path.suffix in (".png", ".gif", ".ico", ".pyc", ".ipynb"):
+        if name in ABOUT_PATHS or name.endswith((".png", ".gif", ".ico", ".ipynb")) or not (ROOT / name).is_file():
             continue
-        text = path.read_text(encoding="utf-8")
+        text = (ROOT / name).read_text(encoding="utf-8")
         if match := rules.REGISTRY.search(text) or rules.MACHINE_PATH.search(text):
             found[name] = match[0]
     assert found == {}
