@@ -18,7 +18,7 @@ CONFIG = tiles.TileConfig(32, 32, 4, 1)
 
 @causal
 @pytest.mark.parametrize(("block_m", "block_n"), [(16, 16), (32, 64), (128, 32)])
-@pytest.mark.parametrize(("S_q", "S_k", "D"), [(1, 33, 16), (65, 33, 40), (47, 47, 111)])
+@pytest.mark.parametrize(("S_q", "S_k", "D"), [(1, 33, 16), (65, 33, 111)])
 def test_every_tile_writes_all_of_its_outputs_and_nothing_else(S_q, S_k, D, block_m, block_n, is_causal):
     case = Case(S_q, S_k, D=D, is_causal=is_causal, B=1, view="four strides")
     check_forward(forward.flash_forward, case, config=tiles.TileConfig(block_m, block_n, 4, 1))

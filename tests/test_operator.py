@@ -54,15 +54,12 @@ def test_torch_compile_equals_eager(dynamic, backend):
         torch.testing.assert_close(got, want, equal_nan=True)
         gradients = (torch.autograd.grad(x.sum(), leaves) for x in (got, want))
         torch.testing.assert_close(*gradients, equal_nan=True)
-
-
-def test_dynamic_shapes_are_compiled_once():
-    torch._dynamo.reset()
-    counter = torch._dynamo.testing.CompileCounter()
-    compiled = torch.compile(between, fullgraph=True, dynamic=True, backend=counter)
-    for S in (20, 33, 47):
-        compiled(*Case(S, S, D=16, B=1, dtype=torch.float32).data())
-    assert counter.frame_count == 1
+    if dynamic:
+        counter = torch._dynamo.testing.CompileCounter()
+        compiled = torch.compile(between, fullgraph=True, dynamic=True, backend=counter)
+        for S in (20, 33, 47):
+            compiled(*Case(S, S, D=16, B=1, dtype=torch.float32).data())
+        assert counter.frame_count == 1
 
 
 class Attention(torch.nn.Module):
@@ -90,7 +87,7 @@ def test_fake_and_meta_tensors(mode, device, launches_nothing):
         assert all(x.grad.shape == x.shape and x.grad.dtype == x.dtype for x in (q, k, v))
 
 
-@pytest.mark.parametrize("in_dims", [(0, 0, 0), (1, None, 0), (None, 2, None), (4, 1, None)], ids=str)
+@pytest.mark.parametrize("in_dims", [(0, 0, 0), (1, None, 0), (None, 2, None)], ids=str)
 def test_vmap_equals_a_loop(in_dims):
     """And so do its gradients."""
     plain = SMALL.data()
