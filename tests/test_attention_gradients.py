@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attention_cases import Case, assert_gradients, causal, differentiate, same
-from buffers import DEVICE, needs_gpu, randn
+from buffers import DEVICE, randn
 from test_attention import every_kernel  # noqa: F401
 from torch.utils.checkpoint import checkpoint
 
@@ -95,33 +95,3 @@ def test_gradient_checkpointing(use_reentrant):
     want = torch.autograd.grad(flash_attention(*leaves, is_causal=True), leaves, do)
     checkpoint(lambda *qkv: flash_attention(*qkv, is_causal=True), *leaves, use_reentrant=use_reentrant).backward(do)
     assert same([x.grad for x in leaves], want)
-
-
-@needs_gpu
-@causal
-def test_a_module_as_a_graphed_callable(is_causal):
-    """torch.cuda.make_graphed_callables records forward and backward apart."""
-
-    class Heads(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.project = torch.nn.Linear(64, 3 * 64, device=DEVICE, dtype=torch.float16)
-
-        def forward(self, x):
-            q, k, v = (part.unflatten(-1, (2, 32)).transpose(1, 2) for part in self.project(x).chunk(3, dim=-1))
-            return flash_attention(q, k, v, is_causal=is_causal)
-
-    torch.manual_seed(0)
-    model = Heads()
-    x = randn(2, 70, 64, dtype=torch.float16, seed=1).requires_grad_()
-    model(x)  # what has to be compiled or measured is so before
-    graphed = torch.cuda.make_graphed_callables(model, (x,))
-    for seed in (2, 3):
-        with torch.no_grad():
-            x.copy_(randn(2, 70, 64, dtype=torch.float16, seed=seed))
-        do = randn(2, 2, 70, 32, dtype=torch.float16, seed=seed + 10)
-        got = [y.clone() for y in torch.autograd.grad(graphed(x), (x, *model.parameters()), do)]
-        model.forward, replayed = Heads.forward.__get__(model), model.forward  # make_graphed_callables has put its own in
-        want = torch.autograd.grad(model(x), (x, *model.parameters()), do)
-        model.forward = replayed
-        assert same(got, want)

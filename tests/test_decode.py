@@ -9,7 +9,7 @@ import torch
 from attention_cases import place
 from buffers import DEVICE, ON_GPU, dtypes, far_apart, guarded_outputs, randn, same_bits, unchanged, vast_memory
 from decode_cases import Decode, check, int32, raw
-from mutants import mutation_tests, put_in
+from mutants import mutation_tests
 from variant_cases import dense
 
 from fa_tutorial import decode, reference
@@ -263,26 +263,6 @@ def test_offsets_of_2_to_the_31_and_more(axis, page):
     reference.assert_accurate(flash_decode(*inputs, **options), truth, plain)
 
 
-IN_INT32 = {
-    "batch": (0, 0, "key_pointers", "offsets 1", "b * x.strides[0] + offs_n.to(tl.int64) * x.strides[2]"),
-    "page": (0, 16, "key_pointers", "page", "tl.load(entries, mask=mask_n, other=0)"),
-    "head": (1, 0, "key_pointers", "head", "x.ptr + h_k * x.strides[1]"),
-    "key": (2, 0, "key_pointers", "offsets 1", "b.to(tl.int64) * x.strides[0] + offs_n * x.strides[2]"),
-    "row of a page": (2, 16, "key_pointers", "offsets 2", "page * x.strides[0] + offs_n % PAGE_SIZE * x.strides[2]"),
-    "column": (3, 0, "load_keys", "offs_d", "tl.arange(0, BLOCK_D)[None, :]"),
-}
-
-
-@pytest.mark.parametrize("mutation", IN_INT32.values(), ids=IN_INT32)
-def test_int32_offsets_are_caught(mutation, monkeypatch):
-    axis, page, *change = mutation
-    case, inputs, options = far_case(axis, page)
-    put_in(monkeypatch, decode, "split_kernel", *change)
-    truth, _, plain = case.truth()
-    with pytest.raises(AssertionError):
-        reference.assert_accurate(flash_decode(*inputs, **options), truth, plain)
-
-
 # ---------------------------------------------------------------- broken kernels
 
 SPLIT = Decode(FEW, S_q=3, group=2, H_k=1, splits=2)
@@ -295,21 +275,16 @@ EMPTY = Decode((0, 40), splits=3, H_k=1)
 MUTATIONS = {
     "split_kernel": {
         "new tokens see one another": ("split_kernel", "last_seen", "seqlen - 1 + 0 * offs_m", ONE),
-        "tokens are taken for heads": ("split_kernel", "last_seen", "seqlen - S_q + offs_m // S_q", ONE),
         "the newest token is hidden": ("split_kernel", "last_seen", "seqlen - S_q - 1 + offs_m % S_q", ONE),
         "parts overlap": ("split_kernel", "part", "tl.cdiv(seqlen, splits)", SPLIT),
         "the rest of the tiles is dropped": ("split_kernel", "part", "tl.cdiv(seqlen, BLOCK_N) // splits * BLOCK_N", SPLIT),
-        "each part goes on to the end": ("split_kernel", "end", "seqlen", SPLIT),
         "parts lie on one another": ("split_kernel", "split_batch_head", "batch_head", SPLIT),
         "a part without keys is divided by 0": ("split_kernel", "l_or_one", "l", EMPTY),
-        "a part's lse in base 2": ("split_kernel", "lse", "m + tl.log2(l_or_one)", SPLIT),
-        "acc is not rescaled": ("split_kernel", "acc 2", "dot(p.to(q_tile.dtype), v_tile.to(q_tile.dtype), acc)", ONE),
         "k_scale is forgotten": ("split_kernel", "if scales.k is not None", "False", SCALED),
         "v_scale is forgotten": ("split_kernel", "if scales.v is not None", "False", SCALED),
         "what lies beyond the length is loaded": ("load_keys", "mask_n", "offs_n >= 0", ONE),
         "key head 0 for all": ("key_pointers", "head", "x.ptr", ONE),
         "pages in the order of memory": ("key_pointers", "page", "(offs_n // PAGE_SIZE).to(tl.int64)", PAGED),
-        "the first sequence's pages": ("key_pointers", "entries", "block_table.ptr + offs_n // PAGE_SIZE * block_table.strides[1]", PAGED),
         "rows by the key's number": ("key_pointers", "offsets 2", "page * x.strides[0] + offs_n.to(tl.int64) * x.strides[2]", PAGED),
     },
     "combine_kernel": {
@@ -320,17 +295,3 @@ MUTATIONS = {
     },
 }  # fmt: skip
 test_copies_without_a_mistake_are_right, test_a_mistake_is_caught = mutation_tests(decode, MUTATIONS, check)
-
-
-APPEND_MUTATIONS = {
-    "lengths without the new tokens": ("offs_n", "tl.load(seqlens_ptr + b) + token"),
-    "positions below 0 are written": ("mask_n", "(token < S_new) & (offs_n < S_max)"),
-    "v is k": ("v_tile", "k_tile"),
-}
-
-
-@pytest.mark.parametrize("change", APPEND_MUTATIONS.values(), ids=APPEND_MUTATIONS)
-def test_a_mistake_of_append_is_caught(change, monkeypatch):
-    put_in(monkeypatch, decode, "append_kernel", "append_kernel", *change)
-    with pytest.raises(AssertionError):
-        test_appended_tokens_stand_where_they_are_looked_for(torch.float32, 0)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fa_tutorial import algorithm, barriers, figures, forward, fp8, layout, ledger, matmul, reading, reference, ring, softmax, warpgroups
+from fa_tutorial import algorithm, barriers, figures, fp8, layout, ledger, matmul, reading, reference, ring, softmax, warpgroups
 from fa_tutorial.bench import chapter_0, chapter_5, chapter_8, chapter_11, chapter_12, chapter_13, results
 from fa_tutorial.exercises.chapter_8 import ex_1, ex_4
 from fa_tutorial.exercises.chapter_10.ex_3 import lists
@@ -181,17 +181,7 @@ def test_sectors_are_those_of_chapter_2(page):
         shown = put(page, rows=rows, columns=columns, itemsize=itemsize, stride=stride, start=begin, transposed=transposed)
         strides = (1, stride) if transposed else (stride, 1)
         assert shown["sectors"] == layout.sectors(strides, (rows, columns), itemsize, begin)
-        assert page.locator("#memory rect[fill='var(--blue)']").count() == rows * columns
         assert shown["used"] == pytest.approx(rows * columns * itemsize / 32 / shown["sectors"])
-
-
-def test_sectors_answer_their_question(page):
-    """✓ stands where both sides are a sector's length or more, from the beginning of a sector, whichever way is shown."""
-    open_figure(page, "sectors")
-    put(page, start=0)
-    for rows, columns, way in itertools.product((4, 8, 16), (4, 8, 16), (False, True)):
-        put(page, rows=rows, columns=columns, transposed=way)
-        assert page.locator("#verdict.right").count() == (min(rows, columns) >= 8)
 
 
 def put_tiles(page, S_q: int, S_k: int, **values) -> dict:
@@ -224,17 +214,6 @@ def test_causal_tiles_are_those_of_chapter_4(page, is_causal):
             q, k, v = (torch.randn(1, 1, S, 16) for S in (S_q, S_k, S_k))
             algorithm.flash_forward(q, k, v, block_m, block_n, is_causal, traffic=traffic)
             assert shown["bytes"] == traffic.total
-
-
-@pytest.mark.parametrize(("block_m", "block_n", "answer"), [(64, 64, "twice"), (256, 128, "half"), (128, 32, "as many")])
-def test_kept_tiles_ask_for_a_guess(page, block_m, block_n, answer):
-    open_figure(page, "causal_tiles")
-    put_tiles(page, 4096, 4096, BLOCK_M=128, BLOCK_N=128, D=64, itemsize=2, is_causal=True)
-    page.click("#keep")
-    put_tiles(page, 4096, 4096, BLOCK_M=block_m, BLOCK_N=block_n)
-    for guess in ("half", "as many", "twice"):
-        page.select_option("#guess", guess)
-        assert page.get_attribute("#verdict", "class").split()[-1] == ("right" if guess == answer else "wrong")
 
 
 @pytest.mark.parametrize(
@@ -329,13 +308,6 @@ def test_mask_tiles_are_exercise_10_3_s_lists(page):
             check_mask_tiles(page)
 
 
-def test_mask_tiles_answer_their_question(page):
-    """A border between two blocks leaves no row without a whole tile."""
-    open_figure(page, "mask_tiles")
-    for border in (16, 17, 18, 19, 20):
-        assert (put(page, a=border)["without"] == []) == (border % 4 == 0)
-
-
 def test_in_step_is_the_package_s_model(page):
     open_figure(page, "in_step")
     for name, loop in (("two", warpgroups.TWO_STOPS), ("one", warpgroups.ONE_STOP)):
@@ -362,18 +334,6 @@ def test_fa2_lines_ruin_the_rows_of_chapter_12(page, S_q, S_k):
         o = reading.their_loop(fa2_softmax, q.float(), k.float(), v.float(), **change)
         assert (line, states) == (line, chapter_12.row_states(o, truth).tolist())
         put(page, **{line: True} if line else {})
-
-
-def test_fa2_lines_answer_their_question(page):
-    """Without a barrier the warp ahead reads a tile too early, and spoils the other tile for the other warp. The mask hides a NaN in k,
-    but not in v. The + 1 isn't needed where the diagonal starts at a block's first or last key.
-    """
-    open_figure(page, "fa2_lines")
-    assert put(page, barrier_k=False)["states"] == [1] * 32
-    assert put(page, barrier_k=True, barrier_v=False)["states"] == [2] * 16 + [1] * 16
-    put(page, barrier_v=True, plus_one=False)
-    for S_k in range(33, 113):
-        assert any(put(page, S_k=S_k)["states"]) == (S_k % 16 not in (0, 15))
 
 
 def prices() -> dict[int, float]:
@@ -406,18 +366,6 @@ def test_splits_accepts_what_11_4_chooses(page):
             assert shown["chosen"] == chosen
 
 
-def test_splits_answers_its_question(page):
-    """17 splits take longer than 16, where up to three programs share an SM; 46 are the best; of 512 tiles two of 34 splits get none."""
-    shown = open_figure(page, "splits")
-    assert (shown["tiles"], shown["n"], shown["room"]) == (544, 8, 3)
-    assert shown["rows"][16] > 1.05 * shown["rows"][15]
-    assert shown["chosen"] == choose_splits(8, 544, 132, prices()) == 46
-    shown = put(page, tiles=544, room=1)
-    assert (shown["chosen"], shown["most"]) == (16, 16)
-    shown = put(page, tiles=512, splits=34, room=3)
-    assert (shown["parts"], shown["part"]) == (32, 16)
-
-
 def test_cycles_is_exercises_8_1_and_8_4(page):
     open_figure(page, "cycles")
     for D, tile, stages, registers, loop in (
@@ -434,19 +382,6 @@ def test_cycles_is_exercises_8_1_and_8_4(page):
         assert shown["programs"] == ex_1.EXERCISE.solution(4, registers, shown["bytes"])[0]
         stored = [row for row in chapter_8.compiled_tiles() if row["tile"][:3] == [block_m, block_n, 4] and row["D"] == D]
         assert {row["shared_bytes"] for row in stored if row["tile"][3] == stages} <= {shown["bytes"]}
-
-
-def test_cycles_takes_what_was_compiled_for_a_tile_and_shows_what_it_took(page):
-    """The finished kernel's tiles of four warps, with each number of stages that was timed."""
-    open_figure(page, "cycles")
-    for row in chapter_8.tiles_of_h200().to_dict("records"):
-        block_m, block_n, warps, stages = row["tile"]
-        if warps == 4 and min(block_m, block_n) > 32:
-            shown = put(page, kernel="finished", D=row["D"], tile=f"{block_m} x {block_n}", stages=stages)
-            numbers = ("registers", "loop", "bytes", "measured", "mhz", "rate", "spills")
-            stored = ("registers", "loop", "shared_bytes", "cycles", "MHz", "TFLOP/s", "spills loaded")
-            assert [shown[name] for name in numbers] == [row[name] for name in stored], row["name"]
-            assert shown["as_compiled"]
 
 
 CYCLES_OF = {"chapter 5": "", "step 1: base 2": "base 2", "step 2: descriptors": "descriptors"}  # the figure's kernel -> chapter 8's step
@@ -468,21 +403,9 @@ def test_cycles_shows_what_a_kernel_took(page, name, D, larger):
     assert shown["spills"] == row["LDL"]
 
 
-@pytest.mark.parametrize("D", [64, 128])
-def test_tile_room_counts_by_5_3_and_fits_the_packages_tiles(page, D):
-    open_figure(page, "tile_room")
-    tile = forward.CONFIGS[232_448][D]
-    shown = put(page, D=D, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, warps=tile.num_warps, stages=tile.num_stages)
-    assert shown["shared"] == 2 * D * (tile.block_m + 2 * tile.num_stages * tile.block_n) and shown["fits"]
-    assert shown["numbers"] == tile.block_m * (tile.block_n + D) / (32 * tile.num_warps) <= 96
-    assert shown["registers"] == "room" and shown["programs"] == 2 and shown["byShared"] == {64: 3, 128: 2}[D]
-    large = put(page, BLOCK_M=128, BLOCK_N=128, warps=4, stages=4)
-    assert large["fits"] == (D == 64) == (large["programs"] == 1) and large["registers"] == "spills"
-
-
 def test_tile_room_agrees_with_the_timed_tiles(page):
-    """Where it finds room nothing spilled, and where registers spill something did. It begins with a tile that has a time."""
-    assert open_figure(page, "tile_room")["ms"]
+    """By (5.3). Where it finds room nothing spilled, and where registers spill something did."""
+    open_figure(page, "tile_room")
     for row in results.select(results.load("h200")["kernels"], kernel="forward_tile").to_dict("records"):
         sizes = dict(zip(("BLOCK_M", "BLOCK_N", "warps", "stages"), map(int, re.findall(r"\d+", row["provider"])), strict=True))
         shown = put(page, D=row["D"], **sizes)
@@ -490,7 +413,7 @@ def test_tile_room_agrees_with_the_timed_tiles(page):
         assert (shown["byRegisters"], shown["byShared"]) == chapter_5.room_on_an_sm(row, shown["warps"])
         assert (shown["registers"] == "spills") == (row["spilled_registers"] > 0) and shown["spilled"] == row["spilled_registers"]
         assert shown["ms"] == round(row["ms"], 2)
-    assert put(page, stages=5)["ms"] is None
+    assert put(page, D=128, BLOCK_M=128, BLOCK_N=128, stages=4)["fits"] is False
 
 
 def check_order(shown: dict, group: int, name: str) -> None:
@@ -515,16 +438,6 @@ def test_program_order_is_chapter_3s(page):
         assert (shown["group"], shown["now"]) == (group, now)
         check_order(shown, group, "bands")
         check_order(shown, 1, "row_order")
-
-
-@pytest.mark.parametrize("n, answer", [(4096, "more"), (8192, "fewer"), (16_384, "fewer")])
-def test_program_order_judges_a_guess_about_bands_of_8(page, n, answer):
-    open_figure(page, "program_order")
-    for word in ("fewer", "more"):
-        put(page, n=512)  # forgets the guess
-        shown = put(page, n=n, guess=word)
-        assert (shown["guess"], shown["answer"]) == (word, answer)
-        assert page.locator("#verdict").get_attribute("class") == f"verdict {'right' if word == answer else 'wrong'}"
 
 
 RINGS = [  # stages, (a load, every third), uses
@@ -595,18 +508,14 @@ def test_roofline_counts_as_the_ledger(page):
             check_roofline(put(page, card=card))
 
 
-def test_roofline_has_the_stored_ceilings(page):
-    ceilings = results.load("h200")["provenance"]["ceilings"]
-    open_figure(page, "roofline")
-    for dtype, name in (("fp16", "fp16"), ("bf16", "bf16"), ("fp32", "fp32_ieee")):
-        shown = put(page, card="H200, measured", dtype=dtype)
-        want = (1e12 * ceilings[f"matmul_{name}_tflops"], 1e9 * ceilings["copy_gb_s"])
-        assert (shown["peak_flops"], shown["bandwidth"]) == pytest.approx(want)
-
-
 def test_roofline_has_the_stored_rates_and_only_where_they_were_measured(page):
     h200 = results.load("h200")
     open_figure(page, "roofline")
+    ceilings = h200["provenance"]["ceilings"]
+    for dtype, name in (("fp32", "fp32_ieee"), ("fp16", "fp16")):
+        shown = put(page, card="H200, measured", dtype=dtype)
+        want = (1e12 * ceilings[f"matmul_{name}_tflops"], 1e9 * ceilings["copy_gb_s"])
+        assert (shown["peak_flops"], shown["bandwidth"]) == pytest.approx(want)
     for exponent in (8, 9, 12, 15, 16):
         shown = put(page, S=exponent)
         for name, provider in (("naive", "naive"), ("flash", "sdpa_flash")):
@@ -670,17 +579,6 @@ def test_ring_clock_is_the_pages_clock(page):
             assert (shown["ranks"], shown["total"]) == (ranks, pytest.approx(want))
 
 
-@pytest.mark.parametrize("way", ["forward", "backward"])
-def test_ring_clock_has_the_stored_times(page, way):
-    open_figure(page, "ring_clock")
-    page.locator("summary").click()
-    put(page, way=way)
-    times = chapter_13.clock_times(chapter_13.load()["rows"], way)
-    for case in chapter_13.HOST:
-        shown = put(page, case=chapter_13.name_of(case))
-        assert (shown["T_c"], shown["T_s"]) == pytest.approx(tuple(times.loc[case, ["T_c", "T_s"]]), abs=1e-4)
-
-
 def test_ring_clock_tells_what_was_measured(page):
     """Of each stored case and program, and of no other times."""
     assert open_figure(page, "ring_clock")["measured"] is None
@@ -689,6 +587,9 @@ def test_ring_clock_tells_what_was_measured(page):
     forward, backward = (chapter_13.clock_times(rows, way) for way in ("forward", "backward"))
     for case in chapter_13.HOST:
         put(page, case=chapter_13.name_of(case))
+        for way, times in (("forward", forward), ("backward", backward)):
+            shown = put(page, way=way)
+            assert (shown["T_c"], shown["T_s"]) == pytest.approx(tuple(times.loc[case, ["T_c", "T_s"]]), abs=1e-4)
         put(page, way="forward")
         for work, provider in (("equal shares", "equal shares"), ("counter", "ring")):
             assert put(page, work=work)["measured"] == pytest.approx(forward.loc[case, provider], abs=0.06)

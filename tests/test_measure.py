@@ -1,10 +1,7 @@
 """tools/measure: what it measures is what is stored, its kernels attend, and an interruption keeps every finished row."""
 
-import ast
 import functools
-import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,7 +23,6 @@ from measure import (
     clocks,
     finished_clock,
     fp8_parts,
-    stamps,
 )
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
@@ -88,61 +84,6 @@ def test_chapter_8s_kernels_are_measured():
     assert chapter_8._first_call_row().keys() >= {"forward_s", "backward_s", "next_bucket_s", "host_fwd_us", "configurations"}
     row = chapter_8._short_row("tuned", Shape(1, 2, 2, 64, 64, 64, True))
     assert 0 < row["graph_us"] < row["call_us"] < 1e5
-
-
-@pytest.mark.parametrize("D", [64, 128])
-def test_a_loop_with_wastes_still_computes_attention(monkeypatch, D):
-    """Each is compared with the tuned forward before it is counted."""
-    monkeypatch.setattr(chapter_8.steps, "STEPS", dict(chapter_8.steps.STEPS))
-    row = dict.fromkeys(("loop", "MUFU.EX2", "LDL", "registers", "shared_bytes"), D)
-    monkeypatch.setattr(chapter_8.sass, "counted", lambda step, tiles, attend: [dict.fromkeys(("D", *row), n) for n in tiles])
-    monkeypatch.setattr(chapter_8, "counted_in_turns", lambda calls, flops: {name: {"o": call()[0]} for name, call in calls.items()})
-    rows = chapter_8._wastes_in_turns(Shape(1, 2, 1, 70, 200, D, False))
-    assert list(rows) == list(chapter_8.WASTES) and len({chapter_8.wasteful(name) for name in rows}) == 4
-    assert all(found["o"].shape == (1, 2, 70, D) and row.items() <= found.items() for found in rows.values())
-
-
-def test_the_loop_as_given_is_the_one_that_exercise_8_5_gives():
-    page = json.loads((TOOLS.parent / "notebooks" / "08_tuning.ipynb").read_text(encoding="utf-8"))
-    [starter] = ("".join(cell["source"]) for cell in page["cells"] if "".join(cell["source"]).startswith("@triton.jit\ndef attend("))
-    [given], [measured] = (ast.parse(text).body for text in (starter, chapter_8.wasteful("as given")))
-    assert isinstance(given.body.pop(1), ast.Raise)
-    assert [ast.dump(line) for line in given.body[1:]] == [ast.dump(line) for line in measured.body[1:]]
-
-
-def test_a_stamp_that_a_loop_does_not_store_is_the_one_before_it():
-    assert stamps.completed(torch.tensor([[5, 0, 7, 9, 0, 11, 0]])).tolist() == [[5, 5, 7, 9, 9, 11, 11]]
-
-
-def test_two_consumers_that_alternate_are_never_at_a_softmax_together():
-    clock = torch.arange(60)[:, None] * 1000 + torch.tensor([0, 10, 110, 610, 660])  # [blocks, stamps]
-    neither, one, both = stamps.softmax_at_once(torch.stack([clock, clock + 500]))
-    assert neither == pytest.approx(0, abs=0.02) and one == pytest.approx(1, abs=0.02) and both == 0
-    assert stamps.softmax_at_once(torch.stack([clock, clock]))[1:] == [0, pytest.approx(0.5, abs=0.02)]
-    assert stamps.mean_parts(clock[None, None]) == {"tiles": 10, "turn": 100, "stop": 500, "softmax": 50, "end": 340}
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_a_changed_kernel_still_computes_attention(monkeypatch, is_causal):
-    """One loop for two in chapter 5, tiles that are transposed later in chapter 7: each is compared with the kernel before it is timed."""
-    monkeypatch.setattr(chapters_0_to_7, "timed_in_turns", lambda calls, flops: {name: call() for name, call in calls.items()})
-    monkeypatch.setattr(chapters_0_to_7, "graphs_in_turns", lambda calls, rounds: {name: {} for name in calls})
-    monkeypatch.setattr(chapters_0_to_7, "room_of", lambda compiled: {})
-    shape = Shape(1, 2, 1, 70, 80, 64, is_causal)
-    assert len(chapters_0_to_7._loops_in_turns(shape)) == 2
-    assert len(chapters_0_to_7._transposed_in_turns(shape)) == 2
-
-
-def test_each_step_from_dkdv_kernel_to_one_loop_gives_dk_and_dv_and_the_last_ones_dq(monkeypatch):
-    """_steps_in_turns compares them with two loops."""
-    monkeypatch.setattr(chapters_0_to_7, "graphs_in_turns", lambda calls, rounds: {name: {"gave": call()} for name, call in calls.items()})
-    monkeypatch.setattr(chapters_0_to_7, "time_call", lambda call, *_: SimpleNamespace(ms=1))
-    monkeypatch.setattr(chapters_0_to_7, "room_of", lambda compiled: {})
-    rows = chapters_0_to_7._steps_in_turns(Shape(1, 1, 1, 64, 96, 64, False))
-    assert list(rows) == list(chapters_0_to_7.STEPS)
-    two, one = rows[chapters_0_to_7.STEPS[0]], rows[chapters_0_to_7.STEPS[-1]]
-    assert torch.allclose(one["gave"].float(), two["gave"][0].float(), atol=2e-3)
-    assert two["dq_differ"] == one["dq_differ"] == 0  # the interpreter's programs come in one order
 
 
 @needs_gpu

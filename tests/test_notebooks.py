@@ -126,11 +126,6 @@ HEADING = new_markdown_cell("The peak.\n\n### Exercise 0.2 (★, 5 minutes)\n\nW
         (rules.exercise_headings, [TIME, code(STARTER)], False),
         (rules.exercise_headings, [TIME, HEADING, new_markdown_cell("## Another section"), code(STARTER)], False),
         (rules.exercise_headings, [TIME, new_markdown_cell("### Exercise 0.2 (5 minutes)"), code(STARTER)], False),
-        (
-            rules.exercise_headings,
-            [new_markdown_cell("**Time.** About 60 minutes, 6 of them for the exercises."), HEADING, code(STARTER)],
-            False,
-        ),
     ],
 )
 def test_an_exercise_has_its_cells_and_its_heading(rule, cells, fits):

@@ -1,10 +1,6 @@
-"""The official source's loops in PyTorch, and the page's quotes beside a checkout of it, where there is one."""
+"""The official source's loops in PyTorch."""
 
-import json
 import math
-import os
-import re
-from pathlib import Path
 
 import pytest
 import torch
@@ -65,38 +61,3 @@ def test_a_call_meets_what_a_matmul_under_way_reads_or_writes(call, running, cla
 @pytest.mark.parametrize(("number", "left"), [(0, []), (1, ["gemm p v"]), (9, ["gemm q kᵀ", "gemm p v"])])
 def test_matmuls_end_in_the_order_in_which_they_were_issued(number, left):
     assert reading.under_way([*reading.MATMULS, f"warpgroup_wait<{number}>", "release k"])[-1][1] == left
-
-
-SOURCE = Path(os.environ.get("FLASH_ATTENTION", Path(__file__).parents[2] / "flash-attention"))  # a checkout of version 2.8.3
-KERNEL, SOFTMAX, BACKWARD = (f"csrc/flash_attn/src/{name}.h" for name in ("flash_fwd_kernel", "softmax", "flash_bwd_kernel"))
-QUOTED = (
-    KERNEL,
-    KERNEL,
-    SOFTMAX,
-    SOFTMAX,
-    BACKWARD,
-    BACKWARD,
-    "flash_attn/cute/softmax.py",
-)  # a file for each of the page's listings
-
-
-def quotes():
-    """The lines of theirs that the page quotes: (file, number, text)."""
-    page = json.loads((Path(__file__).parents[1] / "notebooks" / "12_reading_flash_attention.ipynb").read_text(encoding="utf-8"))
-    text = "\n".join("".join(cell["source"]) for cell in page["cells"] if cell["cell_type"] == "markdown")
-    for file, block in zip(QUOTED, re.findall(r"```(?:cpp|python)\n(.*?)```", text, re.DOTALL), strict=True):
-        for line in block.splitlines():
-            number, _, code = line.strip().partition(" ")
-            yield file, int(number), code
-
-
-def test_quotes_stand_in_their_source():
-    version = SOURCE / "flash_attn" / "__init__.py"
-    if not version.is_file() or '__version__ = "2.8.3"' not in version.read_text(encoding="utf-8"):
-        pytest.skip("no checkout of flash-attention 2.8.3 here")
-    for file, number, code in quotes():
-        lines = (SOURCE / file).read_text(encoding="utf-8").splitlines(keepends=True)[number - 1 : number + 3]
-        near, at = re.sub(r"\s", "", "".join(lines)), -1
-        for part in re.sub(r"\s", "", code).split("…"):
-            at = near.find(part, at + 1)
-            assert at >= 0, (file, number, code)

@@ -2,7 +2,6 @@
 
 import ast
 import json
-import re
 
 import pytest
 from right_answers.chapter_9 import attend_one_behind, attend_that_looks_ahead, attend_with_names_of_their_own
@@ -11,7 +10,6 @@ import machine_code
 from fa_tutorial import compiling, hopper, sass
 from fa_tutorial.bench import chapter_9, results
 from fa_tutorial.exercises import catalogue
-from fa_tutorial.exercises.chapter_8 import ex_3
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import dot, load_tile
@@ -19,7 +17,6 @@ from fa_tutorial.tuned import steps
 
 triton = require_triton("These tests")
 import triton.language as tl  # noqa: E402
-from triton.experimental import gluon  # noqa: E402
 
 TEXT = """
 .L_x_1:
@@ -81,29 +78,6 @@ def test_ptxas_moves_a_wait_up_unless_p_v_is_issued_after_the_scores_are_there()
         assert names[names.index("MUFU.EX2") :].count("WARPGROUP.DEPBAR") == 2, "the waits for dq and the next dv"
 
 
-def overwritten(text: str) -> list[str]:
-    """Instructions of SASS that write a register which a matmul under way reads as its left operand."""
-    groups: list[set[int]] = [set()]  # registers that a group of matmuls reads; the last is still being issued
-    found = []
-    for line in text.splitlines():
-        if match := re.search(r"HGMMA\S* R\d+, (?:R(\d+)|gdesc)", line):
-            groups[-1] |= set(range(int(match[1]), int(match[1]) + 4)) if match[1] else set()
-            groups += [set()] if "gsb0" in line else []
-        elif match := re.search(r"WARPGROUP.DEPBAR.LE gsb0, 0x(\d)", line):
-            groups = groups[max(len(groups) - 1 - int(match[1]), 0) :]
-        elif (match := re.search(r"\*/ +(?:@!?U?P\d+ )?[A-Z]\S* (?:U?P\w+, )?R(\d+)(?=,)", line)) and int(match[1]) in set().union(*groups):
-            found.append(line)
-    return found
-
-
-@pytest.mark.slow
-def test_nothing_overwrites_the_operands_of_the_backwards_matmuls_before_their_wait():
-    """Its waits don't list them, as 9.4's does."""
-    text = compiling.in_a_process("import machine_code; print(json.dumps(machine_code.disassembled('backward')))")
-    assert text.count("HGMMA") > 50 and overwritten(text) == []
-    assert overwritten(text.replace("WARPGROUP.DEPBAR", "NOP"))  # it would be seen
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "attend",
@@ -122,18 +96,6 @@ def test_right_answers_of_the_gluon_exercises_compile(attend):
     """They are checked as plain Python: this shows that they are Gluon, too."""
     made = sass.compiled(attend)
     assert sum(n for name, n in made["events"] if name == "MUFU.EX2") == 66 and made["spills"] == 0
-
-
-@gluon.jit
-def without_gluon(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
-    stage = before = 0
-    return l, acc + stage + before
-
-
-@pytest.mark.slow
-def test_the_compilers_words_are_told():
-    with pytest.raises(ValueError, match=r"without_gluon does not compile: .*multiple assignment"):
-        sass.compiled(without_gluon)
 
 
 @triton.jit
@@ -156,27 +118,6 @@ def test_a_readers_loop_of_chapter_8_is_counted():
     misspelt = defined(edited(source_of(attend_without_sum), ("return m, l,", "return m, tl.summ(l),")), globals())["attend_without_sum"]
     with pytest.raises(ValueError, match=r"attend_without_sum does not compile: .*summ.*, in “return"):
         sass.counted("base 2", attend=misspelt)
-
-
-@pytest.mark.slow
-def test_chapter_8s_descriptors_load_a_tile_by_one_instruction_where_pointers_take_four():
-    loads = ("LDGSTS", "UTMALDG")
-    by = {
-        step: [line.name.split(".")[0] for line in sass.loop_of(step, steps.TILE, 64) if line.name.startswith(loads)]
-        for step in ("base 2", "descriptors")
-    }
-    assert by == {"base 2": ["LDGSTS"] * 2 * 4, "descriptors": ["UTMALDG"] * 2}  # k's tile and v's
-    for row in compiling.descriptor_loops(*[ex_3.flash_forward_descriptor_kernel] * 2):
-        assert row["loop"]["UTMALDG"] == 2 and "LDGSTS" not in row["loop"] and row["registers"] <= 255
-
-
-@pytest.mark.slow
-def test_base_2_halves_the_instructions_of_a_score():
-    chapter_5, base_2 = (
-        [line.name.split(".")[0] for line in sass.of_one_score(sass.loop_of(step, steps.TILE, 64))] for step in ("", "base 2")
-    )
-    assert sorted(base_2) == ["F2FP", "FADD", "FFMA", "FMNMX", "MUFU"]
-    assert sorted(chapter_5) == sorted([*base_2, *["FMUL"] * 4, "FSETP"])
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import functools
 import itertools
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import nbformat
 import notebook_rules as rules
 import pytest
 
@@ -39,20 +37,6 @@ def built(tmp_path_factory):
     done = sphinx(ROOT, folder)
     assert done.returncode == 0, done.stderr
     return folder / "site"
-
-
-def small_course(folder: Path, readme: str) -> Path:
-    """A course of one chapter, with the real site's settings."""
-    shutil.copytree(ROOT / "site", folder / "site")
-    for name in ("GLOSSARY", "CONTRIBUTING"):
-        text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", (ROOT / f"{name}.md").read_text())
-        (folder / f"{name}.md").write_text(text)
-    (folder / "README.md").write_text(f"# Course\n\n{readme}\n")
-    (folder / "notebooks").mkdir()
-    cell = nbformat.v4.new_markdown_cell("# Chapter\n\nA tile.", id="text")
-    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
-    nbformat.write(notebook, folder / "notebooks" / "00_chapter.ipynb")
-    return folder
 
 
 @functools.cache
@@ -164,9 +148,3 @@ def test_solutions_open_on_a_click(built):
         shown = sum(cell["source"].startswith(("hint(", "solution(")) for cell in rules.code_cells(rules.load(path)))
         html = (built / "notebooks" / f"{path.stem}.html").read_text(encoding="utf-8")
         assert len(re.findall(r"Show the (?:hint|solution)<", html)) == shown
-
-
-def test_broken_links_fail_the_build(tmp_path):
-    broken = ("[x](notebooks/gone_1.ipynb)", "[x](GLOSSARY.md#gone_2)", "[x](#gone_3)", "![x](images/gone_4.png)")
-    done = sphinx(small_course(tmp_path, "\n\n".join(broken)), tmp_path / "build")
-    assert done.returncode != 0 and all(f"gone_{i}" in done.stderr for i in range(1, 5)), done.stderr

@@ -445,11 +445,9 @@ def cu(*bounds):
 
 BAD_INPUTS = [
     (variant(window=(-2, 0)), ValueError, ["window's left side", "-2", "at least -1"]),
-    (variant(window=7), TypeError, ["window", "(left, right)", "7"]),
     (variant(softcap=0), ValueError, ["softcap", "greater than 0", "got 0", "None"]),
     (variant(softcap=torch.tensor(3.0, requires_grad=True)), TypeError, ["softcap", "without a gradient"]),
     (variant(dropout_p=1.0), ValueError, ["dropout_p", "below 1", "1.0"]),
-    (variant(alibi_slopes=X[0, :1, 0, 0]), ValueError, ["alibi_slopes", "(2,) or (1, 2)", "(1,)"]),
     (variant(alibi_slopes=X[0, :, 0, 0].half()), TypeError, ["alibi_slopes", "float16", "float32"]),
     (variant(alibi_slopes=X[0, :, 0, 0].clone().requires_grad_()), TypeError, ["alibi_slopes", "no gradient", "attn_mask"]),
     (variant(sinks=X[0, 0, :, 0]), ValueError, ["sinks", "2 query heads", "(3,)"]),
@@ -457,24 +455,16 @@ BAD_INPUTS = [
     (variant(attn_mask=torch.ones(3, 3, dtype=torch.int64)), TypeError, ["attn_mask", "int64", "bool"]),
     (variant(softcap=1.0, kernel="basic"), ValueError, ["kernel", "'basic'", "auto"]),
     (varlen(q=X), ValueError, ["q", "(total, H, D)", "4 dimensions"]),
-    (varlen(q=ROWS[:, :1].expand(3, 3, 4)), ValueError, ["3 query heads", "2 key heads"]),
-    (autocast(lambda: flash_attention(X, [1], X)), TypeError, ["k", "list"]),
     (varlen(cu_q=CU.long()), TypeError, ["cu_seqlens_q", "int64", "int32"]),
     (varlen(cu_k=CU[:1]), ValueError, ["cu_seqlens_k", "at least 2", "1"]),
-    (varlen(cu_q=cu(0, 1, 3)), ValueError, ["one length", "3 and 2"]),
-    (varlen(max_seqlen_q=-1), ValueError, ["max_seqlen_q", "-1"]),
     (with_mods(score_mod=abs), TypeError, ["score_mod", "@triton.jit", "abs"]),
-    (with_mods(score_grad=squared_grad), ValueError, ["score_grad", "score_mod is None"]),
     (lambda: attention_with(X.clone().requires_grad_(), X, X, score_mod=squared), ValueError, ["score_grad", "derivative", "or 1"]),
-    (with_mods(aux=(X.clone().requires_grad_(),)), TypeError, ["aux[0]", "detach"]),
     (with_mods(aux=(X.mT,)), ValueError, ["aux[0]", "strides", ".contiguous()"]),
     (with_mods(aux=(1, "x")), TypeError, ["aux[1]", "tensor, a number or None", "'x'"]),
     (with_mods(block_mask="x"), TypeError, ["block_mask", "make_block_mask", "'x'"]),
     (with_mask(4, 2, mask_mod=every_third, aux=(4, 1)), ValueError, ["aux", "block_mask", "(4, 1)", "(4, 2)"]),
     (with_mask(S_k=4, mask_mod=every_third), ValueError, ["block_mask", "3, 4", "3, 3"]),
-    (with_mask(), ValueError, ["block_mask", "mask_mod"]),
     (lambda: make_block_mask(every_third, 3, 3, H=0, device=DEVICE), ValueError, ["H", "at least 1", "0"]),
-    (with_mask(B=3, mask_mod=every_third), ValueError, ["block_mask", "(3, None, 3, 3", "(1, 2, 3, 3"]),
 ]
 if torch.device(DEVICE).type == "cpu":  # where values can be looked at without a wait
     BAD_INPUTS += [
@@ -518,17 +508,3 @@ def test_a_mistake_is_caught(mutation, monkeypatch):
     with pytest.raises(AssertionError):
         check(case)
     variants.window_block_mask.cache_clear()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("i", "zero + start_m + 1 + tl.arange(0, BLOCK_M)[:, None]"),
-        ("w0, w1, w2, w3", "tl.philox(seed, i, fours, zero + h, zero + offset)"),  # the same words in every batch entry
-    ],
-)
-def test_other_random_words_in_the_backward_are_caught(change, monkeypatch):
-    put_in(monkeypatch, backward, "dkdv_kernel", "kept", *change)
-    with pytest.raises(AssertionError, match=r"d[kv]"):
-        test_dropout_and_its_gradients_given_the_mask()

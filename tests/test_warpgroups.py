@@ -5,10 +5,10 @@ import itertools
 
 import pytest
 
-from fa_tutorial import hopper, warpgroups
+from fa_tutorial import warpgroups
 from fa_tutorial.bench import chapter_9, results
 from fa_tutorial.exercises import catalogue
-from fa_tutorial.source import excerpt, source_of, specialised
+from fa_tutorial.source import source_of
 from fa_tutorial.warpgroups import cycles_per_block, timeline
 
 
@@ -74,26 +74,3 @@ def test_the_loops_that_are_measured_are_the_exercises_solutions(number, loop):
         return ast.unparse(function.args), [ast.unparse(line) for line in function.body[1:]]
 
     assert code(chapter_9.loop_of(loop)) == code(catalogue.find(number).solution)
-
-
-def test_the_account_of_chapter_8s_cycles_adds_up(capsys):
-    card = results.load("h200")
-    bars = chapter_9.account(card)
-    assert all(bar.cycles == before.cycles + bar.change for before, bar in itertools.pairwise(bars))
-    chapter_9.print_finished(card)
-    after, *parts, stamped, matmuls, wasted, other = (
-        int(line.split()[-1].replace(",", "")) for line in capsys.readouterr().out.splitlines()
-    )
-    assert after == bars[-1].cycles == sum(parts)
-    assert stamped == matmuls + wasted + other
-
-
-def test_the_solution_of_9_9_in_gluon_is_the_finished_kernels_block():
-    """Line for line, but for the p_t that stands first, and arguments that are left out."""
-    block = specialised(hopper.backward.one_block, MORE=True, UNDER_DQ=True)
-    lines = excerpt(block, "dp_t = issue_dp", "dv = warpgroup_mma_wait(0").splitlines()
-    first, *written = chapter_9.in_gluon(catalogue.find("9.9").solution()).splitlines()
-    lines.remove("p_t = ahead")
-    assert first.startswith("p_t = ahead")
-    for line, kernels in zip(written, lines, strict=True):
-        assert kernels.startswith(line.partition("  #")[0].partition("…")[0])
