@@ -175,27 +175,6 @@ def test_a_kernel_starts_as_a_readers_does(chosen_here, monkeypatch):
     assert (hardware.INTERPRETER_SWITCH in environment) == (not chosen_here)
 
 
-@pytest.mark.slow
-def test_outputs_are_stored_the_same_each_time(tmp_path):
-    source = notebook_of(
-        new_markdown_cell("# A title"),
-        code("import fa_tutorial\nfrom fa_tutorial.exercises import progress", stream("stale\n")),
-        code("print(1)", tags=("kept",)),
-        code("progress(0)"),
-        code("import matplotlib.pyplot as plt\n\nplt.plot([1, 2])\nplt.show()"),
-    )
-    path = tmp_path / "small.ipynb"
-    nbformat.write(source, path)
-    assert store_notebooks.main([str(path)]) == 0
-    first, stored = path.read_bytes(), rules.load(path)
-    assert [cell["id"] for cell in stored["cells"]] == [cell["id"] for cell in source["cells"]]
-    assert stored["cells"][2]["metadata"] == {"tags": ["kept"]} and "".join(rules.output_texts(stored["cells"][2])) == "1\n"
-    assert "0 of" in "".join(rules.output_texts(stored["cells"][3])), "the reader's own progress is not stored"
-    assert "image/png" in stored["cells"][4]["outputs"][0]["data"] and rules.cells_not_run(stored) == []
-    assert store_notebooks.main([str(path)]) == 0
-    assert path.read_bytes() == first
-
-
 def test_a_notebook_that_fails_is_left_as_it_was(tmp_path, capsys):
     path = tmp_path / "failing.ipynb"
     nbformat.write(notebook_of(code("1 / 0")), path)
