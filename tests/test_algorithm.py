@@ -139,6 +139,7 @@ def test_traffic_by_counting(is_causal):
 
 def test_softmax_backward_is_autograds():
     s, dp = (randn(2, 3, 5, seed=i, dtype=torch.float64) for i in range(2))
+    assert algorithm.row_delta(s.half(), s.half()).dtype == torch.float32
     p = torch.softmax(s.requires_grad_(), -1)
     torch.testing.assert_close(algorithm.softmax_backward(p.detach(), dp), torch.autograd.grad(p, s, dp)[0])
 

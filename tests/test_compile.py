@@ -69,15 +69,6 @@ def test_each_code_has_a_process_of_its_own():
     assert compiling.in_a_process(f"import os; {found}") == ["torch", None]
 
 
-def test_where_nothing_compiles_the_error_is_raised(monkeypatch):
-    def failed(code):
-        raise RuntimeError("no compiler")
-
-    monkeypatch.setattr(compiling, "in_a_process", failed)
-    with pytest.raises(RuntimeError, match="no compiler"):
-        compiling.forward_rows(forward.flash_forward_kernel, [])
-
-
 @pytest.mark.slow
 def test_a_tile_that_is_too_large_or_spills_or_serialises_wgmma_is_a_fault():
     code = """

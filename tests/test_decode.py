@@ -161,6 +161,13 @@ def test_no_split_is_empty():
         assert -(-tiles // -(-tiles // splits)) == splits
 
 
+def test_an_h200_has_room_for_the_programs_of_a_wave():
+    """PROGRAMS_PER_SM of them, and no more: a program more would leave 64 sequences of 8 heads a second wave that is mostly empty."""
+    shared = 2 * 128 * (64 * 2 * (decode.choose_config(8, 128, torch.float16, False, 232_448).num_stages - 1))  # of keys and values
+    assert 233_472 // (shared + 1024) == decode.PROGRAMS_PER_SM
+    assert decode.choose_config(64, 128, torch.float16, False, 232_448).num_warps == 4, "a wgmma's"
+
+
 @pytest.mark.parametrize(("asked", "parts"), [(3, 3), (1, 1), (None, 2)])
 def test_the_keys_are_split_as_asked_or_as_chosen(asked, parts, monkeypatch):
     """It doesn't show in the result."""

@@ -120,8 +120,6 @@ FORWARD_MUTATIONS = {
         "the maximum does not run": ("attend", "m_new", "tl.max(s, axis=1) * scale_log2", FALLING),
         "l is not rescaled": ("attend", "l", "l + tl.sum(p, axis=1)", RAGGED),
         "scale in base e": ("forward_kernel", "scale_log2", "scale", RAGGED),
-        "a program of another's rows": ("forward_kernel", "batch_head, row_block",
-            "grouped_tile_device(tl.program_id(0) // 2, tl.num_programs(0) // row_blocks, row_blocks, heads_at_once)", CAUSAL),
         "the order runs past the first block": ("forward_kernel", "row_block 2", "row_blocks - row_block", CAUSAL),
         "top-left mask": ("forward_kernel", "last_seen 2", "offs_m", FEWER_QUERIES),
         "tiles that the diagonal crosses are full": (

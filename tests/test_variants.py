@@ -84,6 +84,20 @@ def test_masks_as_pytorchs(is_causal):
         assert by_booleans.isfinite().all()
 
 
+@pytest.mark.skipif(not hardware.interpreter_on(), reason="a compiled mod can't be listened to")
+def test_a_mod_is_asked_of_pairs_inside_the_sequences_only(monkeypatch):
+    asked = []
+
+    def listener(s, b, h, i, j, aux):
+        asked.append((int(i.handle.data.max()), int(j.handle.data.max())))
+        return s
+
+    monkeypatch.setattr(variants, "all_scores", listener)
+    q = randn(1, 1, 45, 16, dtype=SINGLE).requires_grad_()
+    flash_attention(q, q, q, is_causal=True, softcap=5.0).sum().backward()
+    assert max(i for i, _ in asked) == max(j for _, j in asked) == 44
+
+
 @pytest.mark.parametrize("of_keys", [False, True])
 @pytest.mark.parametrize(("left", "right"), [(-1, -1), (-1, 0), (3, 9)])
 def test_a_mask_of_keys_leaves_the_same_tiles_as_its_pairs_do(left, right, of_keys):
