@@ -92,17 +92,6 @@ def fa1_hbm_bytes(S_q: int, S_k: int, D: int, block_n: int, itemsize: int) -> in
     return (2 * S_k * D + key_blocks * 3 * S_q * D) * itemsize + key_blocks * 4 * S_q * LSE_BYTES
 
 
-def saved_bytes(B: int, H_q: int, H_k: int, S_q: int, S_k: int, D: int, itemsize: int) -> int:
-    """Bytes that flash attention keeps from forward to backward: q, k, v, o and the float32 lse (6.17).
-
-    k and v may have fewer heads, H_k.
-    """
-    B, H_q, H_k = check_int("B", B, 0), check_int("H_q", H_q, 0), check_int("H_k", H_k, 0)
-    S_q, S_k, D = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0), check_int("D", D)
-    vectors = 2 * H_q * S_q * D + 2 * H_k * S_k * D  # q, o and k, v
-    return B * (vectors * check_int("itemsize", itemsize) + H_q * S_q * LSE_BYTES)
-
-
 def attainable_flops(intensity: float, peak_flops: float, bandwidth: float) -> float:
     """FLOP/s that the roofline allows at `intensity` FLOP/byte (0.8; Williams, Waterman and Patterson, 2009).
 
