@@ -1,27 +1,10 @@
 """The drawings of chapters 2 and 3."""
 
-from functools import partial
-
 import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from draw.drawing import (
-    BODY,
-    HEAD,
-    MASKED,
-    TENSOR_COLOUR,
-    arrow,
-    box,
-    grid,
-    heading,
-    image,
-    legend,
-    note,
-    number,
-    outline,
-    write,
-)
+from draw.drawing import BODY, HEAD, MASKED, TENSOR_COLOUR, arrow, box, frames, grid, heading, image, legend, note, outline, write
 from fa_tutorial.figures import GREY
 from fa_tutorial.matmul import blocked_matmul, grouped_tile, strips_per_wave
 
@@ -35,14 +18,10 @@ def draw_strides(ax: Axes) -> None:
     column = tensor[:, 1]
     picked = set(column.tolist())
     views = (("x", tensor, 0.5), ("x.t()", tensor.t(), 3.8), ("x[:, 1]", column, 7.2))
-    side = 0.46
+    side, looks = 0.46, ({"colour": "sky"}, {"colour": "orange", "hatch": "\\\\"})
 
-    def cells(x0: float, y0: float, values: list[list[int]]) -> None:
-        def look(row: int, col: int) -> dict:
-            cell = values[row][col]
-            return {"text": str(cell), "size": BODY, **({"colour": "orange", "hatch": "\\\\"} if cell in picked else {"colour": "sky"})}
-
-        grid(ax, x0, y0, len(values), len(values[0]), side, look)
+    def cells(x: float, y: float, rows: list[list[int]]) -> None:
+        grid(ax, x, y, len(rows), len(rows[0]), side, lambda i, j: {"text": f"{rows[i][j]}", "size": BODY, **looks[rows[i][j] in picked]})
 
     for name, view, left in views:
         terms = [str(view.storage_offset())] if view.storage_offset() else []
@@ -67,11 +46,9 @@ def draw_grid_and_mask(ax: Axes) -> None:
     n, block = 10, 4
     side, gap, left = 0.56, 0.22, 1.75
     programs = -(-n // block)
-    memory = [left + (offset + 0.5) * side for offset in range(programs * block)]  # middle of each element's cell
-    rows = {"lane": 0.55, "offs": 1.5, "mask": 2.06, "memory": 3.2}
-    labels = {"lane": "arange(0, BLOCK)", "offs": "offs", "mask": "mask: offs < n", "memory": f"memory, n = {n}"}
-    for row, text in labels.items():
-        note(ax, 0.1, rows[row] + side / 2, text)
+    arange, offs, mask, memory = 0.55, 1.5, 2.06, 3.2
+    for y, text in ((arange, "arange(0, BLOCK)"), (offs, "offs"), (mask, "mask: offs < n"), (memory, f"memory, n = {n}")):
+        note(ax, 0.1, y + side / 2, text)
     note(ax, 0.1, 1.305, f"+ program_id · {block}")
     for program in range(programs):
         start = left + program * (block * side + gap)
@@ -79,22 +56,18 @@ def draw_grid_and_mask(ax: Axes) -> None:
         write(ax, start + block * side / 2, 1.305, f"+ {program * block}")
         for lane in range(block):
             offset = program * block + lane
-            inside = offset < n
-            x = start + lane * side
-            look = {"colour": "sky"} if inside else {"hatch": MASKED}
-            box(ax, x, rows["lane"], side, side, str(lane), size=BODY)
-            box(ax, x, rows["offs"], side, side, str(offset), size=BODY, **look)
-            box(ax, x, rows["mask"], side, side, str(inside), **look)
+            x, middle, inside = start + lane * side, left + (offset + 0.5) * side, offset < n
+            look, element = ({"colour": "sky"}, {"text": f"x[{offset}]", "colour": "orange"}) if inside else ({"hatch": MASKED},) * 2
+            box(ax, x, arange, side, side, str(lane), size=BODY)
+            box(ax, x, offs, side, side, str(offset), size=BODY, **look)
+            box(ax, x, mask, side, side, str(inside), **look)
+            box(ax, middle - side / 2, memory, side, side, **element)
             if inside:
-                arrow(ax, (x + side / 2, rows["mask"] + side), (memory[offset], rows["memory"]), width=1.2)
-        outline(ax, start, rows["lane"], block * side, rows["mask"] + side - rows["lane"])
-    for offset, x in enumerate(memory):
-        look = {"text": f"x[{offset}]", "colour": "orange"} if offset < n else {"hatch": MASKED}
-        box(ax, x - side / 2, rows["memory"], side, side, **look)
-    write(ax, memory[n] + side / 2, rows["memory"] + side + 0.22, "not ours")
+                arrow(ax, (x + side / 2, mask + side), (middle, memory), width=1.2)
+        outline(ax, start, arange, block * side, mask + side - arange)
+    write(ax, left + (n + 1) * side, memory + side + 0.22, "not ours")
     outside = " and ".join(str(offset) for offset in range(n, programs * block))
-    words = f"{outside} are masked off: the load gives other, the store skips them"
-    note(ax, memory[0] - side / 2, rows["memory"] + side + 0.22, words)
+    note(ax, left, memory + side + 0.22, f"{outside} are masked off: the load gives other, the store skips them")
 
 
 @image("02_transpose_tiles.png", 4.9)
@@ -118,11 +91,8 @@ def draw_transpose_tiles(ax: Axes) -> None:
     left, right = 0.75, 5.9
     grid(ax, left, top, padded_rows, padded_cols, side, look)
     grid(ax, right, top, padded_cols, padded_rows, side, lambda row, col: look(col, row))
-    for x, tall, wide in ((left, padded_rows, padded_cols), (right, padded_cols, padded_rows)):
-        step_r, step_c = (block_r, block_c) if x == left else (block_c, block_r)
-        for row in range(0, tall, step_r):
-            for col in range(0, wide, step_c):
-                outline(ax, x + col * side, top + row * side, step_c * side, step_r * side, line=1.2)
+    frames(ax, left, top, padded_rows, padded_cols, side, (block_r, block_c), line=1.2)
+    frames(ax, right, top, padded_cols, padded_rows, side, (block_c, block_r), line=1.2)
     outline(ax, left + tile_c * block_c * side, top + tile_r * block_r * side, block_c * side, block_r * side, line=3)
     outline(ax, right + tile_r * block_r * side, top + tile_c * block_c * side, block_r * side, block_c * side, line=3)
     heading(ax, left, 0.25, f"x, ({rows}, {cols})")
@@ -171,14 +141,12 @@ def draw_gpu(ax: Axes) -> None:
     for warp in range(4):
         y = top + warp * (high + 0.26)
         note(ax, zoom, y + 0.05, f"warp {warp}")
-        for thread in range(32):
-            box(ax, zoom + thread * cell, y + 0.2, cell, high - 0.12, colour="orange", share=0.6)
+        grid(ax, zoom, y + 0.2, 1, 32, cell, lambda *_: {"colour": "orange", "share": 0.6}, high - 0.12)
         outline(ax, zoom, y + 0.2, 32 * cell, high - 0.12, line=1.5)
     for corner, end in ((slot[1] - side / 2, top + 0.1), (slot[1] + side / 2, top + 4 * (high + 0.26) - 0.2)):
         ax.plot((slot[0], zoom - 0.12), (corner, end), color="black", linestyle="--", linewidth=1.2, zorder=2.6)
-    y = 4.02
-    note(ax, left, y + 0.05, "8 to 11 wait")
-    note(ax, zoom, y + 0.05, "32 threads share each instruction")
+    note(ax, left, 4.07, "8 to 11 wait")
+    note(ax, zoom, 4.07, "32 threads share each instruction")
     note(ax, left, 4.78, "You choose\nthe grid.", BODY, weight="bold", linespacing=1.3)
     note(ax, sm_left, 4.78, "The GPU places programs\non SMs, in any order.", BODY, weight="bold", linespacing=1.3)
     note(ax, zoom, 4.78, "Triton divides the block\nof data among threads.", BODY, weight="bold", linespacing=1.3)
@@ -210,9 +178,8 @@ def draw_coalescing(ax: Axes) -> None:
             continue
         note(ax, left, y + 0.17, f"thread {thread}")
         arrow(ax, (left + 0.83, y + 0.17), (left + 1.05, y + 0.17), width=0.9)
-        for element in range(per_sector):
-            look = {"colour": "sky", "share": 0.6} if element == 0 else {"hatch": MASKED}
-            box(ax, left + 1.05 + element * cell, y, cell, 0.34, **look)
+        looks = {"colour": "sky", "share": 0.6}, {"hatch": MASKED}
+        grid(ax, left + 1.05, y, 1, per_sector, cell, lambda _, element: looks[element > 0], 0.34)
         outline(ax, left + 1.05, y, per_sector * cell, 0.34)
     used = f"{down} sectors of 32 bytes:\n{32 * down:,} bytes delivered, 128 used"
     note(ax, 4.0, 3.6, used, BODY, weight="bold", linespacing=1.3)
@@ -232,10 +199,9 @@ def draw_turned_tile(ax: Axes) -> None:
     ):
         write(ax, x + 2 * side, 0.22, name, BODY, weight="bold")
 
-        def look(r, c, x=x, element=element):
-            return {"text": str(element(r, c)), "colour": "yellow" if x == middle else colours[c], "share": 0.45, "size": BODY}
-
-        grid(ax, x, y, 4, 4, side, look)
+        grid(ax, x, y, 4, 4, side, lambda r, c: {
+            "text": str(element(r, c)), "colour": "yellow" if x == middle else colours[c], "share": 0.45, "size": BODY,
+        })  # fmt: skip
         for thread in range(4):
             along, down = (-0.17, (thread + 0.5) * side) if x == middle else ((thread + 0.5) * side, -0.18)
             write(ax, x + along, y + down, f"t{thread}")
@@ -256,13 +222,11 @@ def draw_softmax_row(ax: Axes) -> None:
         ("p = exp(x − m)", [f"{value:.2f}" for value in p], f"l = sum(p) = {p.sum():.2f}"),
         ("y = p / l", [f"{value:.2f}" for value in p / p.sum()], "the store skips the last"),
     )
-    side, wide, left = 0.52, 0.85, 2.2
+    side, wide, left, looks = 0.52, 0.85, 2.2, ({"colour": "sky"}, {"hatch": MASKED})
     for i, (label, values, aside) in enumerate(rows):
         y = 0.2 + i * (side + 0.14)
         note(ax, 0.1, y + side / 2, label, BODY)
-        for lane, value in enumerate(values):
-            look = {"colour": "sky"} if lane < 3 else {"hatch": MASKED}
-            box(ax, left + lane * wide, y, wide, side, value, size=BODY, **look)
+        grid(ax, left, y, 1, 4, wide, lambda _, lane: {"text": values[lane], "size": BODY, **looks[lane == 3]}, side)
         note(ax, left + 4 * wide + 0.25, y + side / 2, aside, BODY)
 
 
@@ -330,18 +294,18 @@ def draw_block_matmul(ax: Axes) -> None:
         done = (step + 1) * block
         c = blocked_matmul(a[:, :done], b[:done], block, block, block)
 
-        def look(row: int, col: int, name: str, values: torch.Tensor, now: int) -> dict:
-            tile_row, tile_col, text = row // block, col // block, number(float(values[row, col]))
-            if name == "c":
-                return {"text": text, "colour": "purple", "share": 0.5} if (tile_row, tile_col) == (tile_m, tile_n) else {}
-            in_strip, k = (tile_row == tile_m, tile_col) if name == "a" else (tile_col == tile_n, tile_row)
-            # strong where this step reads it, pale where another step does
-            return {"text": text, "colour": "blue" if name == "a" else "orange", "share": (0.6 if k == now else 0.18) * in_strip}
-
         for name, x, y, values in (("a", left, y_c, a), ("b", x_c, top, b), ("c", x_c, y_c, c)):
-            grid(ax, x, y, 4, 4, side, partial(look, name=name, values=values, now=step))
-            for tile in range(4):
-                outline(ax, x + tile % 2 * 2 * side, y + tile // 2 * 2 * side, 2 * side, 2 * side, line=1.2)
+
+            def look(row: int, col: int) -> dict:
+                tile_row, tile_col, text = row // block, col // block, f"{values[row, col]:.0f}"
+                if name == "c":
+                    return {"text": text, "colour": "purple", "share": 0.5} if (tile_row, tile_col) == (tile_m, tile_n) else {}
+                in_strip, k = (tile_row == tile_m, tile_col) if name == "a" else (tile_col == tile_n, tile_row)
+                # strong where this step reads it, pale where another step does
+                return {"text": text, "colour": "blue" if name == "a" else "orange", "share": (0.6 if k == step else 0.18) * in_strip}
+
+            grid(ax, x, y, 4, 4, side, look)
+            frames(ax, x, y, 4, 4, side, (block, block), line=1.2)
             write(ax, x - 0.17 if name != "c" else x + 4 * side + 0.17, y + 2 * side, name, HEAD, weight="bold")
         outline(ax, left + step * 2 * side, y_c + tile_m * 2 * side, 2 * side, 2 * side, line=3)
         outline(ax, x_c + tile_n * 2 * side, top + step * 2 * side, 2 * side, 2 * side, line=3)
@@ -368,11 +332,8 @@ def draw_one_program(ax: Axes) -> None:
     beyond_a, beyond_b = (tiles - steps) * k_a, (tiles - steps) * k_b
     box(ax, x_a + steps * k_a, row, beyond_a, high, hatch=MASKED, dashed=True)
     box(ax, col, y_b + steps * k_b, wide, beyond_b, hatch=MASKED, dashed=True)
-    for i in range(tiles):
-        for j in range(tiles):
-            here = (i, j) == (tile_m, tile_n)
-            box(ax, x_c + j * wide, y_c + i * high, wide, high, "acc" if here else "", "purple" if here else None, share=0.5, size=BODY,
-                weight="bold", line=2.2 if here else 1.0)  # fmt: skip
+    acc = {"text": "acc", "colour": "purple", "share": 0.5, "size": BODY, "weight": "bold", "line": 2.2}
+    grid(ax, x_c, y_c, tiles, tiles, wide, lambda *tile: acc if tile == (tile_m, tile_n) else {}, high)
     outline(ax, x_a, y_c, steps * k_a, tiles * high, line=1.4)
     outline(ax, x_c, y_b, tiles * wide, steps * k_b, line=1.4)
     outline(ax, x_c, y_c, tiles * wide, tiles * high, line=1.4)
@@ -487,11 +448,9 @@ def draw_program_order(ax: Axes) -> None:
         first = {tile for tile, pid in program.items() if pid < wave}
         rows, cols = {row for row, _ in first}, {col for _, col in first}
 
-        def look(row: int, col: int, ids: dict = program) -> dict:
-            now = ids[row, col] < wave
-            return {"text": str(ids[row, col]), "colour": "purple" if now else None, "share": 0.5, "weight": "bold" if now else "normal"}
-
-        grid(ax, left, top, tiles, tiles, side, look)
+        grid(ax, left, top, tiles, tiles, side, lambda *tile: {
+            "text": str(program[tile]), "share": 0.5, **({"colour": "purple", "weight": "bold"} if tile in first else {}),
+        })  # fmt: skip
         for i in range(tiles):
             read = {"share": 0.6, "hatch": MASKED}  # by the wave
             box(ax, left - 0.5, top + i * side + 0.05, 0.4, side - 0.1, **({"colour": "blue"} | read if i in rows else {}))
@@ -524,9 +483,8 @@ def draw_in_l2(ax: Axes) -> None:
         top = 0.62 + 1.08 * panel
         room = 6 if panel == 2 else steps
         note(ax, left, top - 0.3, title, BODY, weight="bold")
-        for step in range(steps):
-            look = looks[0 if step < min(at) else 3 if step > max(at) else 1 if step > max(at) - room else 2]
-            box(ax, left + step * side, top, side, 0.34, **look)
+        look = lambda _, step: looks[0 if step < min(at) else 3 if step > max(at) else 1 if step > max(at) - room else 2]  # noqa: E731
+        grid(ax, left, top, 1, steps, side, look, 0.34)
         for step in sorted(set(at)):
             x = left + (step + 0.5) * side
             arrow(ax, (x, top + 0.6), (x, top + 0.35))
@@ -542,12 +500,15 @@ def draw_skeleton(ax: Axes) -> None:
     block_m, block_n, dim = 0.75, 0.85, 1.1  # inches for BLOCK_M, BLOCK_N and D on the chip
     row, high = 3.0, 2.8  # top of the tiles of q, s and acc; bottom of those of k and v
     x_q, x_s, x_acc = 1.65, 3.1, 5.7
-    draw_blocks(ax, 0.2, 1.5, 4, 2, "q", "q (S_q, D)", down=True)
-    draw_blocks(ax, 8.05, 1.5, 4, 2, "o", "o (S_q, D)", down=True)
-    draw_blocks(ax, 2.55, 0.35, 3, 1, "k", "kᵀ (D, S_k): k by swapped strides", down=False)
-    for i in range(3):  # v stands as its tiles do
-        look = {"share": 0.6, "hatch": MASKED, "line": 2.2} if i == 1 else {"share": 0.12}
-        box(ax, x_acc, 0.35 + i * 0.25, dim, 0.25, colour=TENSOR_COLOUR["v"], **look)
+    for name, x, y, rows, cols, now, wide, tall in (
+        ("q", 0.2, 1.5, 4, 1, 2, 0.7, 0.75), ("o", 8.05, 1.5, 4, 1, 2, 0.7, 0.75), ("k", 2.55, 0.35, 1, 3, 1, 0.65, 0.5),
+        ("v", x_acc, 0.35, 3, 1, 1, dim, 0.25),
+    ):  # fmt: skip
+        look = {"share": 0.12}, {"share": 0.6, "hatch": MASKED, "line": 2.2}
+        grid(ax, x, y, rows, cols, wide, lambda *block: {"colour": TENSOR_COLOUR[name], **look[max(block) == now]}, tall)
+    write(ax, 0.55, 1.33, "q (S_q, D)")
+    write(ax, 8.4, 1.33, "o (S_q, D)")
+    note(ax, 2.55, 0.18, "kᵀ (D, S_k): k by swapped strides")
     write(ax, x_acc + dim / 2, 0.18, "v (S_k, D)")
     outline(ax, 1.35, 1.3, 6.1, 3.5, dashed=True, line=1.6)
     note(ax, 1.5, 1.53, "on the chip", BODY, weight="bold")
@@ -572,15 +533,3 @@ def draw_skeleton(ax: Axes) -> None:
     write(ax, x_s + block_n / 2, 4.25, "s = scale · q kᵀ\n[BLOCK_M, BLOCK_N]\nnever leaves the chip")
     write(ax, x_acc + dim / 2, 4.15, "[BLOCK_M, BLOCK_D]\nstays, stored once")
     note(ax, 1.35, 5.03, "dashed frame: one program; outside it: HBM. Hatched: the blocks in use now.")
-
-
-def draw_blocks(ax: Axes, x: float, y: float, blocks: int, now: int, name: str, label: str, *, down: bool) -> None:
-    """A tensor in HBM, cut into blocks of rows, drawn downwards or sideways; block `now` is hatched."""
-    for i in range(blocks):
-        left, top, width, height = (x, y + i * 0.75, 0.7, 0.75) if down else (x + i * 0.65, y, 0.65, 0.5)
-        look = {"share": 0.6, "hatch": MASKED, "line": 2.2} if i == now else {"share": 0.12}
-        box(ax, left, top, width, height, colour=TENSOR_COLOUR[name], **look)
-    if down:
-        write(ax, x + 0.35, y - 0.17, label)
-    else:
-        note(ax, x, y - 0.17, label)

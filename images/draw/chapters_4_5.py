@@ -13,6 +13,7 @@ from draw.drawing import (
     arrow,
     box,
     bracket,
+    frames,
     grid,
     heading,
     image,
@@ -23,6 +24,7 @@ from draw.drawing import (
     outline,
     sample,
     write,
+    writes,
 )
 from fa_tutorial import algorithm, reference
 
@@ -58,12 +60,10 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
     write(ax, x + BLOCKS * side / 2, 0.62, "k, v", BODY, weight="bold")
     write(ax, x_out + 0.275, 0.62, results, BODY, weight="bold")
 
-    def look(row: int, col: int) -> dict:
-        step = order[row, col]
-        return {"text": str(step), "size": BODY, "colour": "yellow" if step <= NOW else None, "share": 0.8 if step == NOW else 0.35,
-                "weight": "bold" if step == NOW else "normal"}  # fmt: skip
-
-    grid(ax, x, y, BLOCKS, BLOCKS, side, look)
+    looks = {"colour": "yellow", "share": 0.35}, {"colour": "yellow", "share": 0.8, "weight": "bold"}, {}  # done, at hand, to come
+    grid(ax, x, y, BLOCKS, BLOCKS, side, lambda *tile: {
+        "text": str(order[tile]), "size": BODY, **looks[(order[tile] >= NOW) + (order[tile] > NOW)],
+    })  # fmt: skip
     outline(ax, x + now_col * side, y + now_row * side, side, side)
     for i in range(BLOCKS):
         on_chip_q, on_chip_k = i == now_row, i == now_col
@@ -91,47 +91,38 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
         arrow(ax, (x_out - 0.5, middle + 0.12), (x_out, middle + 0.12), "vermilion", dashed=True)
 
 
+WHOLE, SEEN, HIDDEN = (
+    {"colour": "sky", "share": 0.6},
+    {"colour": "orange", "share": 0.7},
+    {"colour": "orange", "share": 0.15, "hatch": MASKED},
+)
+
+
+def look_of(place: int, full: int, end: int, seen: bool) -> dict:
+    """The look of an element in a row, or in a row of tiles, whose bounds are full and end."""
+    return WHOLE if place < full else {} if place >= end else SEEN if seen else HIDDEN
+
+
 @image("04_causal_tiles.png", 4.6)
 def draw_causal_tiles(ax: Axes) -> None:
     """Tiles under the causal mask, whole, masked and skipped, with (full, end) of each row block: S_q = S_k, S_q < S_k, S_q > S_k."""
+    block, side, top = 2, 0.205, 0.85
     for left, S_q, S_k in ((0.1, 8, 8), (3.05, 8, 11), (6.6, 11, 6)):
         heading(ax, left, 0.25, f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q} {'<' if S_q < S_k else '>'} S_k = {S_k}")
-        draw_causal_case(ax, left, 0.85, S_q, S_k)
+        seen = reference.causal_mask(S_q, S_k)
+        bounds = [algorithm.causal_tiles(row_block, block, block, S_q, S_k) for row_block in range(-(-S_q // block))]
+        grid(ax, left, top, S_q, S_k, side, lambda row, col: look_of(col // block, *bounds[row // block], seen[row, col]))
+        frames(ax, left, top, S_q, S_k, side, (block, block), line=1.3)
+        note(ax, left + S_k * side + 0.08, top - 0.2, "full, end")
+        for row_block, (full, end) in enumerate(bounds):
+            y, tall = top + row_block * block * side, min(block, S_q - row_block * block) * side
+            note(ax, left + S_k * side + 0.08, y + tall / 2, f"{full}, {end}")
+        if blind := int((~seen.any(dim=1)).sum()):
+            note(ax, left, top + S_q * side + 0.4, f"rows 0 to {blind - 1} see nothing:\no = 0, lse = −∞")
     legend(ax, 3.95, (
-        (0.1, {"colour": "sky", "share": 0.6}, "whole: no mask"),
-        (1.95, {"colour": "orange", "share": 0.7}, "masked tile, seen"),
-        (4.05, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "masked tile, hidden"),
-        (6.35, {}, "skipped: never read"),
+        (0.1, WHOLE, "whole: no mask"), (1.95, SEEN, "masked tile, seen"), (4.05, HIDDEN, "masked tile, hidden"), (6.35, {}, "skipped: never read"),
     ))  # fmt: skip
     note(ax, 0.1, 4.35, "one square: one query (row) and one key (column); thick lines: tiles of 2 × 2; on the right: full, end")
-
-
-def draw_causal_case(ax: Axes, left: float, top: float, S_q: int, S_k: int) -> None:
-    """The S_q x S_k elements of one case in tiles of 2 x 2, (full, end) on the right, and the rows that see nothing named."""
-    block, side = 2, 0.205
-    seen = reference.causal_mask(S_q, S_k)
-    row_blocks, key_blocks = -(-S_q // block), -(-S_k // block)
-    bounds = [algorithm.causal_tiles(row_block, block, block, S_q, S_k) for row_block in range(row_blocks)]
-
-    def look(row: int, col: int) -> dict:
-        full, end = bounds[row // block]
-        if col // block < full:
-            return {"colour": "sky", "share": 0.6}
-        if col // block >= end:
-            return {}
-        return {"colour": "orange", "share": 0.7} if seen[row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
-
-    grid(ax, left, top, S_q, S_k, side, look)
-    note(ax, left + S_k * side + 0.08, top - 0.2, "full, end")
-    for row_block, (full, end) in enumerate(bounds):
-        y, tall = top + row_block * block * side, min(block, S_q - row_block * block) * side
-        for key_block in range(key_blocks):
-            wide = min(block, S_k - key_block * block) * side
-            outline(ax, left + key_block * block * side, y, wide, tall, line=1.3)
-        note(ax, left + S_k * side + 0.08, y + tall / 2, f"{full}, {end}")
-    blind = int((~seen.any(dim=1)).sum())
-    if blind:
-        note(ax, left, top + S_q * side + 0.4, f"rows 0 to {blind - 1} see nothing:\no = 0, lse = −∞")
 
 
 TWO_QUERIES = ((3.0, 2.0, 5.0, 1.0), (6.0, 4.0, 1.0, 5.0))  # scores; the first query's are chapter 1's
@@ -155,10 +146,8 @@ def draw_one_tile(ax: Axes) -> None:
         end = x + values.shape[1] * wide
         write(ax, (x + end) / 2, y - 0.5, name, HEAD, weight="bold")
         write(ax, (x + end) / 2, y - 0.19, shape)
-        for row, cells in enumerate(values.tolist()):
-            for col, cell in enumerate(cells):
-                text, look = number(round(cell, 4)), {"size": BODY, "weight": weight}
-                box(ax, x + col * wide, y + row * tall, wide, tall, text, colour, share=0.4, **look)
+        look = {"size": BODY, "weight": weight, "colour": colour, "share": 0.4}
+        grid(ax, x, y, *values.shape, wide, lambda *place: {"text": number(round(values[place].item(), 4)), **look}, tall)
         return end
 
     def before_and_after(x: float, y: float, name: str, shape: str, before: torch.Tensor, after: torch.Tensor, colour: str) -> float:
@@ -171,8 +160,7 @@ def draw_one_tile(ax: Axes) -> None:
 
     top, low, one = 0.8, 2.95, "[BLOCK_M]"
     for y in (top, low):
-        for row in range(2):
-            note(ax, 0.1, y + (row + 0.5) * tall, f"query {row}")
+        writes(ax, 0.1, y + 0.5 * tall, ("query 0", "query 1"), dy=tall, ha="left")
     tile(1.0, top, "s", "[BLOCK_M, BLOCK_N]", s[:, 2:], "orange")
     tile(5.75, top, "alpha", one, alpha, "sky")
     tile(7.3, top, "p", "[BLOCK_M, BLOCK_N]", p, "orange")
@@ -180,15 +168,14 @@ def draw_one_tile(ax: Axes) -> None:
     m_end = before_and_after(3.1, top, "m", one, m, m_new, "sky")
     l_end = before_and_after(1.0, low, "l", one, l, l_new, "yellow")
     acc_end = before_and_after(5.3, low, "acc", "[BLOCK_M, D]", acc, acc_new, "purple")
-    under = (
+    for x, y, text in (
         (m_end + 0.1, top, "max(m, rowmax s)"),
         (6.05, top, "exp(m before − m after)"),
         (8.08, top, "exp(s − m after)"),
         (l_end + 0.25, low, "alpha · l + rowsum p"),
         (4.18, low, "rows: keys 2, 3"),
         (acc_end + 0.25, low, "alpha · acc + p v"),
-    )
-    for x, y, text in under:
+    ):
         write(ax, x, y + 2 * tall + 0.24, text, BODY)
     note(ax, 0.1, 4.5, "query 0: the maximum grows from 3 to 5, so alpha shrinks its l and its acc")
     note(ax, 0.1, 4.8, "query 1: the maximum stays 6, so its alpha is 1 and nothing is corrected")
@@ -203,31 +190,28 @@ def draw_grid(ax: Axes) -> None:
     B, H, row_blocks, key_blocks, mine = 2, 2, 3, 5, 7
     left, wide = 0.15, 0.725
     heading(ax, left, 0.25, f"B = {B}, H = {H}, {row_blocks} row blocks: {B * H * row_blocks} programs on one axis")
-    for pid in range(B * H * row_blocks):
-        batch_head = pid // row_blocks
-        look = {"colour": "black", "share": 0.2, "weight": "bold"} if pid == mine else {}
-        box(ax, left + pid * wide, 0.9, wide, 0.5, str(pid), size=BODY, **look)
-        if pid % row_blocks == 0:
-            words = f"b = {batch_head // H}, h = {batch_head % H}"
-            bracket(ax, left + pid * wide + 0.04, left + (pid + row_blocks) * wide - 0.04, 0.86, words)
+    look = {"colour": "black", "share": 0.2, "weight": "bold"}, {}
+    grid(ax, left, 0.9, 1, B * H * row_blocks, wide, lambda _, pid: {"text": str(pid), "size": BODY, **look[pid != mine]}, 0.5)
+    for batch_head in range(B * H):
+        start, stop = left + batch_head * row_blocks * wide, left + (batch_head + 1) * row_blocks * wide
+        bracket(ax, start + 0.04, stop - 0.04, 0.86, f"b = {batch_head // H}, h = {batch_head % H}")
     outline(ax, left + mine * wide, 0.9, wide, 0.5, line=3)
     b, h, row_block = mine // row_blocks // H, mine // row_blocks % H, mine % row_blocks
     heading(ax, left, 1.75, f"Program {mine}: b = {b}, h = {h}, row block {row_block}")
     top, tall, cell = 2.65, 0.6, 1.3
-    places = (("q", 0.5, "read once"), ("k", 2.75, "read, tile by tile"), ("v", 5.0, "read, tile by tile"), ("o", 7.25, "written once"))
-    for name, x, what in places:
+    for name, x, what in (
+        ("q", 0.5, "read once"),
+        ("k", 2.75, "read, tile by tile"),
+        ("v", 5.0, "read, tile by tile"),
+        ("o", 7.25, "written once"),
+    ):
         rows = "S_k" if name in "kv" else "S_q"
         write(ax, x + cell / 2, top - 0.45, f"{name}[{b}, {h}]", BODY, weight="bold")
         write(ax, x + cell / 2, top - 0.17, f"[{rows}, D]")
         blocks, high, side = (key_blocks, 0.4, "BLOCK_N") if name in "kv" else (row_blocks, tall, "BLOCK_M")
-        for block in range(blocks):
-            is_mine = name in "kv" or block == row_block
-            text = f"{side} rows" if is_mine else ""
-            box(ax, x, top + block * high, cell, high, text, TENSOR_COLOUR[name], share=0.45 if is_mine else 0.0)
-        if name in "qo":
-            outline(ax, x, top + row_block * tall, cell, tall)
-        else:
-            outline(ax, x, top, cell, blocks * high)
+        mine, look = range(blocks) if name in "kv" else [row_block], {"text": f"{side} rows", "colour": TENSOR_COLOUR[name], "share": 0.45}
+        grid(ax, x, top, blocks, 1, cell, lambda block, _: look if block in mine else {}, high)
+        outline(ax, x, top + mine[0] * high, cell, len(mine) * high)
         write(ax, x + cell / 2, top + blocks * high + 0.25, what)
 
 
@@ -237,12 +221,12 @@ def draw_two_loops(ax: Axes) -> None:
     draw_row_block(ax, 0.25, 21)
     draw_row_block(ax, 3.0, 16)
     legend(ax, 5.75, (
-        (0.1, {"colour": "sky", "share": 0.6}, "tile seen whole by all rows"),
-        (2.95, {"colour": "orange", "share": 0.7}, "seen"),
-        (3.95, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "hidden by the mask"),
-        (6.05, {}, "never read"),
-        (7.45, {"hatch": "xxx", "dashed": True}, "beyond S_k"),
+        (0.1, WHOLE, "tile seen whole by all rows"), (2.95, SEEN, "seen"), (3.95, HIDDEN, "hidden by the mask"), (6.05, {}, "never read"),
+        (7.45, BEYOND, "beyond S_k"),
     ))  # fmt: skip
+
+
+BEYOND = {"hatch": "xxx", "dashed": True}
 
 
 def draw_row_block(ax: Axes, y: float, S_q: int) -> None:
@@ -254,26 +238,14 @@ def draw_row_block(ax: Axes, y: float, S_q: int) -> None:
     full_n, end_n = full * block_n, end * block_n
     keys = -(-S_k // block_n) * block_n
     seen = reference.causal_mask(S_q, S_k)
-
-    def look(row: int, col: int) -> dict:
-        if col >= S_k:
-            return {"hatch": "xxx", "dashed": True}
-        if col < full_n:
-            return {"colour": "sky", "share": 0.6}
-        if col >= end_n:
-            return {}
-        return {"colour": "orange", "share": 0.7} if seen[first + row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
-
     lengths = f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q}, S_k = {S_k}"
     heading(ax, 0.1, y, f"{lengths}, BLOCK_M = {block_m}, BLOCK_N = {block_n}, row block {row_block}")
+    look = lambda row, col: look_of(col, full_n, end_n, seen[first + row, col]) if col < S_k else BEYOND  # noqa: E731
     grid(ax, left, top, block_m, keys, side, look)
-    for key in range(0, keys, block_n):
-        outline(ax, left + key * side, top, block_n * side, block_m * side, line=1.3)
-    for key in range(S_k):
-        write(ax, left + (key + 0.5) * side, top - 0.15, str(key))
+    frames(ax, left, top, block_m, keys, side, (block_m, block_n), line=1.3)
+    writes(ax, left + 0.5 * side, top - 0.15, range(S_k), dx=side)
     write(ax, 0.95, top - 0.15, "key", ha="right")
-    for row in range(block_m):
-        write(ax, 0.95, top + (row + 0.5) * side, f"row {first + row}", ha="right")
+    writes(ax, 0.95, top + 0.5 * side, [f"row {first + row}" for row in range(block_m)], dy=side, ha="right")
     last = min(first + block_m, S_q) + S_k - S_q  # the kernel's end_n, which may lie within a tile
     for name, key, ha in (("full_n", full_n, "right"), ("end_n", last, "left")):
         ax.plot([left + key * side] * 2, [top - 0.29, top], color="black", linewidth=1.8)
@@ -336,20 +308,16 @@ def draw_gqa(ax: Axes) -> None:
     for h in range(H_q):
         x = left + h * step
         write(ax, x + wide / 2, y - 0.2, f"h = {h}", BODY, weight="bold")
-        for block in range(blocks):
-            is_mine = (h, block) == (mine, row_block)
-            look = {"share": 0.6, "line": 2.4, "text": "program"} if is_mine else {"share": 0.25}
-            box(ax, x, y + block * tall, wide, tall, colour=TENSOR_COLOUR["q"], **look)
+        look = {"share": 0.6, "line": 2.4, "text": "program"}, {"share": 0.25}
+        grid(ax, x, y, blocks, 1, wide, lambda block, _: {"colour": TENSOR_COLOUR["q"], **look[(h, block) != (mine, row_block)]}, tall)
     for h_k in range(H_k):
         x, long, is_mine = left + h_k * group * step, (group - 1) * step + wide, h_k == serves[mine]
         below, line = y + blocks * tall + 0.08, {"color": "black", "linewidth": 1.4}
         ax.plot([x, x, x + long, x + long], [below, below + 0.12, below + 0.12, below], **line)
         ax.plot([x + long / 2] * 2, [below + 0.12, y_k - 0.06], **line)
         note(ax, x + long / 2 + 0.12, (below + 0.12 + y_k) / 2, f"a group of {group}")
-        inset = 0.4
-        for tile in range(tiles):
-            side = (long - 2 * inset) / tiles
-            box(ax, x + inset + tile * side, y_k, side, 0.6, colour=TENSOR_COLOUR["k"], share=0.6 if is_mine else 0.25)
+        inset, look = 0.4, {"colour": TENSOR_COLOUR["k"], "share": 0.6 if is_mine else 0.25}
+        grid(ax, x + inset, y_k, 1, tiles, (long - 2 * inset) / tiles, lambda *_: look, 0.6)
         if is_mine:
             outline(ax, x + inset, y_k, long - 2 * inset, 0.6)
         write(ax, x + long / 2, y_k + 0.82, f"h_k = {h_k}", BODY, weight="bold")
