@@ -1,11 +1,10 @@
 """The drawings of chapter 8."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from draw.drawing import BODY, MASKED, WAITS, arrow, box, bracket, heading, image, legend, note, outline, write
+from draw.drawing import BODY, MASKED, WAITS, arrow, box, bracket, grid, heading, image, legend, note, notes, outline, write, writes
 from fa_tutorial.bench.chapter_8 import CHAIN, stored_steps, tile_cycles
 from fa_tutorial.matmul import grouped_tile
 from fa_tutorial.tiles import TileConfig
@@ -21,51 +20,28 @@ HELD = {"colour": "orange", "share": 0.15, "dashed": True}
 WORK = {"q k": {"colour": "blue", "share": 0.5}, "exp": {"colour": "vermilion", "share": 0.4}, "p v": {"colour": "sky", "share": 0.6}}
 
 
-@dataclass(frozen=True)
-class Step:
-    """One block in a pipeline: the times at which its load begins and has arrived, and between which it is worked on."""
-
-    load: int
-    arrived: int
-    begin: int
-    end: int
-
-
-def pipeline(num_stages: int) -> list[Step]:
-    """The steps of a loop over TILES blocks that asks num_stages − 1 blocks ahead, one at least. Loads are under way together; each takes
-    LOAD.
+def pipeline(num_stages: int) -> list[tuple[int, int]]:
+    """When the load and when the work of each of TILES blocks begins, in a loop that asks num_stages − 1 blocks ahead, one at least. Loads are
+    under way together; each takes LOAD.
 
     As the compiler orders the loop: a step asks for a later block when it has issued its p v, into the place of the block before it.
     """
-    starts, steps, now = [0] * (num_stages - 1), [], 0
+    loads, begins, now = [0] * (num_stages - 1), [], 0
     for tile in range(TILES):
-        begin = max(now, starts[tile] + LOAD)
-        now = begin + len(PARTS)
-        starts.append(begin + PARTS.index("p v"))
-        steps.append(Step(starts[tile], starts[tile] + LOAD, begin, now))
-    return steps
+        begins.append(max(now, loads[tile] + LOAD))
+        now = begins[-1] + len(PARTS)
+        loads.append(begins[-1] + PARTS.index("p v"))
+    return list(zip(loads, begins, strict=False))
 
 
 @image("08_pipeline_timeline.png", 7.1)
 def draw_pipeline_timeline(ax: Axes) -> None:
     """Loads and work on three blocks of keys for num_stages 1, 2 and 3, and the shared memory of each (8.2)."""
-    draw_one_stage(ax, 0.25)
-    draw_pipeline(ax, 2.0, 2, "block 0 asks for block 1 when it starts p v:\nthat alone hides the load")
-    draw_pipeline(ax, 4.1, 3, "block 0 asks for block 2 when it starts p v:\nblock 1 hides the load, too")
-    entries = (0.1, LOADS, "load of k, v"), (2.05, HELD, "in shared memory"), (4.5, WAITS, "nothing to work on")
-    legend(ax, 6.5, entries)
-    note(ax, 0.1, 6.85, f"numbers: blocks of keys. A load takes {LOAD} units of time; q kᵀ, the exponentials and p v take 1 each.")
-
-
-def draw_one_stage(ax: Axes, top: float) -> None:
-    """The blocks of k and of v, which share one place: v is loaded after q kᵀ, and before the exponentials, as compiled."""
-    block = 2 * LOAD + len(PARTS)
-    heading(ax, 0.1, top, f"num_stages = 1: loads and work take turns, {TILES * block} units")
-    y = top + 0.25
-    work = y + LANE + 0.06
+    block, y, work = 2 * LOAD + len(PARTS), 0.5, 0.5 + LANE + 0.06
+    heading(ax, 0.1, 0.25, f"num_stages = 1: loads and work take turns, {TILES * block} units")
     for row, name in ((y, "load"), (work, "compute")):
         note(ax, 0.1, row + LANE / 2, name)
-    for tile in range(TILES):
+    for tile in range(TILES):  # k and v share one place: v is loaded after q kᵀ, and before the exponentials, as compiled
         at = tile * block
         for name, parts in (("k", PARTS[:1]), ("v", PARTS[1:])):
             bar(ax, at, at + LOAD, y, f"{name} {tile}", **LOADS)
@@ -74,6 +50,10 @@ def draw_one_stage(ax: Axes, top: float) -> None:
             bar(ax, at, at + len(parts), y, **HELD)
             at = draw_parts(ax, at, work, parts, tile)
     draw_shared_memory(ax, work + LANE + 0.14, 1)
+    draw_pipeline(ax, 2.0, 2, "block 0 asks for block 1 when it starts p v:\nthat alone hides the load")
+    draw_pipeline(ax, 4.1, 3, "block 0 asks for block 2 when it starts p v:\nblock 1 hides the load, too")
+    legend(ax, 6.5, ((0.1, LOADS, "load of k, v"), (2.05, HELD, "in shared memory"), (4.5, WAITS, "nothing to work on")))
+    note(ax, 0.1, 6.85, f"numbers: blocks of keys. A load takes {LOAD} units of time; q kᵀ, the exponentials and p v take 1 each.")
 
 
 def draw_parts(ax: Axes, start: int, y: float, parts: Sequence[str], tile: int) -> int:
@@ -88,20 +68,19 @@ def draw_pipeline(ax: Axes, top: float, num_stages: int, words: str) -> None:
     """One row: a lane for each stage's loads, one for the work, and a bar for the shared memory; `words` beside it."""
     steps = pipeline(num_stages)
     how = f"loads run {num_stages - 1} block{'s' * (num_stages > 2)} ahead"
-    heading(ax, 0.1, top, f"num_stages = {num_stages}: {how}, {steps[-1].end} units")
+    heading(ax, 0.1, top, f"num_stages = {num_stages}: {how}, {steps[-1][1] + len(PARTS)} units")
     y = top + 0.25
     work = y + num_stages * LANE + 0.06
-    for stage in range(num_stages):
-        note(ax, 0.1, y + (stage + 0.5) * LANE, f"load, stage {stage}")
+    notes(ax, 0.1, y + 0.5 * LANE, [f"load, stage {stage}" for stage in range(num_stages)], step=LANE)
     note(ax, 0.1, work + LANE / 2, "compute")
     free = 0
-    for tile, step in enumerate(steps):
+    for tile, (load, begin) in enumerate(steps):
         lane = y + tile % num_stages * LANE
-        bar(ax, step.load, step.arrived, lane, f"{tile}", **LOADS)
-        bar(ax, step.arrived, step.end, lane, **HELD)
-        if step.begin > free:
-            bar(ax, free, step.begin, work, **WAITS)
-        free = draw_parts(ax, step.begin, work, PARTS, tile)
+        bar(ax, load, load + LOAD, lane, f"{tile}", **LOADS)
+        bar(ax, load + LOAD, begin + len(PARTS), lane, **HELD)
+        if begin > free:
+            bar(ax, free, begin, work, **WAITS)
+        free = draw_parts(ax, begin, work, PARTS, tile)
     draw_shared_memory(ax, work + LANE + 0.14, num_stages)
     note(ax, 5.6, top - 0.03, words, linespacing=1.25)
 
@@ -173,7 +152,6 @@ def draw_threads(ax: Axes, x: float, asking: int) -> None:
         box(ax, x + thread * 0.47, 0.75, 0.44, 0.36, name, **look)
 
 
-TILE_ROWS = 64
 HEAD_COLOURS, HEAD_HATCHES = ("sky", "orange"), (None, "..")
 ROW = 0.0215  # inches
 
@@ -183,37 +161,31 @@ def draw_flattened_heads(ax: Axes) -> None:
     """Two heads of 100 rows by tiles of 64: flattened to two dimensions the second tile runs on; with four it ends with its head."""
     heading(ax, 0.1, 0.25, "flattened: (B·H·S, D)")
     heading(ax, 4.85, 0.25, "four dimensions: (B, H, S, D)")
-    top, over, gap = 1.0, 2 * TILE_ROWS - S, 0.4
+    top, over, gap = 1.0, 2 * TILE_SIDE - S, 0.4
     for head in range(2):
         look = {"share": 0.45, "hatch": HEAD_HATCHES[head], "size": BODY, "weight": "bold"}
         for x, y in ((0.65, top + head * S * ROW), (5.4, top + head * S * ROW + gap * head)):
             box(ax, x, y, 1.2, S * ROW, f"head {head}", HEAD_COLOURS[head], **look)
-    for x, stops in ((0.65, (0, S, 2 * S)), (5.4, (0, S))):
-        for stop in stops:
-            write(ax, x - 0.08, top + stop * ROW, f"{stop}", ha="right")
     head_1 = top + S * ROW + gap
-    write(ax, 5.32, head_1, "0", ha="right")
-    write(ax, 5.32, head_1 + S * ROW, f"{S}", ha="right")
+    for x, y, stops in ((0.65, top, (0, S, 2 * S)), (5.4, top, (0, S)), (5.4, head_1, (0, S))):
+        writes(ax, x - 0.08, y, stops, dy=S * ROW, ha="right")
     for x, code in ((0.1, "x.load([(b·H + h)·S + start, 0])"), (4.85, "x.load([b, h, start, 0])")):
         note(ax, x, 0.62, code, family="DejaVu Sans Mono")
     for x in (2.35, 7.1):
-        box(ax, x, top, 1.2, TILE_ROWS * ROW, "tile 0\nstart = 0", "sky", share=0.3)
-        box(ax, x, top + TILE_ROWS * ROW, 1.2, (S - TILE_ROWS) * ROW, f"tile 1\nstart = {TILE_ROWS}", "sky", share=0.3)
+        box(ax, x, top, 1.2, TILE_SIDE * ROW, "tile 0\nstart = 0", "sky", share=0.3)
+        box(ax, x, top + TILE_SIDE * ROW, 1.2, (S - TILE_SIDE) * ROW, f"tile 1\nstart = {TILE_SIDE}", "sky", share=0.3)
+        for tile in range(2):
+            outline(ax, x, top + tile * TILE_SIDE * ROW, 1.2, TILE_SIDE * ROW)
+        notes(ax, x + 1.28, top + TILE_SIDE * ROW, (TILE_SIDE, 2 * TILE_SIDE), step=TILE_SIDE * ROW)
     y = top + S * ROW
     box(ax, 2.35, y, 1.2, over * ROW, f"{over} rows", "vermilion", share=0.4, hatch=MASKED, weight="bold")
     box(ax, 7.1, y, 1.2, over * ROW, f"{over} rows of 0", dashed=True, weight="bold")
-    for x in (2.35, 7.1):
-        for tile in range(2):
-            outline(ax, x, top + tile * TILE_ROWS * ROW, 1.2, TILE_ROWS * ROW)
-    for stop in (TILE_ROWS, 2 * TILE_ROWS):
-        for x in (3.63, 8.38):
-            note(ax, x, top + stop * ROW, f"{stop}")
     arrow(ax, (1.85, y + over * ROW / 2), (2.35, y + over * ROW / 2), "vermilion")
     words = "head 1's rows,\ntaken for head 0's:\nwrong keys, and a\nstore writes there"
     note(ax, 2.35, y + over * ROW + 0.45, words, va="top", linespacing=1.25)
     note(ax, 7.1, y + over * ROW + 0.45, "past S: loaded as 0,\nnot stored; head 1\nstays as it is", va="top", linespacing=1.25)
     frames = "the tiles of head 0 in thick frames; numbers: rows that the descriptor counts"
-    note(ax, 0.1, 6.15, f"S = {S}, tiles of {TILE_ROWS} rows, {frames}")
+    note(ax, 0.1, 6.15, f"S = {S}, tiles of {TILE_SIDE} rows, {frames}")
 
 
 # ---------------------------------------------------------------- order of programs
@@ -230,44 +202,31 @@ def programs_in_order(heads_at_once: int, longest_first: bool) -> list[tuple[int
 @image("08_order_of_programs.png", 6.4)
 def draw_order_of_programs(ax: Axes) -> None:
     """Causal row blocks of two heads numbered in launch order, as they come and longest first, and when four SMs are done with them."""
+    side, top = 0.21, 1.15
+    unit, below, tall, pitch = 0.205, 3.8, 0.32, 0.38  # of the schedule
     for left, title, order in (
         (0.1, "as they come", programs_in_order(1, longest_first=False)),
         (4.6, "longest first, two heads side by side", programs_in_order(HEADS, longest_first=True)),
     ):
         heading(ax, left, 0.25, title)
-        draw_triangles(ax, left, order)
-        draw_schedule(ax, left, order)
+        note(ax, left + 0.35, 0.9, "row blocks ↓   key blocks →")
+        writes(ax, left + 0.35, 0.62, [f"head {head}" for head in range(HEADS)], dx=2.2, size=BODY, ha="left", weight="bold")
+        free = [0] * SMS
+        for pid, (head, row) in enumerate(order):
+            x, y = left + 0.35 + head * 2.2, top + row * (side + 0.04)
+            look = {"colour": HEAD_COLOURS[head], "share": 0.5}
+            grid(ax, x, y, 1, row + 1, side, lambda *_: {"hatch": HEAD_HATCHES[head], **look})
+            if pid < SMS:
+                outline(ax, x, y, (row + 1) * side, side)
+            write(ax, x - 0.06, y + side / 2, f"{pid}", ha="right", weight="bold" if pid < SMS else "normal")
+            sm = free.index(min(free))  # they start in order, each as soon as an SM is free
+            box(ax, left + free[sm] * unit, below + sm * pitch, (row + 1) * unit, tall, f"{pid}", **look)
+            free[sm] += row + 1
+        note(ax, left, 3.5, f"{SMS} SMs: done after {max(free)} units of time", BODY, weight="bold")
+        arrow(ax, (left, below + SMS * pitch + 0.06), (left + 4.3, below + SMS * pitch + 0.06), width=1.0)
+        write(ax, left + 4.3, below + SMS * pitch + 0.22, "time", ha="right")
     note(ax, 0.1, 5.85, "one program: a row of tiles, numbered in launch order; thick frames: the first four, one on each SM")
     note(ax, 0.1, 6.12, "a tile takes one unit of time; an SM takes the next program when it is done with one")
-
-
-def draw_triangles(ax: Axes, left: float, order: list[tuple[int, int]]) -> None:
-    """The tiles that each head's row blocks see, each row with its program's number before it."""
-    side, top = 0.21, 1.15
-    note(ax, left + 0.35, 0.9, "row blocks ↓   key blocks →")
-    for head in range(HEADS):
-        x = left + 0.35 + head * 2.2
-        note(ax, x, 0.62, f"head {head}", BODY, weight="bold")
-    for pid, (head, row) in enumerate(order):
-        x, y = left + 0.35 + head * 2.2, top + row * (side + 0.04)
-        for col in range(row + 1):
-            box(ax, x + col * side, y, side, side, colour=HEAD_COLOURS[head], share=0.5, hatch=HEAD_HATCHES[head])
-        if pid < SMS:
-            outline(ax, x, y, (row + 1) * side, side)
-        write(ax, x - 0.06, y + side / 2, f"{pid}", ha="right", weight="bold" if pid < SMS else "normal")
-
-
-def draw_schedule(ax: Axes, left: float, order: list[tuple[int, int]]) -> None:
-    """When each program runs on which SM: they start in order, each as soon as an SM is free."""
-    unit, top, tall, free = 0.205, 3.8, 0.32, [0] * SMS
-    for pid, (head, row) in enumerate(order):
-        sm = free.index(min(free))
-        place = left + free[sm] * unit, top + sm * (tall + 0.06), (row + 1) * unit, tall
-        box(ax, *place, f"{pid}", HEAD_COLOURS[head], share=0.5)
-        free[sm] += row + 1
-    note(ax, left, 3.5, f"{SMS} SMs: done after {max(free)} units of time", BODY, weight="bold")
-    arrow(ax, (left, top + SMS * (tall + 0.06) + 0.06), (left + 4.3, top + SMS * (tall + 0.06) + 0.06), width=1.0)
-    write(ax, left + 4.3, top + SMS * (tall + 0.06) + 0.22, "time", ha="right")
 
 
 # ---------------------------------------------------------------- softmax beside matmul
