@@ -3,7 +3,8 @@
 import torch
 from matplotlib.axes import Axes
 
-from draw.drawing import BODY, HEAD, MASKED, arrow, box, heading, image, legend, note, outline, write
+from draw.drawing import arrow, box, grid, heading, image, legend, note, outline, write
+from draw.look import BODY, HEAD, MASKED
 from fa_tutorial.bench import chapter_14, results
 from fa_tutorial.figures import COLOURS
 from fa_tutorial.fp8 import key_order, tensor_core_sum
@@ -42,8 +43,7 @@ def draw_quantiser(ax: Axes) -> None:
     order = [key_order(position) for position in range(KEYS)]
     assert all(held_by(key) == position // 4 for position, key in enumerate(order))
     write(ax, 1.05, 0.25, "v: a key is a row", HEAD, weight="bold")
-    for key in range(KEYS):
-        box(ax, 0.5, 0.5 + key * 0.22, 1.1, 0.22, f"{key}", THREADS[held_by(key)], share=0.45)
+    grid(ax, 0.5, 0.5, KEYS, 1, 1.1, lambda key, _: {"text": f"{key}", "colour": THREADS[held_by(key)], "share": 0.45}, 0.22)
     write(ax, 1.05, 4.22, "D numbers in a row")
     arrow(ax, (1.7, 1.5), (3.7, 1.5), "vermilion")
     write(ax, 2.7, 1.05, "scaled, in e4m3,\ntransposed,\nin key order")
@@ -69,9 +69,8 @@ def draw_threads(ax: Axes, y: float) -> None:
 def draw_row(ax: Axes, y: float, text: str, keys, thread_of) -> None:
     """A row of 16 keys; thread_of: (place) -> the thread whose colour it has."""
     write(ax, 1.85, y + 0.25, text, BODY, ha="right")
-    for place, key in enumerate(keys):
-        thread = thread_of(place)
-        box(ax, 1.95 + place * 0.43, y, 0.43, 0.5, f"{key}\nt{thread}", THREADS[thread], share=0.45)
+    look = [{"text": f"{key}\nt{thread_of(i)}", "colour": THREADS[thread_of(i)], "share": 0.45} for i, key in enumerate(keys)]
+    grid(ax, 1.95, y, 1, KEYS, 0.43, lambda _, i: look[i], 0.5)
 
 
 @image("14_one_block.png", 4.6)
@@ -181,11 +180,10 @@ def draw_twice(ax: Axes) -> None:
     rest, joins, sums = {"hatch": MASKED}, {"colour": "green", "share": 0.45}, {"colour": "purple", "share": 0.45}
     note(ax, 0.1, 3.15, "on an H200", BODY)
     note(ax, 7.0, 3.15, f"{fp16:,} / {whole:,}:\n{fp16 / whole:.2f} times as fast", BODY)
-    parts = (
-        ((1024, tensor), (fp16 - 1024, rest)),
-        ((512, tensor), *zip(found, (exponentials, joins, sums), strict=True), (whole - 512 - sum(found), rest)),
-    )
-    for row, (name, pieces) in enumerate(zip(("fp16", "FP8"), parts, strict=True)):
+    for row, (name, pieces) in enumerate((
+        ("fp16", ((1024, tensor), (fp16 - 1024, rest))),
+        ("FP8", ((512, tensor), *zip(found, (exponentials, joins, sums), strict=True), (whole - 512 - sum(found), rest))),
+    )):  # fmt: skip
         y, x = 2.7 + 0.55 * row, left
         write(ax, left - 0.1, y + 0.15, name, BODY, ha="right")
         for cycles, look in pieces:

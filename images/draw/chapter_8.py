@@ -4,13 +4,12 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 
-from draw.drawing import BODY, MASKED, WAITS, arrow, box, bracket, grid, heading, image, legend, note, notes, outline, write, writes
+from draw.drawing import arrow, box, bracket, grid, heading, image, legend, note, notes, outline, write, writes
+from draw.look import BODY, MASKED, WAITS
 from fa_tutorial.bench.chapter_8 import CHAIN, stored_steps, tile_cycles
 from fa_tutorial.matmul import grouped_tile
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned.autotuning import shared_bytes
-
-# ---------------------------------------------------------------- software pipelining
 
 TILES, LOAD = 3, 2  # blocks of keys; units of time that a load takes until it has arrived
 PARTS = ("q k", "exp", "p v")  # of the work on a block, one unit of time each
@@ -108,8 +107,6 @@ def draw_shared_memory(ax: Axes, y: float, num_stages: int) -> None:
     note(ax, x + 0.12, y + 0.15, parts + how, weight="bold")
 
 
-# ---------------------------------------------------------------- descriptors
-
 S = 100  # rows of a head
 TILE_SIDE, LINE = 64, 16  # a tile of 64 x 64; bytes that one copy moves
 THREADS = 128
@@ -153,42 +150,40 @@ def draw_threads(ax: Axes, x: float, asking: int) -> None:
 
 
 HEAD_COLOURS, HEAD_HATCHES = ("sky", "orange"), (None, "..")
-ROW = 0.0215  # inches
 
 
 @image("08_flattened_heads.png", 6.4)
 def draw_flattened_heads(ax: Axes) -> None:
     """Two heads of 100 rows by tiles of 64: flattened to two dimensions the second tile runs on; with four it ends with its head."""
+    row = 0.0215  # inches
     heading(ax, 0.1, 0.25, "flattened: (B·H·S, D)")
     heading(ax, 4.85, 0.25, "four dimensions: (B, H, S, D)")
     top, over, gap = 1.0, 2 * TILE_SIDE - S, 0.4
     for head in range(2):
         look = {"share": 0.45, "hatch": HEAD_HATCHES[head], "size": BODY, "weight": "bold"}
-        for x, y in ((0.65, top + head * S * ROW), (5.4, top + head * S * ROW + gap * head)):
-            box(ax, x, y, 1.2, S * ROW, f"head {head}", HEAD_COLOURS[head], **look)
-    head_1 = top + S * ROW + gap
+        for x, y in ((0.65, top + head * S * row), (5.4, top + head * S * row + gap * head)):
+            box(ax, x, y, 1.2, S * row, f"head {head}", HEAD_COLOURS[head], **look)
+    head_1 = top + S * row + gap
     for x, y, stops in ((0.65, top, (0, S, 2 * S)), (5.4, top, (0, S)), (5.4, head_1, (0, S))):
-        writes(ax, x - 0.08, y, stops, dy=S * ROW, ha="right")
+        writes(ax, x - 0.08, y, stops, dy=S * row, ha="right")
     for x, code in ((0.1, "x.load([(b·H + h)·S + start, 0])"), (4.85, "x.load([b, h, start, 0])")):
         note(ax, x, 0.62, code, family="DejaVu Sans Mono")
     for x in (2.35, 7.1):
-        box(ax, x, top, 1.2, TILE_SIDE * ROW, "tile 0\nstart = 0", "sky", share=0.3)
-        box(ax, x, top + TILE_SIDE * ROW, 1.2, (S - TILE_SIDE) * ROW, f"tile 1\nstart = {TILE_SIDE}", "sky", share=0.3)
+        box(ax, x, top, 1.2, TILE_SIDE * row, "tile 0\nstart = 0", "sky", share=0.3)
+        box(ax, x, top + TILE_SIDE * row, 1.2, (S - TILE_SIDE) * row, f"tile 1\nstart = {TILE_SIDE}", "sky", share=0.3)
         for tile in range(2):
-            outline(ax, x, top + tile * TILE_SIDE * ROW, 1.2, TILE_SIDE * ROW)
-        notes(ax, x + 1.28, top + TILE_SIDE * ROW, (TILE_SIDE, 2 * TILE_SIDE), step=TILE_SIDE * ROW)
-    y = top + S * ROW
-    box(ax, 2.35, y, 1.2, over * ROW, f"{over} rows", "vermilion", share=0.4, hatch=MASKED, weight="bold")
-    box(ax, 7.1, y, 1.2, over * ROW, f"{over} rows of 0", dashed=True, weight="bold")
-    arrow(ax, (1.85, y + over * ROW / 2), (2.35, y + over * ROW / 2), "vermilion")
+            outline(ax, x, top + tile * TILE_SIDE * row, 1.2, TILE_SIDE * row)
+        notes(ax, x + 1.28, top + TILE_SIDE * row, (TILE_SIDE, 2 * TILE_SIDE), step=TILE_SIDE * row)
+    y = top + S * row
+    box(ax, 2.35, y, 1.2, over * row, f"{over} rows", "vermilion", share=0.4, hatch=MASKED, weight="bold")
+    box(ax, 7.1, y, 1.2, over * row, f"{over} rows of 0", dashed=True, weight="bold")
+    arrow(ax, (1.85, y + over * row / 2), (2.35, y + over * row / 2), "vermilion")
     words = "head 1's rows,\ntaken for head 0's:\nwrong keys, and a\nstore writes there"
-    note(ax, 2.35, y + over * ROW + 0.45, words, va="top", linespacing=1.25)
-    note(ax, 7.1, y + over * ROW + 0.45, "past S: loaded as 0,\nnot stored; head 1\nstays as it is", va="top", linespacing=1.25)
+    note(ax, 2.35, y + over * row + 0.45, words, va="top", linespacing=1.25)
+    note(ax, 7.1, y + over * row + 0.45, "past S: loaded as 0,\nnot stored; head 1\nstays as it is", va="top", linespacing=1.25)
     frames = "the tiles of head 0 in thick frames; numbers: rows that the descriptor counts"
     note(ax, 0.1, 6.15, f"S = {S}, tiles of {TILE_SIDE} rows, {frames}")
 
-
-# ---------------------------------------------------------------- order of programs
 
 ROW_BLOCKS, HEADS, SMS = 8, 2, 4
 
@@ -229,12 +224,6 @@ def draw_order_of_programs(ax: Axes) -> None:
     note(ax, 0.1, 6.12, "a tile takes one unit of time; an SM takes the next program when it is done with one")
 
 
-# ---------------------------------------------------------------- softmax beside matmul
-
-BEAT, BEAT_TALL = 0.42, 0.34  # inches
-CYCLES = 128  # a beat's: a matmul of 64 x 64 x 128 takes two, and so do 64 x 64 exponentials
-
-
 @image("08_overlap.png", 5.55)
 def draw_overlap(ax: Axes) -> None:
     """Tensor cores and exponentials over time, D = 128: one program as compiled, and as ideas.overlapped_loop is written."""
@@ -258,20 +247,22 @@ def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, exponentials: li
 
     first, period: the beat at which the span of one tile begins, and its beats.
     """
+    beat, beat_tall = 0.42, 0.34  # inches
+    cycles = 128  # a beat's: a matmul of 64 x 64 x 128 takes two, and so do 64 x 64 exponentials
     left, end = 1.75, 16
     heading(ax, 0.1, top, title)
     for number, (name, jobs) in enumerate((("tensor cores", matmuls), ("exponentials", exponentials))):
-        y = top + 0.32 + number * (BEAT_TALL + 0.12)
-        note(ax, 0.1, y + BEAT_TALL / 2, name)
-        box(ax, left, y, end * BEAT, BEAT_TALL, **WAITS)
+        y = top + 0.32 + number * (beat_tall + 0.12)
+        note(ax, 0.1, y + beat_tall / 2, name)
+        box(ax, left, y, end * beat, beat_tall, **WAITS)
         for start, text in jobs:
             stop = min(start + 2, end)
             if start < end:
                 shown = text if stop - start == 2 else ""
-                box(ax, left + start * BEAT, y, (stop - start) * BEAT, BEAT_TALL, shown, **WORK[text[:3]])
-    y = top + 0.32 + 2 * (BEAT_TALL + 0.12) + 0.1
-    begin, stop = left + first * BEAT, left + (first + period) * BEAT
+                box(ax, left + start * beat, y, (stop - start) * beat, beat_tall, shown, **WORK[text[:3]])
+    y = top + 0.32 + 2 * (beat_tall + 0.12) + 0.1
+    begin, stop = left + first * beat, left + (first + period) * beat
     bracket(ax, begin, stop, y - 0.06, high=-0.06)
-    write(ax, (begin + stop) / 2, y + 0.16, f"a tile: {period * CYCLES} cycles", weight="bold")
-    arrow(ax, (left, y + 0.36), (left + end * BEAT, y + 0.36), width=1.0)
-    write(ax, left + end * BEAT, y + 0.53, "time", ha="right")
+    write(ax, (begin + stop) / 2, y + 0.16, f"a tile: {period * cycles} cycles", weight="bold")
+    arrow(ax, (left, y + 0.36), (left + end * beat, y + 0.36), width=1.0)
+    write(ax, left + end * beat, y + 0.53, "time", ha="right")

@@ -2,13 +2,11 @@
 
 from matplotlib.axes import Axes
 
-from draw.drawing import BODY, WAITS, arrow, box, grid, heading, image, note, notes, outline, write
+from draw.drawing import arrow, box, grid, heading, image, note, notes, outline, write
+from draw.look import BODY, WAITS
 from fa_tutorial.barriers import ring, ring_consumer, ring_producer, run
 from fa_tutorial.warpgroups import KEYS, ROWS, cycles_per_block, matmul_cycles, timeline
 
-# ---------------------------------------------------------------- warpgroups
-
-OPERATIONS = {"s": "q kᵀ of a block", "o": "p v of a block", "exp": "its exponentials"}
 LOOKS = {"s": {"colour": "blue", "share": 0.45}, "o": {"colour": "green", "share": 0.5}, "exp": {"colour": "orange", "share": 0.55}}
 INCH, LANE, LANES_LEFT = 0.0016, 0.34, 1.45  # inches: of a cycle, of a lane's height, where time 0 is
 
@@ -65,15 +63,13 @@ def span(ax: Axes, start: int, end: int, y: float, text: str = "", **look) -> No
 
 
 def draw_key(ax: Axes, y: float, more: str = "") -> None:
+    operations = {"s": "q kᵀ of a block", "o": "p v of a block", "exp": "its exponentials"}
     x = 0.1
-    for kind, text in (*OPERATIONS.items(), ("", "idle")):
+    for kind, text in (*operations.items(), ("", "idle")):
         box(ax, x, y, 0.45, 0.26, kind, **LOOKS.get(kind, WAITS))
         note(ax, x + 0.55, y + 0.13, text)
         x += 2.15
     note(ax, 0.1, y + 0.45, f"counted for {ROWS} rows and {KEYS} keys a block; numbers: blocks of keys{more}")
-
-
-# ---------------------------------------------------------------- roles
 
 
 @image("09_roles_and_ring.png", 5.6)
@@ -110,9 +106,6 @@ def draw_roles_and_ring(ax: Axes) -> None:
         note(ax, 0.75, y, text)
     words = "thick arrows: data. The chapter's finished kernel has a ring for k, one for v, and a small one for each consumer's q."
     note(ax, 0.1, 5.4, words)
-
-
-# ---------------------------------------------------------------- phases and layouts
 
 
 @image("09_phases.png", 4.35)
@@ -174,9 +167,6 @@ def draw_slices(ax: Axes) -> None:
     notes(ax, 0.1, top + 8 * side + 0.28, lines, step=0.29)
 
 
-# ---------------------------------------------------------------- work tiles
-
-
 @image("09_persistent.png", 3.95)
 def draw_persistent(ax: Axes) -> None:
     """Two work tiles on one multiprocessor: by a program each, and by one persistent program."""
@@ -197,9 +187,6 @@ def draw_persistent(ax: Axes) -> None:
             for start, length, text in spans:
                 box(ax, 1.3 + start * 0.94, y, length * 0.94, LANE, text, **look)
     note(ax, 0.1, 3.75, "loads: of q, and the first of k and v; hatched: idle; the lengths are not measured")
-
-
-# ---------------------------------------------------------------- the backward
 
 
 @image("09_backward_roles.png", 6.75)

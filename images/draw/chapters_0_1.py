@@ -8,52 +8,31 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Polygon
 
-from draw.drawing import (
-    BODY,
-    GREY,
-    HEAD,
-    MASKED,
-    TENSOR_COLOUR,
-    WIDTH,
-    arrow,
-    box,
-    digits,
-    grid,
-    heading,
-    image,
-    legend,
-    note,
-    notes,
-    number,
-    sample,
-    write,
-    writes,
-)
+from draw.drawing import arrow, box, digits, grid, heading, image, legend, note, notes, number, sample, write, writes
+from draw.look import BODY, HEAD, MASKED, TENSOR_COLOUR, WIDTH
 from fa_tutorial import ledger, softmax
 from fa_tutorial.bench import chapter_0, results
-
-# ---------------------------------------------------------------- chapter 0
-
-CHAPTER_TITLES = (
-    "Why attention is slow", "Safe and online softmax", "Strides and first kernels", "Tiled matmul", "Flash forward in PyTorch",
-    "Flash forward in Triton", "Backward by hand", "Flash backward in Triton", "Tuning", "Past Triton", "Variants", "Decoding",
-    "Reading flash attention", "Past one GPU", "Half the bits",
-)  # fmt: skip
-HANDS_ON = (
-    "scores are too many to store", "softmax, block by block", "kernels that read tiles", "(q kᵀ) v, tile by tile",
-    "the algorithm, proved", "o, and LSE for backward", "gradients of a tile, from LSE", "right kernels, both ways", "the plateau, and why",
-)  # fmt: skip
-PHASES = (
-    ("phase 1", "the problem", "blue", (0, 1)), ("phase 2", "the machine", "orange", (2, 3)), ("phase 3", "forward", "green", (4, 5)),
-    ("phase 4", "backward", "purple", (6, 7)), ("phase 5", "tuning", "sky", (8,)), ("after", "past Triton", "yellow", (9, 10, 11, 12, 13, 14)),
-)  # fmt: skip
+from fa_tutorial.figures import GREY
 
 
 @image("00_course_map.png", 6.1)
 def draw_course_map(ax: Axes) -> None:
     """Five phases and what follows, left to right: each chapter, and what it hands to the next."""
+    chapter_titles = (
+        "Why attention is slow", "Safe and online softmax", "Strides and first kernels", "Tiled matmul", "Flash forward in PyTorch",
+        "Flash forward in Triton", "Backward by hand", "Flash backward in Triton", "Tuning", "Past Triton", "Variants", "Decoding",
+        "Reading flash attention", "Past one GPU", "Half the bits",
+    )  # fmt: skip
+    hands_on = (
+        "scores are too many to store", "softmax, block by block", "kernels that read tiles", "(q kᵀ) v, tile by tile",
+        "the algorithm, proved", "o, and LSE for backward", "gradients of a tile, from LSE", "right kernels, both ways", "the plateau, and why",
+    )  # fmt: skip
+    phases = (
+        ("phase 1", "the problem", "blue", (0, 1)), ("phase 2", "the machine", "orange", (2, 3)), ("phase 3", "forward", "green", (4, 5)),
+        ("phase 4", "backward", "purple", (6, 7)), ("phase 5", "tuning", "sky", (8,)), ("after", "past Triton", "yellow", (9, 10, 11, 12, 13, 14)),
+    )  # fmt: skip
     width, gap, top, bottom = 1.36, 0.13, 0.95, 4.95
-    for column, (phase, name, colour, chapters) in enumerate(PHASES):
+    for column, (phase, name, colour, chapters) in enumerate(phases):
         x = 0.09 + column * (width + gap)
         middle = x + width / 2
         box(ax, x, 0.1, width, 0.65, colour=colour, share=0.6)
@@ -63,20 +42,20 @@ def draw_course_map(ax: Axes) -> None:
         between = 1.05 if len(chapters) == 2 else 0.1 if is_long else 0.15
         height = (bottom - top - (len(chapters) - 1) * between) / len(chapters)
         for place, chapter in enumerate(chapters):
-            y, called = top + place * (height + between), CHAPTER_TITLES[chapter]
+            y, called = top + place * (height + between), chapter_titles[chapter]
             title = fill(f"{chapter} {called}", 15) if is_long else f"{chapter}\n{fill(called, 14)}"
             box(ax, x, y, width, height, title, colour, share=0.2)
             if place and len(chapters) > 2:
                 ax.plot([middle, middle], [y - between, y], color="black", linewidth=1.6)
         if len(chapters) == 2:
             ax.plot([middle, middle], [top + height, top + height + 0.15], color="black", linewidth=1.6)
-            write(ax, middle, (top + bottom) / 2, fill(HANDS_ON[chapters[0]], 14), style="italic")
+            write(ax, middle, (top + bottom) / 2, fill(hands_on[chapters[0]], 14), style="italic")
             arrow(ax, (middle, bottom - height - 0.2), (middle, bottom - height))
-        if column < len(PHASES) - 1:
+        if column < len(phases) - 1:
             y, tall, tip = bottom + 0.15, 0.85, x + width + gap
             ax.add_patch(Polygon([(x, y), (x + width, y), (tip, y + tall / 2), (x + width, y + tall), (x, y + tall)],
                                  facecolor="white", edgecolor="black", linewidth=1.2))  # fmt: skip
-            write(ax, middle, y + tall / 2, fill(HANDS_ON[chapters[-1]], 14), style="italic")
+            write(ax, middle, y + tall / 2, fill(hands_on[chapters[-1]], 14), style="italic")
     write(ax, WIDTH - 0.09, bottom + 0.57, "on arrows:\nwhat one hands\nto the next", ha="right")
 
 
@@ -100,21 +79,21 @@ def draw_payoff(ax: Axes) -> None:
     note(ax, 0.1, 2.45, f"{h200['provenance']['gpu']}, fp16, S = 4,096 tokens, 16 heads, D = 64. Extra memory: besides q, k and v")
 
 
-H200_SMS, REGISTERS_KIB, SHARED_KIB = 132, 256, 228  # NVIDIA, Hopper tuning guide, whose KB are KiB
-SHARED_BYTES, H200_HZ = 128, 1.98e9  # bytes that an SM's shared memory delivers a cycle; the highest clock
-H200_L2_MIB = 60  # torch.cuda.get_device_properties on an H200; the guide's 50 MB are an H100's
 # L2's rate: chapter 8's counters say that sdpa_flash takes 19.9 % of it for the 4.4 GB that its blocks read in 2.03 ms.
 
 
 @image("00_memory_hierarchy.png", 5.5)
 def draw_memory_hierarchy(ax: Axes) -> None:
     """An H200 as boxes: SMs with registers and shared memory, the L2 cache below, HBM outside the chip; sizes and rates."""
+    h200_sms, registers_kib, shared_kib = 132, 256, 228  # NVIDIA, Hopper tuning guide, whose KB are KiB
+    shared_bytes, h200_hz = 128, 1.98e9  # bytes that an SM's shared memory delivers a cycle; the highest clock
+    h200_l2_mib = 60  # torch.cuda.get_device_properties on an H200; the guide's 50 MB are an H100's
     provenance = results.load("h200")["provenance"]
     copy = provenance["ceilings"]["copy_gb_s"] / 1000
     chip, side = 6.15, 6.4  # right edge of the boxes, left edge of the notes
     box(ax, 0.1, 0.1, chip, 3.62, colour="black", share=0.05)
-    note(ax, 0.25, 0.32, f"the chip: {H200_SMS} SMs and an L2 cache", BODY, weight="bold")
-    for x, name in ((0.25, "SM 0"), (1.97, "SM 1"), (4.48, f"SM {H200_SMS - 1}")):
+    note(ax, 0.25, 0.32, f"the chip: {h200_sms} SMs and an L2 cache", BODY, weight="bold")
+    for x, name in ((0.25, "SM 0"), (1.97, "SM 1"), (4.48, f"SM {h200_sms - 1}")):
         box(ax, x, 0.58, 1.62, 2.0)
         write(ax, x + 0.81, 0.76, name)
         for y, text, colour in ((0.98, "arithmetic", "yellow"), (1.52, "registers", "green"), (2.06, "shared memory", "sky")):
@@ -126,12 +105,12 @@ def draw_memory_hierarchy(ax: Axes) -> None:
     arrow(ax, (2.4, 4.55), (2.4, 3.59), "vermilion", width=3.0)
     arrow(ax, (2.8, 3.59), (2.8, 4.55), "vermilion", width=3.0)
     note(ax, 3.0, 4.13, f"{copy:.1f} TB/s, both ways together", BODY, weight="bold")
-    registers, shared = H200_SMS * REGISTERS_KIB / 1024, H200_SMS * SHARED_KIB / 1024
+    registers, shared = h200_sms * registers_kib / 1024, h200_sms * shared_kib / 1024
     note(ax, side, 0.32, "size, and what it delivers", BODY, weight="bold")
     for y, text in (
-        (1.7, f"{REGISTERS_KIB} KiB per SM, {registers:.0f} MiB in all"),
-        (2.24, f"{SHARED_KIB} KiB per SM, {shared:.0f} MiB in all,\nup to {H200_SMS * SHARED_BYTES * H200_HZ / 1e12:.0f} TB/s in all"),
-        (3.22, f"{H200_L2_MIB} MiB, over 10 TB/s"),
+        (1.7, f"{registers_kib} KiB per SM, {registers:.0f} MiB in all"),
+        (2.24, f"{shared_kib} KiB per SM, {shared:.0f} MiB in all,\nup to {h200_sms * shared_bytes * h200_hz / 1e12:.0f} TB/s in all"),
+        (3.22, f"{h200_l2_mib} MiB, over 10 TB/s"),
         (4.92, f"{provenance['memory_bytes'] / 2**30:.0f} GiB"),
     ):
         note(ax, side, y, text)
@@ -222,8 +201,6 @@ def draw_tiling(ax: Axes) -> None:
     legend(ax, 4.8, tuple(zip((4.6, 0.2, 6.9), looks, texts, strict=True)))
     note(ax, 0.2, 5.15, f"Drawn are {blocks} of the 32 blocks of keys. SMs don't wait for each other.")
 
-
-# ---------------------------------------------------------------- chapter 1
 
 EXAMPLE = (3.0, 2.0, 5.0, 1.0)
 TERM_LOOKS = (("sky", ""), ("orange", "////"), ("green", "...."), ("purple", "xxxx"))  # colour and hatching of each element's term

@@ -4,11 +4,10 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from draw.drawing import BODY, HEAD, MASKED, TENSOR_COLOUR, arrow, box, frames, grid, heading, image, legend, note, outline, write
+from draw.drawing import arrow, box, frames, grid, heading, image, legend, note, outline, write
+from draw.look import BODY, HEAD, MASKED, TENSOR_COLOUR
 from fa_tutorial.figures import GREY
 from fa_tutorial.matmul import blocked_matmul, grouped_tile, strips_per_wave
-
-# ---------------------------------------------------------------- chapter 2
 
 
 @image("02_strides.png", 5.1)
@@ -275,9 +274,6 @@ def draw_fused_softmax(ax: Axes) -> None:
         arrow(ax, (x, y), (x + 0.5, y), colour=colour, dashed=dashed, width=2.2)
         note(ax, x + 0.6, y, text)
     note(ax, 3.2, y, "thin arrows: one number per row.  Gray: HBM.")
-
-
-# ---------------------------------------------------------------- chapter 3
 
 
 @image("03_block_matmul.png", 4.75)

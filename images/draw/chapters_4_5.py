@@ -5,30 +5,9 @@ import math
 import torch
 from matplotlib.axes import Axes
 
-from draw.drawing import (
-    BODY,
-    HEAD,
-    MASKED,
-    TENSOR_COLOUR,
-    arrow,
-    box,
-    bracket,
-    frames,
-    grid,
-    heading,
-    image,
-    legend,
-    note,
-    notes,
-    number,
-    outline,
-    sample,
-    write,
-    writes,
-)
+from draw.drawing import arrow, box, bracket, frames, grid, heading, image, legend, note, notes, number, outline, sample, write, writes
+from draw.look import BODY, HEAD, MASKED, TENSOR_COLOUR
 from fa_tutorial import algorithm, reference
-
-# ---------------------------------------------------------------- chapter 4
 
 BLOCKS = 4  # of queries, and of keys, in draw_two_loop_orders
 NOW = 6  # the step at hand, of BLOCKS² counted from 1
@@ -125,14 +104,12 @@ def draw_causal_tiles(ax: Axes) -> None:
     note(ax, 0.1, 4.35, "one square: one query (row) and one key (column); thick lines: tiles of 2 × 2; on the right: full, end")
 
 
-TWO_QUERIES = ((3.0, 2.0, 5.0, 1.0), (6.0, 4.0, 1.0, 5.0))  # scores; the first query's are chapter 1's
-TWO_VALUES = ((10.0, 4.0), (20.0, 3.0), (30.0, 2.0), (40.0, 1.0))
-
-
 @image("04_one_tile.png", 5.0)
 def draw_one_tile(ax: Axes) -> None:
     """softmax_step on a tile of two queries and two keys, the second of its row: what has one number per row, and what has more."""
-    s, v = torch.tensor(TWO_QUERIES, dtype=torch.float64), torch.tensor(TWO_VALUES, dtype=torch.float64)
+    two_queries = ((3.0, 2.0, 5.0, 1.0), (6.0, 4.0, 1.0, 5.0))  # scores; the first query's are chapter 1's
+    two_values = ((10.0, 4.0), (20.0, 3.0), (30.0, 2.0), (40.0, 1.0))
+    s, v = torch.tensor(two_queries, dtype=torch.float64), torch.tensor(two_values, dtype=torch.float64)
     p, m, l, _ = algorithm.softmax_step(s[:, :2], torch.full((2,), -math.inf, dtype=s.dtype), torch.zeros(2, dtype=s.dtype))
     acc = p @ v[:2]
     p, m_new, l_new, alpha = algorithm.softmax_step(s[:, 2:], m, l)
@@ -179,9 +156,6 @@ def draw_one_tile(ax: Axes) -> None:
         write(ax, x, y + 2 * tall + 0.24, text, BODY)
     note(ax, 0.1, 4.5, "query 0: the maximum grows from 3 to 5, so alpha shrinks its l and its acc")
     note(ax, 0.1, 4.8, "query 1: the maximum stays 6, so its alpha is 1 and nothing is corrected")
-
-
-# ---------------------------------------------------------------- chapter 5
 
 
 @image("05_grid.png", 5.2)

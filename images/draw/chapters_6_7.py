@@ -3,26 +3,8 @@
 import torch
 from matplotlib.axes import Axes
 
-from draw.drawing import (
-    BODY,
-    HEAD,
-    MASKED,
-    SMALL,
-    TENSOR_COLOUR,
-    arrow,
-    box,
-    digits,
-    grid,
-    heading,
-    image,
-    legend,
-    note,
-    notes,
-    outline,
-    sample,
-    write,
-    writes,
-)
+from draw.drawing import arrow, box, digits, grid, heading, image, legend, note, notes, outline, sample, write, writes
+from draw.look import BODY, HEAD, MASKED, SMALL, TENSOR_COLOUR
 from fa_tutorial import algorithm, ledger, reference
 from fa_tutorial.bench import results
 
@@ -32,9 +14,6 @@ def tensor_box(ax: Axes, x: float, y: float, width: float, height: float, name: 
     base = "" if name in ("delta", "lse") else name.removeprefix("d")
     standard = {"colour": TENSOR_COLOUR.get(base, "sky"), "share": 0.45, "size": BODY, "weight": "bold"}
     box(ax, x, y, width, height, name, **standard | look)
-
-
-# ---------------------------------------------------------------- chapter 6
 
 
 @image("06_delta.png", 4.95)
@@ -277,9 +256,6 @@ def draw_atomics(ax: Axes) -> None:
             look = {"share": 0.5, "weight": "bold"} if col == 2 else {"share": 0.3}
             box(ax, x, y + 0.25, 2.1, 0.38, f"{total.item():,.0f}", "blue", **look)
     note(ax, left, top + 2.5, "both right within rounding, and not the same bits")
-
-
-# ---------------------------------------------------------------- chapter 7
 
 
 @image("07_transposed_tile.png", 6.9)

@@ -8,16 +8,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
+from draw.look import DARK, DPI, HEAD, SMALL, WIDTH
 from fa_tutorial.figures import COLOURS, GREY
-
-DARK = "#444444"
-TENSOR_COLOUR = {"q": "blue", "k": "orange", "v": "green", "q kᵀ": "yellow", "s": "yellow", "p": "yellow", "o": "purple"}  # acc: o
-
-DPI = 150
-WIDTH = 9.0  # inches
-SMALL, BODY, HEAD = 11, 12, 13  # points
-MASKED = "////"  # hatching of what a mask leaves out
-WAITS = {"hatch": MASKED}  # somebody who has nothing to do
 
 IMAGES: dict[str, Callable[[], Figure]] = {}  # what draws each file of images/
 
