@@ -9,30 +9,28 @@ from draw.drawing import arrow, box, frames, grid, heading, image, legend, note,
 from draw.look import BODY, MASKED, SMALL
 from fa_tutorial.figures import COLOURS, GREY
 
-# (a line of chapter 5's loop, its colour, the place that a variant takes there, who does), from top to bottom
-LOOP = (
-    ("m, l, acc = −∞, 0, 0", "purple", "the denominator", "sinks: one more term"),
-    ("for each tile of keys:", "sky", "the set of tiles", "those that a mask leaves"),
-    ("    k_tile, v_tile = load(…)", None, "", ""),
-    ("    s = scale · q_tile k_tileᵀ", "yellow", "the score", "soft cap, ALiBi, bias"),
-    ("    s = where(seen, s, −∞)", "orange", "the mask", "window, documents, prefix"),
-    ("    p, m, l, alpha = softmax_step(s, m, l)", None, "", ""),
-    ("    acc = alpha · acc + p v_tile", "green", "the numerator", "dropout: fewer terms than in l"),
-    ("o = acc / l;  lse = m + log l", None, "", ""),
-)
 
-
-@image("10_places.png", 0.55 + 0.5 * len(LOOP))
+@image("10_places.png", 4.55)
 def draw_places(ax: Axes) -> None:
     """Chapter 5's loop, and the lines at which a variant enters, each with who does."""
-    mono = {"family": "DejaVu Sans Mono"}
+    # (a line of chapter 5's loop, its colour, the place that a variant takes there, who does), from top to bottom
+    loop = (
+        ("m, l, acc = −∞, 0, 0", "purple", "the denominator", "sinks: one more term"),
+        ("for each tile of keys:", "sky", "the set of tiles", "those that a mask leaves"),
+        ("    k_tile, v_tile = load(…)", None, "", ""),
+        ("    s = scale · q_tile k_tileᵀ", "yellow", "the score", "soft cap, ALiBi, bias"),
+        ("    s = where(seen, s, −∞)", "orange", "the mask", "window, documents, prefix"),
+        ("    p, m, l, alpha = softmax_step(s, m, l)", None, "", ""),
+        ("    acc = alpha · acc + p v_tile", "green", "the numerator", "dropout: fewer terms than in l"),
+        ("o = acc / l;  lse = m + log l", None, "", ""),
+    )
     tall, left = 0.5, 0.1
     heading(ax, left, 0.25, "chapter 5's loop")
     heading(ax, 4.65, 0.25, "what a variant changes there")
-    for row, (line, colour, place, who) in enumerate(LOOP):
+    for row, (line, colour, place, who) in enumerate(loop):
         y = 0.5 + row * tall
         box(ax, left, y, 4.2, tall - 0.08, colour=colour, share=0.35 if colour else 0.0)
-        note(ax, left + 0.12, y + tall / 2 - 0.04, line, **mono)
+        note(ax, left + 0.12, y + tall / 2 - 0.04, line, family="DejaVu Sans Mono")
         if place:
             box(ax, 4.65, y, 4.25, tall - 0.08, colour=colour, share=0.35 if colour else 0.0)
             note(ax, 4.75, y + tall / 2 - 0.04, place, BODY, weight="bold")
@@ -54,14 +52,13 @@ def panel_at(ax: Axes, left: float, title: str, below: str, wide: float = 2.6) -
 @image("10_scores.png", 3.6)
 def draw_scores(ax: Axes) -> None:
     """What the soft cap makes of a score, and what ALiBi takes off it."""
-    CAP, slopes = 2.0, ((1 / 2, "blue", "-"), (1 / 4, "vermilion", "--"), (1 / 8, "green", ":"))
+    c, slopes = 2.0, ((1 / 2, "blue", "-"), (1 / 4, "vermilion", "--"), (1 / 8, "green", ":"))
     cap = panel_at(ax, 1.2, "soft cap: the new score", "score, with c = 2")
     alibi = panel_at(ax, 5.4, "ALiBi: added to a score", "key's number less the query's")
-
     scores = [x / 20 for x in range(-120, 121)]
     cap.plot(scores, scores, color=GREY, linewidth=1.2, linestyle=":")
-    cap.plot(scores, [max(-CAP, min(CAP, x)) for x in scores], color=COLOURS["vermilion"], linewidth=1.6, linestyle="--")
-    cap.plot(scores, [CAP * math.tanh(x / CAP) for x in scores], color=COLOURS["blue"], linewidth=2.2)
+    cap.plot(scores, [max(-c, min(c, x)) for x in scores], color=COLOURS["vermilion"], linewidth=1.6, linestyle="--")
+    cap.plot(scores, [c * math.tanh(x / c) for x in scores], color=COLOURS["blue"], linewidth=2.2)
     cap.set(xlim=(-6, 6), ylim=(-3.2, 3.2), xticks=(-4, 0, 4), yticks=(-2, 0, 2))
     for x, y, text, colour in (
         (-5.6, 2.7, "dotted: as it was", "black"),
@@ -70,7 +67,6 @@ def draw_scores(ax: Axes) -> None:
     ):
         cap.text(x, y, text, color=COLOURS[colour], fontsize=SMALL)
     cap.text(0.2, -1.55, "dashed", color=COLOURS["vermilion"], fontsize=SMALL)
-
     for slope, colour, style in slopes:
         alibi.plot((-16, 0), (-16 * slope, 0), style, color=COLOURS[colour], linewidth=2.0)
         alibi.text(-16.3, -16 * slope, f"1/{1 / slope:.0f}", color=COLOURS[colour], fontsize=SMALL, ha="right", va="center")
@@ -84,38 +80,34 @@ def draw_scores(ax: Axes) -> None:
 @image("10_sink.png", 3.3)
 def draw_sink(ax: Axes) -> None:
     """What a sink leaves of a row's weights."""
-    scores, SINK = (0.5, 1.5, -1.0, 1.0), 2.0
-    sink = panel_at(ax, 2.9, "a row's weights", "", wide=3.4)
-    terms = [math.exp(x) for x in scores]
+    panel, sink = panel_at(ax, 2.9, "a row's weights", "", wide=3.4), math.exp(2.0)
+    terms = [math.exp(x) for x in (0.5, 1.5, -1.0, 1.0)]
     for place, term in enumerate(terms):
-        without, with_sink = term / sum(terms), term / (sum(terms) + math.exp(SINK))
-        sink.bar(place - 0.2, without, 0.38, facecolor="white", edgecolor="black", hatch=MASKED)
-        sink.bar(place + 0.2, with_sink, 0.38, facecolor=tint("sky", 0.8), edgecolor="black")
-    sink.bar(len(terms) + 0.2, math.exp(SINK) / (sum(terms) + math.exp(SINK)), 0.5, facecolor=tint("purple", 0.8), edgecolor="black")
-    sink.set(xlim=(-0.6, 4.7), ylim=(0, 0.72), xticks=(0, 1, 2, 3, 4.2), yticks=(0, 0.25, 0.5))
-    sink.set_xticklabels(("key 0", "1", "2", "3", "sink"))
+        panel.bar(place - 0.2, term / sum(terms), 0.38, facecolor="white", edgecolor="black", hatch=MASKED)
+        panel.bar(place + 0.2, term / (sum(terms) + sink), 0.38, facecolor=tint("sky", 0.8), edgecolor="black")
+    panel.bar(len(terms) + 0.2, sink / (sum(terms) + sink), 0.5, facecolor=tint("purple", 0.8), edgecolor="black")
+    panel.set(xlim=(-0.6, 4.7), ylim=(0, 0.72), yticks=(0, 0.25, 0.5))
+    panel.set_xticks((0, 1, 2, 3, 4.2), ("key 0", "1", "2", "3", "sink"))
     for y, look, text in (
         (0.67, {"facecolor": "white", "hatch": MASKED}, "weights without"),
         (0.585, {"facecolor": tint("sky", 0.8)}, "with the sink"),
     ):
-        sink.bar(-0.3, 0.05, 0.4, bottom=y - 0.025, edgecolor="black", **look)
-        sink.text(0.05, y, text, fontsize=SMALL, va="center")
+        panel.bar(-0.3, 0.05, 0.4, bottom=y - 0.025, edgecolor="black", **look)
+        panel.text(0.05, y, text, fontsize=SMALL, va="center")
 
 
 @image("10_cu_seqlens.png", 4.75)
 def draw_cu_seqlens(ax: Axes) -> None:
     """Three sequences, padded to a rectangle, and packed in one row that cu_seqlens divides, with blocks of four tokens below, and the
     pairs that they see."""
-    lengths = (5, 2, 4)
-    of_sequence = ("blue", "orange", "green")
+    lengths, of_sequence = (5, 2, 4), ("blue", "orange", "green")
     side, left, longest, block = 0.5, 0.4, max(lengths), 4
     heading(ax, left, 0.25, f"padded: {len(lengths)} × {longest} tokens")
     colours = [colour for length, colour in zip(lengths, of_sequence, strict=True) for _ in range(length)]  # of each token
     grid(ax, left, 0.5, len(lengths), longest, side, lambda row, column: (
         {"colour": of_sequence[row], "share": 0.45, "text": f"{column}"} if column < lengths[row] else {"hatch": MASKED}
     ))  # fmt: skip
-    bounds = [0, *accumulate(lengths)]
-    top = 2.85
+    bounds, top = [0, *accumulate(lengths)], 2.85
     heading(ax, left, top - 0.3, f"packed: {bounds[-1]} tokens")
     grid(ax, left, top, 1, bounds[-1], side, lambda _, token: {"text": f"{token}", "colour": colours[token], "share": 0.45})
     for start, length in zip(bounds, lengths, strict=False):
@@ -161,14 +153,12 @@ def draw_tile_lists(ax: Axes) -> None:
         writes(ax, left + 0.5 * side, y, texts, dx=side, size=BODY)
     below = top + 1.75
     write(ax, left - 0.2, below + side / 2, "row 4 of index", BODY, ha="right", weight="bold")
-    places = mixed + [None] * (len(kinds) - len(mixed) - len(whole)) + whole[::-1]
-    for place, tile in enumerate(places):
+    for place, tile in enumerate(mixed + [None] * (len(kinds) - len(mixed) - len(whole)) + whole[::-1]):
         look = {} if tile is None else LOOKS[kinds[tile]]
         box(ax, left + place * side, below, side, side, "" if tile is None else f"{tile}", **look)
         if tile is not None:
             arrow(ax, (left + (tile + 0.5) * side, top + side + 0.04), (left + (place + 0.5) * side, below - 0.04))
-    end = left + len(kinds) * side
-    under = below + side + 0.3
+    end, under = left + len(kinds) * side, below + side + 0.3
     arrow(ax, (left + 0.1, under), (left + len(mixed) * side - 0.1, under))
     note(ax, left, under + 0.3, f"mixed: step +1, count {len(mixed)}", BODY)
     arrow(ax, (end - 0.1, under), (end - len(whole) * side + 0.1, under))
@@ -201,7 +191,7 @@ def draw_two_directions(ax: Axes) -> None:
 @image("10_there_and_back.png", 4.2)
 def draw_there_and_back(ax: Axes) -> None:
     """The forward from s to o, and the backward from do to ds, with the place at which each variant enters."""
-    # (a tensor, where a variant enters it, that place's colour as in LOOP), in the order in which they are computed
+    # (a tensor, where a variant enters it, that place's colour as in draw_places), in the order in which they are computed
     forward = (
         ("s = scale · q kᵀ", "", None),
         ("s′ = f(s)", "the score: f", "yellow"),

@@ -20,8 +20,8 @@ from fa_tutorial.reading import BLOCK_N
 def draw_kernel_lines(ax: Axes) -> None:
     """The lines of FA2's forward kernel in their order, each in the colour of what it does."""
     # Lines of csrc/flash_attn/src/flash_fwd_kernel.h at v2.8.3: compute_attn_1rowblock's first line, and the first one after it.
-    FIRST, after = 51, 495
-    # Each of these lines, read by hand: how many, and a letter of KINDS. y: what flash_forward_kernel and attend do, too (tiles that are seen,
+    start, after = 51, 495
+    # Each of these lines, read by hand: how many, and a letter of kinds. y: what flash_forward_kernel and attend do, too (tiles that are seen,
     # loads, (4.1) to (4.5), stores); f: dropout, soft cap, ALiBi, windows and lengths that vary; e: the early exit of a block of rows that sees
     # no key; d: lines that only declare or close something; t: what is left.
     lines = (
@@ -38,19 +38,19 @@ def draw_kernel_lines(ax: Axes) -> None:
                        (302, 375, "loop with a mask"), (378, 429, "without"), (431, 494, "o and lse"))  # fmt: skip
     counts = {"y": 62, "t": 136, "f": 51, "e": 30, "d": 15, ".": 150}  # as the page has them
     left, wide, top, high = 0.15, WIDTH - 0.3, 0.92, 0.55
-    per_line = wide / (after - FIRST)
+    per_line = wide / (after - start)
     letters = "".join(kind * int(times) for times, kind in re.findall(r"(\d+)(\D)", lines))
-    assert len(letters) == after - FIRST and Counter(letters) == counts
+    assert len(letters) == after - start and Counter(letters) == counts
 
     def at(line: int) -> float:
-        return left + (line - FIRST) * per_line
+        return left + (line - start) * per_line
 
     for n, kind in enumerate(letters):
         _, colour, share = kinds[kind]
-        x = at(FIRST + n)
+        x = at(start + n)
         ax.fill_between((x, x + per_line), top, top + high, color=tint(colour, share), linewidth=0)
     outline(ax, left, top, wide, high, line=1.0)
-    for line in (FIRST, *range(100, after, 50)):
+    for line in (start, *range(100, after, 50)):
         ax.plot([at(line)] * 2, (top + high, top + high + 0.07), color="black", linewidth=1.0)
         write(ax, at(line), top + high + 0.19, f"{line}")
     heading(ax, left, 0.2, "flash_fwd_kernel.h, line by line")
@@ -65,12 +65,12 @@ def draw_kernel_lines(ax: Axes) -> None:
 @image("12_names.png", 2.75)
 def draw_names(ax: Axes) -> None:
     """Five names of FA2's, each cut into its slots."""
-    SLOTS = ("one thread's share?", "for which copy or product", "where", "of which tensor", "transposed?")
+    slots_are = ("one thread's share?", "for which copy or product", "where", "of which tensor", "transposed?")
     slot_names = (("gK", "", "", "g: global memory", "K: k", ""), ("tKgK", "t: yes", "K: the copy of k", "g: global memory", "K: k", ""),
                   ("tKsK", "t: yes", "K: the copy of k", "s: shared memory", "K: k", ""), ("tSrK", "t: yes", "S: s = q kᵀ", "r: registers", "K: k", ""),
                   ("tdVsPt", "t: yes", "dV: dv = pᵀ do", "s: shared memory", "P: p", "t: yes"))  # fmt: skip
     left, wide, high = (0.95, 2.75, 4.65, 6.3, 7.75), (1.75, 1.85, 1.6, 1.4, 1.1), 0.36
-    for x, width, text in zip(left, wide, SLOTS, strict=True):
+    for x, width, text in zip(left, wide, slots_are, strict=True):
         write(ax, x + width / 2, 0.25, text)
     for n, (name, *slots) in enumerate(slot_names):
         y = 0.5 + n * 0.43
@@ -91,31 +91,29 @@ def draw_two_loops(ax: Axes) -> None:
     inside = (("148", "m", "sky", 4), ("157", "alpha", "sky", None), ("158", "l · alpha", "sky", None), ("160", "acc · alpha", "purple", 6),
               ("162", "times scale, and p", "sky", 5), ("165", "l plus the thread's own sum", "sky", None))  # fmt: skip
     last = (("347", "p in 16 bits", "sky", None), ("367", "acc + p v", "purple", 8))
-    ROW, BOX, yours_at, MINE, theirs_at = 0.42, 0.34, 0.2, 2.5, 4.9
+    pitch, tall, wide_mine, yours_at, theirs_at, top, wide = 0.42, 0.34, 2.5, 0.2, 4.9, 0.55, 3.9
     # Where each step of yours stands, in rows of theirs: beside its like, where that hasn't moved.
-    mine_at = (0, 2, 2.95, 3.9, 8.1, 10.1, 11.1, 12.6, 15.4)
+    mine = [top + row * pitch for row in (0, 2, 2.95, 3.9, 8.1, 10.1, 11.1, 12.6, 15.4)]
     shares = {"black": 0.12, "sky": 0.45, "orange": 0.6}
     heading(ax, yours_at, 0.25, "yours: attend")
     heading(ax, theirs_at, 0.25, "theirs: lines 302 to 375")
-    top, wide = 0.55, 3.9
-    inside_top = top + (len(theirs) + 1.25) * ROW
-    last_top = inside_top + (len(inside) + 1.15) * ROW
-    mine = [top + row * ROW for row in mine_at]
+    inside_top = top + (len(theirs) + 1.25) * pitch
+    last_top = inside_top + (len(inside) + 1.15) * pitch
     for n, (text, colour) in enumerate(attend):
-        box(ax, yours_at, mine[n], MINE, BOX, text, colour, share=shares.get(colour, 0.4))
-    outline(ax, theirs_at - 0.12, inside_top, wide + 0.02, (len(inside) + 0.95) * ROW, dashed=True, line=1.3)
+        box(ax, yours_at, mine[n], wide_mine, tall, text, colour, share=shares.get(colour, 0.4))
+    outline(ax, theirs_at - 0.12, inside_top, wide + 0.02, (len(inside) + 0.95) * pitch, dashed=True, line=1.3)
     note(ax, theirs_at, inside_top + 0.2, "344: softmax_rescale_o, of softmax.h")
-    for rows, start in ((theirs, top), (inside, inside_top + 0.85 * ROW), (last, last_top)):
+    for rows, start in ((theirs, top), (inside, inside_top + 0.85 * pitch), (last, last_top)):
         for n, (line, text, colour, step) in enumerate(rows):
-            y = start + (n + 0.9 * (rows is theirs and n > 2)) * ROW  # a gap beside “times scale”
-            box(ax, theirs_at + 0.8, y, wide - 1.05, BOX, text, colour or "black", share=shares.get(colour, 0.4) if colour else 0.03)
-            write(ax, theirs_at + 0.7, y + BOX / 2, line, ha="right")
+            y = start + (n + 0.9 * (rows is theirs and n > 2)) * pitch  # a gap beside “times scale”
+            box(ax, theirs_at + 0.8, y, wide - 1.05, tall, text, colour or "black", share=shares.get(colour, 0.4) if colour else 0.03)
+            write(ax, theirs_at + 0.7, y + tall / 2, line, ha="right")
             if step is not None:
                 moved = step in (0, 2, 7)
-                ax.plot((yours_at + MINE + 0.05, theirs_at - (0.16 if rows is inside else 0.08)), (mine[step] + BOX / 2, y + BOX / 2),
+                ax.plot((yours_at + wide_mine + 0.05, theirs_at - (0.16 if rows is inside else 0.08)), (mine[step] + tall / 2, y + tall / 2),
                         color=tint(colour, 1) if moved else DARK, linewidth=2.8 if moved else 1, linestyle="-" if moved else ":")  # fmt: skip
-    scale_to = inside_top + (0.85 + 4) * ROW + BOX / 2  # the scale goes with p
-    ax.plot((yours_at + MINE + 0.05, theirs_at - 0.16), (mine[2] + BOX / 2, scale_to), color="black", linewidth=2.8)
+    scale_to = inside_top + (0.85 + 4) * pitch + tall / 2  # the scale goes with p
+    ax.plot((yours_at + wide_mine + 0.05, theirs_at - 0.16), (mine[2] + tall / 2, scale_to), color="black", linewidth=2.8)
     note(ax, yours_at, 7.65, "thick lines: what has moved; one dotted line for m and alpha, one for p and l; not drawn: 304 and 365")
 
 
@@ -140,10 +138,8 @@ def draw_schedules(ax: Axes) -> None:
             colour, share = (("orange", 0.8), ("green", 0.6))[below]
             box(ax, left + begin * wide, top + 0.44 + below * lane, long * wide, lane, text, colour, share=share)
     legend(ax, 3.72, (
-        (0.1, {"colour": "sky", "share": 0.5}, "block n, and the next one"),
-        (3.3, {"colour": "orange", "share": 0.8}, "copy of k"),
-        (4.95, {"colour": "green", "share": 0.6}, "copy of v"),
-        (6.6, WAITS, "waits for the copies"),
+        (0.1, {"colour": "sky", "share": 0.5}, "block n, and the next one"), (3.3, {"colour": "orange", "share": 0.8}, "copy of k"),
+        (4.95, {"colour": "green", "share": 0.6}, "copy of v"), (6.6, WAITS, "waits for the copies"),
     ))  # fmt: skip
 
 
@@ -244,7 +240,7 @@ def lane_of(row: int, column: int) -> int:
 @image("12_registers.png", 3.8)
 def draw_registers(ax: Axes) -> None:
     """Which thread of a warp holds which of 16 x 16 scores, and which thread must hold them as p for the next product."""
-    shown_rows, LANE = (0, 1, 2, None, 8, 9, 10), 5  # None: rows that aren't drawn
+    shown_rows, shown = (0, 1, 2, None, 8, 9, 10), 5  # None: rows that aren't drawn
     colours, wide, high, top = ("sky", "orange", "green", "purple"), 0.44, 0.32, 0.95
     for left, name, pieces in ((0.85, "acc_s: what q kᵀ leaves", (0, 4)), (5.3, "p: what p v wants as its A", (0,))):
         heading(ax, left, 0.22, name)
@@ -261,13 +257,13 @@ def draw_registers(ax: Axes) -> None:
             for pair in range(8):
                 lane = lane_of(row, 2 * pair)
                 assert lane == lane_of(row, 2 * pair + 1)
-                box(ax, left + pair * wide, y, wide, high, f"{lane}", colours[lane % 4], share=0.3 + 0.5 * (lane == LANE))
-                marked += [(left + pair * wide, y)] * (lane == LANE)
+                box(ax, left + pair * wide, y, wide, high, f"{lane}", colours[lane % 4], share=0.3 + 0.5 * (lane == shown))
+                marked += [(left + pair * wide, y)] * (lane == shown)
         for pair in pieces:
             outline(ax, left + pair * wide, top, 8 * wide / len(pieces), len(shown_rows) * high, line=2.5)
         for x, y in marked:
             outline(ax, x + 0.03, y + 0.03, wide - 0.06, high - 0.06, line=1.5)
-    note(ax, 0.85, 3.4, f"a number: the thread of the warp; framed: thread {LANE}; a colour: one of the four threads that share a row")
+    note(ax, 0.85, 3.4, f"a number: the thread of the warp; framed: thread {shown}; a colour: one of the four threads that share a row")
     note(ax, 0.85, 3.65, "left: two results of 16 x 8 side by side; right: one operand of 16 x 16")
 
 
@@ -305,8 +301,7 @@ def draw_masked_blocks(ax: Axes) -> None:
 @image("12_before_key_0.png", 2.8)
 def draw_before_key_0(ax: Axes) -> None:
     """Rows 0 to 31 of 62 over the block of keys before key 0, which is all that their loop reads if S_k is 30."""
-    hidden = {"colour": "black", "share": 0.0}
-    S_q, S_k, side, left, top = 62, 30, 0.062, 1.05, 0.65
+    S_q, S_k, side, left, top, hidden = 62, 30, 0.062, 1.05, 0.65, {"colour": "black", "share": 0.0}
     wrong = ruined(S_q, S_k)
     note(ax, left, 0.2, "keys", ha="right")
     note(ax, left + 2 * BLOCK_N * side + 0.4, 0.2, f"S_q = {S_q}, S_k = {S_k}")
@@ -351,8 +346,7 @@ def draw_lagging_shift(ax: Axes) -> None:
     shift = -math.inf
     for n, (scores, first, second) in enumerate(blocks):
         y, before = top + n * apart, shift
-        one = torch.tensor([scores]), torch.tensor([shift]), torch.zeros(1)
-        shift = lagging_step(*one, threshold)[1].item()
+        shift = lagging_step(torch.tensor([scores]), torch.tensor([shift]), torch.zeros(1), threshold)[1].item()
         heading(ax, 0.1, y, f"block {n + 1}")
         if before > -math.inf:
             box(ax, at(before), y - 0.26, room * per_score, 0.52, colour="sky", share=0.45)
@@ -409,7 +403,6 @@ def draw_fa3_step(ax: Axes) -> None:
 @image("12_fa4_warps.png", 5.65)
 def draw_fa4_warps(ax: Axes) -> None:
     """FA4's warps around shared and tensor memory: who writes the scores, p and acc, who takes acc out to rescale it, and where o leaves."""
-    parts = ("s and p\ntile 0", "s and p\ntile 1", "acc\ntile 0", "acc\ntile 1")  # of tensor memory
     left, part, high, warps = 1.3, 1.9, 0.62, {"colour": "black", "share": 0.08}
     heading(ax, 0.1, 0.42, "shared\nmemory")
     box(ax, left, 0.15, 2 * part - 0.1, 0.55, "q, k and v", "sky", share=0.35)
@@ -418,7 +411,7 @@ def draw_fa4_warps(ax: Axes) -> None:
     box(ax, left, 1.2, 4 * part - 0.1, 0.45, "tensor cores: warp 12 issues both matmuls", **warps)
     arrow(ax, (left + part, 0.7), (left + part, 1.2))
     heading(ax, 0.1, 2.75, "tensor\nmemory")
-    for n, name in enumerate(parts):
+    for n, name in enumerate(("s and p\ntile 0", "s and p\ntile 1", "acc\ntile 0", "acc\ntile 1")):  # of tensor memory
         x = left + n * part
         box(ax, x, 2.45, part - 0.1, high, name, "yellow" if n < 2 else "purple", share=0.4)
         if n < 2:
