@@ -8,7 +8,7 @@ from fa_tutorial.bench import chapter_13
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
 from fa_tutorial.exercises.chapter_13.ex_3 import chunks_of
 
-RANKS = 4
+RANKS, CHUNKS = 4, 8  # two chunks a rank
 RANK_COLOUR = ("blue", "orange", "green", "purple")  # of what began on a rank: its keys, and its queries' row
 
 
@@ -32,9 +32,6 @@ def draw_ring(ax: Axes) -> None:
     note(ax, left, top + RANKS * high + 0.32, "All ranks send at the same time, one rank up.", BODY)
 
 
-CHUNKS, SIDE = 2 * RANKS, 0.36
-
-
 def look_of(rank: int) -> dict:
     """Of what began on a rank: its keys."""
     return {"colour": RANK_COLOUR[rank], "share": 0.4}
@@ -52,20 +49,21 @@ def draw_zigzag(ax: Axes) -> None:
 
 def draw_order(ax: Axes, x: float, top: float, name: str, rank_of: list[int]) -> None:
     """The chunks of queries by the chunks of keys, in their rank's colour, with the step; the rank and chunk beside each row; below, each rank's work in each step."""
+    side = 0.36
     heading(ax, x, 0.2, name)
     note(ax, x, 0.47, "chunks of queries ↓, of keys →")
     work = [[0.0] * RANKS for _ in range(RANKS)]
     for row in range(CHUNKS):
         rank = rank_of[row]
-        write(ax, x - 0.12, top + (row + 0.5) * SIDE, f"rank {rank}    {row}", ha="right")
-        write(ax, x + (row + 0.5) * SIDE, top - 0.16, str(row))
+        write(ax, x - 0.12, top + (row + 0.5) * side, f"rank {rank}    {row}", ha="right")
+        write(ax, x + (row + 0.5) * side, top - 0.16, str(row))
         for col in range(CHUNKS):
             step = (rank - rank_of[col]) % RANKS
             look = look_of(rank_of[col]) | {"text": str(step)} if col <= row else {}
-            box(ax, x + col * SIDE, top + row * SIDE, SIDE, SIDE, **look)
+            box(ax, x + col * side, top + row * side, side, side, **look)
             work[step][rank] += (col < row) + 0.5 * (col == row)
-    outline(ax, x, top, CHUNKS * SIDE, CHUNKS * SIDE, line=1.5)
-    below = top + CHUNKS * SIDE + 0.3
+    outline(ax, x, top, CHUNKS * side, CHUNKS * side, line=1.5)
+    below = top + CHUNKS * side + 0.3
     write(ax, x - 0.12, below, "work of", ha="right")
     writes(ax, x + 0.35, below, [f"step {step}" for step in range(RANKS)], dx=0.72)
     for rank in range(RANKS):
@@ -170,8 +168,7 @@ def draw_way_home(ax: Axes) -> None:
         else:
             write(ax, x + wide / 2, 0.73, "kept its k, v")
         write(ax, x + wide / 2, 1.13, "dk, dv of 0:")
-        parts = min(step + 1, RANKS)
-        some = lambda _, part: {"text": f"{part}", **look_of(part)} if part < parts else {"dashed": True}  # noqa: E731
+        some = lambda _, part: {"text": f"{part}", **look_of(part)} if part <= step else {"dashed": True}  # noqa: E731
         grid(ax, x + 0.12, 1.33, 1, RANKS, (wide - 0.24) / RANKS, some, 0.36)
         write(ax, x + wide / 2, 1.95, f"adds part {rank}" if step < RANKS else "complete")
         if step < RANKS:
@@ -207,8 +204,7 @@ def draw_way(ax: Axes, x: float, name: str, words: str, computes: list, sends: l
         for row in range(RANKS):
             for col in range(RANKS):
                 used = row == head if head is not None else tensors == "k, v" or col == 1
-                look = {"colour": RANK_COLOUR[col], "share": 0.4} if used else {}
-                box(ax, left + col * side, 0.7 + row * side, side, side, **look)
+                box(ax, left + col * side, 0.7 + row * side, side, side, **(look_of(col) if used else {}))
                 if head is not None and col == 1 and row != head:  # the rest of its shard goes to the rank with this head
                     write(ax, left + (col + 0.5) * side, 0.7 + (row + 0.5) * side, f"→{row}", 9)
             write(ax, left + (row + 0.5) * side, 2.0, str(row))

@@ -90,8 +90,7 @@ def bar(ax: Axes, start: float, end: float, y: float, text: str = "", **look) ->
 
 def draw_shared_memory(ax: Axes, y: float, num_stages: int) -> None:
     """q and the stages of k and v as boxes, as long as they are large, and their sum, by (8.2) from two stages on; one is a single tile."""
-    D, itemsize = 64, 2
-    tile = TileConfig(64, 64, 4, num_stages)
+    D, itemsize, tile = 64, 2, TileConfig(64, 64, 4, num_stages)
     q, stage, name = tile.block_m * D * itemsize // 1024, 2 * tile.block_n * D * itemsize // 1024, "k, v"
     if num_stages == 1:
         stage, name = stage // 2, "k/v"
@@ -102,14 +101,11 @@ def draw_shared_memory(ax: Axes, y: float, num_stages: int) -> None:
     for text, size, colour in (("q", q, "sky"), *[(name, stage, "green")] * num_stages):
         box(ax, x, y, size * inch, 0.3, text, colour, share=0.4)
         x += size * inch
-    parts = f"{q} + {num_stages} · {stage} = {total} KiB"
     how = f": one place for k and v in turn; all sizes {D}, fp16" if num_stages == 1 else " (8.2)"
-    note(ax, x + 0.12, y + 0.15, parts + how, weight="bold")
+    note(ax, x + 0.12, y + 0.15, f"{q} + {num_stages} · {stage} = {total} KiB{how}", weight="bold")
 
 
-S = 100  # rows of a head
-TILE_SIDE, LINE = 64, 16  # a tile of 64 x 64; bytes that one copy moves
-THREADS = 128
+S, TILE_SIDE, LINE, THREADS = 100, 64, 16, 128  # rows of a head; a tile of 64 x 64; bytes that one copy moves
 
 
 @image("08_descriptor.png", 5.35)
@@ -155,16 +151,14 @@ HEAD_COLOURS, HEAD_HATCHES = ("sky", "orange"), (None, "..")
 @image("08_flattened_heads.png", 6.4)
 def draw_flattened_heads(ax: Axes) -> None:
     """Two heads of 100 rows by tiles of 64: flattened to two dimensions the second tile runs on; with four it ends with its head."""
-    row = 0.0215  # inches
     heading(ax, 0.1, 0.25, "flattened: (B·H·S, D)")
     heading(ax, 4.85, 0.25, "four dimensions: (B, H, S, D)")
-    top, over, gap = 1.0, 2 * TILE_SIDE - S, 0.4
+    row, top, over, gap = 0.0215, 1.0, 2 * TILE_SIDE - S, 0.4
     for head in range(2):
         look = {"share": 0.45, "hatch": HEAD_HATCHES[head], "size": BODY, "weight": "bold"}
         for x, y in ((0.65, top + head * S * row), (5.4, top + head * S * row + gap * head)):
             box(ax, x, y, 1.2, S * row, f"head {head}", HEAD_COLOURS[head], **look)
-    head_1 = top + S * row + gap
-    for x, y, stops in ((0.65, top, (0, S, 2 * S)), (5.4, top, (0, S)), (5.4, head_1, (0, S))):
+    for x, y, stops in ((0.65, top, (0, S, 2 * S)), (5.4, top, (0, S)), (5.4, top + S * row + gap, (0, S))):
         writes(ax, x - 0.08, y, stops, dy=S * row, ha="right")
     for x, code in ((0.1, "x.load([(b·H + h)·S + start, 0])"), (4.85, "x.load([b, h, start, 0])")):
         note(ax, x, 0.62, code, family="DejaVu Sans Mono")
@@ -181,8 +175,9 @@ def draw_flattened_heads(ax: Axes) -> None:
     words = "head 1's rows,\ntaken for head 0's:\nwrong keys, and a\nstore writes there"
     note(ax, 2.35, y + over * row + 0.45, words, va="top", linespacing=1.25)
     note(ax, 7.1, y + over * row + 0.45, "past S: loaded as 0,\nnot stored; head 1\nstays as it is", va="top", linespacing=1.25)
-    frames = "the tiles of head 0 in thick frames; numbers: rows that the descriptor counts"
-    note(ax, 0.1, 6.15, f"S = {S}, tiles of {TILE_SIDE} rows, {frames}")
+    note(
+        ax, 0.1, 6.15, f"S = {S}, tiles of {TILE_SIDE} rows, the tiles of head 0 in thick frames; numbers: rows that the descriptor counts"
+    )
 
 
 ROW_BLOCKS, HEADS, SMS = 8, 2, 4
@@ -235,11 +230,9 @@ def draw_overlap(ax: Axes) -> None:
     draw_lanes(ax, 2.55, "overlap, as written: exponentials run beside the next q kᵀ", early, beside, 6, 4)
     parts = ((0.1, WORK["q k"], "q kᵀ"), (1.5, WORK["exp"], "exponentials"), (3.7, WORK["p v"], "p v"), (4.95, WAITS, "nothing to do"))
     legend(ax, 4.6, parts)
-    rows = stored_steps()[128, False]
-    yours, cudnn = (tile_cycles(rows[name], 128, False) for name in (CHAIN[-1], "sdpa_cudnn"))
-    words = f"On an H200, your programs take {yours:.0f} cycles for a tile, cuDNN {cudnn:.0f}."
+    yours, cudnn = (tile_cycles(stored_steps()[128, False][name], 128, False) for name in (CHAIN[-1], "sdpa_cudnn"))
     note(ax, 0.1, 5.0, "one program, D = 128, tiles of 64 x 64, no loads, no other instructions")
-    note(ax, 0.1, 5.27, words)
+    note(ax, 0.1, 5.27, f"On an H200, your programs take {yours:.0f} cycles for a tile, cuDNN {cudnn:.0f}.")
 
 
 def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, exponentials: list, first: int, period: int) -> None:
@@ -247,19 +240,16 @@ def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, exponentials: li
 
     first, period: the beat at which the span of one tile begins, and its beats.
     """
-    beat, beat_tall = 0.42, 0.34  # inches
+    left, end, beat, beat_tall = 1.75, 16, 0.42, 0.34
     cycles = 128  # a beat's: a matmul of 64 x 64 x 128 takes two, and so do 64 x 64 exponentials
-    left, end = 1.75, 16
     heading(ax, 0.1, top, title)
     for number, (name, jobs) in enumerate((("tensor cores", matmuls), ("exponentials", exponentials))):
         y = top + 0.32 + number * (beat_tall + 0.12)
         note(ax, 0.1, y + beat_tall / 2, name)
         box(ax, left, y, end * beat, beat_tall, **WAITS)
         for start, text in jobs:
-            stop = min(start + 2, end)
-            if start < end:
-                shown = text if stop - start == 2 else ""
-                box(ax, left + start * beat, y, (stop - start) * beat, beat_tall, shown, **WORK[text[:3]])
+            if (beats := min(2, end - start)) > 0:
+                box(ax, left + start * beat, y, beats * beat, beat_tall, text if beats == 2 else "", **WORK[text[:3]])
     y = top + 0.32 + 2 * (beat_tall + 0.12) + 0.1
     begin, stop = left + first * beat, left + (first + period) * beat
     bracket(ax, begin, stop, y - 0.06, high=-0.06)

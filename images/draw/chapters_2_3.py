@@ -42,8 +42,7 @@ def draw_strides(ax: Axes) -> None:
 @image("02_grid_and_mask.png", 4.45)
 def draw_grid_and_mask(ax: Axes) -> None:
     """Ten elements, three programs with blocks of four: the offset of each position, and the last two masked off."""
-    n, block = 10, 4
-    side, gap, left = 0.56, 0.22, 1.75
+    n, block, side, gap, left = 10, 4, 0.56, 0.22, 1.75
     programs = -(-n // block)
     arange, offs, mask, memory = 0.55, 1.5, 2.06, 3.2
     for y, text in ((arange, "arange(0, BLOCK)"), (offs, "offs"), (mask, "mask: offs < n"), (memory, f"memory, n = {n}")):
@@ -73,8 +72,7 @@ def draw_grid_and_mask(ax: Axes) -> None:
 def draw_transpose_tiles(ax: Axes) -> None:
     """One tile of x, read at tile (r, c) and stored at tile (c, r) of out; ragged tiles hatched."""
     rows, cols, block_r, block_c = 5, 7, 2, 4
-    tile_r, tile_c = 1, 0
-    side, top = 0.42, 0.95
+    tile_r, tile_c, side, top = 1, 0, 0.42, 0.95
     letters = {(r, c): chr(ord("a") + r * block_c + c) for r in range(block_r) for c in range(block_c)}
 
     def look(row: int, col: int) -> dict:
@@ -113,8 +111,7 @@ def draw_transpose_tiles(ax: Axes) -> None:
 @image("02_gpu.png", 5.3)
 def draw_gpu(ax: Axes) -> None:
     """From the grid to the threads: twelve programs on four SMs, one program's four warps, one warp's threads."""
-    chosen, side, step = 5, 0.6, 0.22
-    left, top = 0.15, 1.15
+    chosen, side, step, left, top = 5, 0.6, 0.22, 0.15, 1.15
     heading(ax, left, 0.25, "grid")
     note(ax, left, 0.65, "what you launch:\n12 programs", linespacing=1.3)
 
@@ -197,7 +194,6 @@ def draw_turned_tile(ax: Axes) -> None:
         (right, "tile of out, stored row by row", lambda r, c: 4 * c + r),
     ):
         write(ax, x + 2 * side, 0.22, name, BODY, weight="bold")
-
         grid(ax, x, y, 4, 4, side, lambda r, c: {
             "text": str(element(r, c)), "colour": "yellow" if x == middle else colours[c], "share": 0.45, "size": BODY,
         })  # fmt: skip
@@ -232,14 +228,13 @@ def draw_softmax_row(ax: Axes) -> None:
 @image("02_fused_softmax.png", 4.55)
 def draw_fused_softmax(ax: Axes) -> None:
     """Softmax as five kernels, eight trips of n elements between HBM and the chip; fused, two."""
-    steps = (("amax", "x", "m", 0), ("−", "xm", "z", 1), ("exp", "z", "p", 1), ("sum", "p", "l", 0), ("/", "pl", "y", 1))
-    trips = 0
+    steps = (("amax", "x", "m"), ("−", "xm", "z"), ("exp", "z", "p"), ("sum", "p", "l"), ("/", "pl", "y"))
+    trips = sum(name not in "ml" for _, reads, writes in steps for name in reads + writes)
     memory, chip, wide = 0.6, 2.55, 0.62
     places = {name: 0.35 + i * 0.95 for i, name in enumerate("xmzply")}
     for left, right, title in ((0.1, 6.15, "five kernels"), (6.75, 8.9, "one fused kernel")):
         heading(ax, left, 0.25, title)
         ax.add_patch(Rectangle((left, memory - 0.12), right - left, 1.0, facecolor="#ebebeb", edgecolor=GREY))
-    kernels = {name: 0.55 + i * 1.14 for i, (name, *_) in enumerate(steps)}
 
     def tensor(x: float, name: str) -> None:
         whole = name not in "ml"
@@ -252,18 +247,14 @@ def draw_fused_softmax(ax: Axes) -> None:
         ends = ((start, high), (end, low)) if is_read else ((end, low), (start, high))
         arrow(ax, *ends, colour="blue" if is_read else "vermilion", dashed=not is_read, width=2.2 if whole else 0.9)
 
-    for name, x in places.items():
+    for name, x in (*places.items(), ("x", 6.95), ("y", 8.1)):
         tensor(x, name)
-    for name, reads, writes, whole in steps:
-        x = kernels[name]
+    for step, (name, reads, writes) in enumerate(steps):
+        x = 0.55 + step * 1.14
         box(ax, x, chip, 0.82, 0.52, name, "sky", size=BODY, line=2, weight="bold")
         for i, source in enumerate(reads):
             trip(places[source] + wide / 2, x + 0.2 + 0.2 * i, True, source not in "ml")
-            trips += source not in "ml"
-        trip(places[writes] + wide / 2, x + 0.65, False, bool(whole))
-        trips += whole
-    for x, name in ((6.95, "x"), (8.1, "y")):
-        tensor(x, name)
+        trip(places[writes] + wide / 2, x + 0.65, False, writes not in "ml")
     box(ax, 6.95, chip, 1.77, 0.52, "softmax", "sky", size=BODY, line=2, weight="bold")
     trip(6.95 + wide / 2, 6.95 + wide / 2, True, True)
     trip(8.1 + wide / 2, 8.1 + wide / 2, False, True)

@@ -70,11 +70,8 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
         arrow(ax, (x_out - 0.5, middle + 0.12), (x_out, middle + 0.12), "vermilion", dashed=True)
 
 
-WHOLE, SEEN, HIDDEN = (
-    {"colour": "sky", "share": 0.6},
-    {"colour": "orange", "share": 0.7},
-    {"colour": "orange", "share": 0.15, "hatch": MASKED},
-)
+WHOLE, SEEN = {"colour": "sky", "share": 0.6}, {"colour": "orange", "share": 0.7}
+HIDDEN, BEYOND = {"colour": "orange", "share": 0.15, "hatch": MASKED}, {"hatch": "xxx", "dashed": True}  # by the mask; past S_k
 
 
 def look_of(place: int, full: int, end: int, seen: bool) -> dict:
@@ -107,15 +104,12 @@ def draw_causal_tiles(ax: Axes) -> None:
 @image("04_one_tile.png", 5.0)
 def draw_one_tile(ax: Axes) -> None:
     """softmax_step on a tile of two queries and two keys, the second of its row: what has one number per row, and what has more."""
-    two_queries = ((3.0, 2.0, 5.0, 1.0), (6.0, 4.0, 1.0, 5.0))  # scores; the first query's are chapter 1's
-    two_values = ((10.0, 4.0), (20.0, 3.0), (30.0, 2.0), (40.0, 1.0))
-    s, v = torch.tensor(two_queries, dtype=torch.float64), torch.tensor(two_values, dtype=torch.float64)
+    s = torch.tensor([[3, 2, 5, 1], [6, 4, 1, 5]], dtype=torch.float64)  # scores; the first query's are chapter 1's
+    v = torch.tensor([[10, 4], [20, 3], [30, 2], [40, 1]], dtype=torch.float64)
     p, m, l, _ = algorithm.softmax_step(s[:, :2], torch.full((2,), -math.inf, dtype=s.dtype), torch.zeros(2, dtype=s.dtype))
     acc = p @ v[:2]
     p, m_new, l_new, alpha = algorithm.softmax_step(s[:, 2:], m, l)
-    acc_new = alpha[:, None] * acc + p @ v[2:]
-
-    wide, tall = 0.78, 0.46
+    wide, tall, top, low, one = 0.78, 0.46, 0.8, 2.95, "[BLOCK_M]"
 
     def tile(x: float, y: float, name: str, shape: str, values: torch.Tensor, colour: str | None = None, weight: str = "normal") -> float:
         """Cells of one tensor with its name and shape above; returns where they end."""
@@ -135,7 +129,6 @@ def draw_one_tile(ax: Axes) -> None:
         tile(end + 0.5, y, f"{name} after", shape, after, colour, "bold")
         return end
 
-    top, low, one = 0.8, 2.95, "[BLOCK_M]"
     for y in (top, low):
         writes(ax, 0.1, y + 0.5 * tall, ("query 0", "query 1"), dy=tall, ha="left")
     tile(1.0, top, "s", "[BLOCK_M, BLOCK_N]", s[:, 2:], "orange")
@@ -144,7 +137,7 @@ def draw_one_tile(ax: Axes) -> None:
     tile(3.4, low, "v", "[BLOCK_N, D]", v[2:], "green")
     m_end = before_and_after(3.1, top, "m", one, m, m_new, "sky")
     l_end = before_and_after(1.0, low, "l", one, l, l_new, "yellow")
-    acc_end = before_and_after(5.3, low, "acc", "[BLOCK_M, D]", acc, acc_new, "purple")
+    acc_end = before_and_after(5.3, low, "acc", "[BLOCK_M, D]", acc, alpha[:, None] * acc + p @ v[2:], "purple")
     for x, y, text in (
         (m_end + 0.1, top, "max(m, rowmax s)"),
         (6.05, top, "exp(m before − m after)"),
@@ -173,13 +166,8 @@ def draw_grid(ax: Axes) -> None:
     b, h, row_block = mine // row_blocks // H, mine // row_blocks % H, mine % row_blocks
     heading(ax, left, 1.75, f"Program {mine}: b = {b}, h = {h}, row block {row_block}")
     top, tall, cell = 2.65, 0.6, 1.3
-    for name, x, what in (
-        ("q", 0.5, "read once"),
-        ("k", 2.75, "read, tile by tile"),
-        ("v", 5.0, "read, tile by tile"),
-        ("o", 7.25, "written once"),
-    ):
-        rows = "S_k" if name in "kv" else "S_q"
+    for name, x in zip("qkvo", (0.5, 2.75, 5.0, 7.25), strict=True):
+        rows, what = ("S_k", "read, tile by tile") if name in "kv" else ("S_q", "read once" if name == "q" else "written once")
         write(ax, x + cell / 2, top - 0.45, f"{name}[{b}, {h}]", BODY, weight="bold")
         write(ax, x + cell / 2, top - 0.17, f"[{rows}, D]")
         blocks, high, side = (key_blocks, 0.4, "BLOCK_N") if name in "kv" else (row_blocks, tall, "BLOCK_M")
@@ -200,17 +188,12 @@ def draw_two_loops(ax: Axes) -> None:
     ))  # fmt: skip
 
 
-BEYOND = {"hatch": "xxx", "dashed": True}
-
-
 def draw_row_block(ax: Axes, y: float, S_q: int) -> None:
     """Row block 2 of S_q queries against 21 keys."""
     S_k, block_m, block_n, row_block = 21, 4, 2, 2
-    left, side, top = 1.1, 0.34, y + 0.65
-    first = row_block * block_m
+    left, side, top, first = 1.1, 0.34, y + 0.65, row_block * block_m
     full, end = algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k)
-    full_n, end_n = full * block_n, end * block_n
-    keys = -(-S_k // block_n) * block_n
+    full_n, end_n, keys = full * block_n, end * block_n, -(-S_k // block_n) * block_n
     seen = reference.causal_mask(S_q, S_k)
     lengths = f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q}, S_k = {S_k}"
     heading(ax, 0.1, y, f"{lengths}, BLOCK_M = {block_m}, BLOCK_N = {block_n}, row block {row_block}")
@@ -232,15 +215,16 @@ def draw_row_block(ax: Axes, y: float, S_q: int) -> None:
 @image("05_over_the_end.png", 5.6)
 def draw_over_the_end(ax: Axes) -> None:
     """Two heads stored one after another: the last tile of the first runs into the second, unless the mask stops it."""
-    block, unit, left = 64, 0.0365, 1.5
-    shades = (0.25, 0.6)  # of q's colour: both heads are q's
+    block, unit, left, shades = 64, 0.0365, 1.5, (0.25, 0.6)  # of q's colour: both heads are q's
 
     def heads(y: float, S: int) -> None:
+        note(ax, 0.1, y + 0.21, "memory")
         for head, share in enumerate(shades):
             text = f"head {head}: rows {head * S} to {head * S + S - 1}"
             box(ax, left + head * S * unit, y, S * unit, 0.42, text, TENSOR_COLOUR["q"], share=share)
 
     def tiles(y: float, S: int, *, masked: bool) -> None:
+        note(ax, 0.1, y + 0.21, "with a mask" if masked else "no mask")
         for start in range(0, S, block):
             stop, x = start + block, left + start * unit
             inside = min(stop, S)
@@ -253,20 +237,15 @@ def draw_over_the_end(ax: Axes) -> None:
     S = 100
     stop = -(-S // block) * block
     heading(ax, 0.1, 0.25, f"S = {S}, BLOCK_M = {block}: the last tile of head 0 ends at row {stop}")
-    note(ax, 0.1, 0.76, "memory")
     heads(0.55, S)
     ax.plot([left + S * unit] * 2, [0.45, 2.7], color="black", linewidth=1.2, linestyle=":", zorder=0.5)
-    note(ax, 0.1, 1.46, "no mask")
     tiles(1.25, S, masked=False)
     note(ax, left + stop * unit + 0.12, 1.46, f"stored over rows 0 to {stop - S - 1}\nof head 1's o", weight="bold")
-    note(ax, 0.1, 2.36, "with a mask")
     tiles(2.15, S, masked=True)
     note(ax, left + stop * unit + 0.12, 2.36, "load gives 0,\nstore writes nothing", weight="bold")
     S = 64
     heading(ax, 0.1, 3.25, f"S = {S}: tile and head end together, so a test at S = {S} cannot tell")
-    note(ax, 0.1, 3.76, "memory")
     heads(3.55, S)
-    note(ax, 0.1, 4.46, "no mask")
     tiles(4.25, S, masked=False)
     note(ax, 0.1, 5.2, "thick frames: the tiles of head 0; hatched: rows of a tile that are not in head 0")
 
@@ -393,26 +372,19 @@ def draw_kinds_of_work(ax: Axes) -> None:
     """640 cycles of an SM at D = 128, with 12 instructions for a score's softmax and 5 others: in series, in turns, and at once."""
     left, window = 1.75, 640  # two tiles in series
     cycle = 7.1 / window
-    lanes = "tensor cores", "instructions", "exponentials"
-    looks = {"product": ("blue", 0.35), "softmax": ("green", 0.4), "other": ("purple", 0.3), "exponential": ("orange", 0.45)}
-    first, last, load = (64, "product", "q kᵀ"), (64, "product", "p v"), (20, "other", "")
-    exponentials = [(64, "exponential", "")]
+    looks = {kind: {"colour": colour, "share": share} for kind, colour, share in (
+        ("product", "blue", 0.35), ("softmax", "green", 0.4), ("other", "purple", 0.3), ("exp", "orange", 0.45),
+    )}  # fmt: skip
+    first, last, load, exps = (64, "product", "q kᵀ"), (64, "product", "p v"), (20, "other", ""), [(64, "exp", "")]
     ways = {  # for a tile of 1,024 scores: what begins when all before it has ended, as (cycles, kind, text) by lane
-        "in series": [
-            {1: [load]},
-            {0: [first]},
-            {1: [(52, "softmax", "")]},
-            {2: exponentials},
-            {1: [(36, "softmax", ""), load]},
-            {0: [last]},
-        ],
-        "in turns": [{0: [first], 1: [load]}, {1: [(96, "softmax", "")], 2: exponentials}, {0: [last], 1: [load]}],
-        "at once": [{0: [(128, "product", "q kᵀ and p v")], 1: [(96, "softmax", ""), (40, "other", "")], 2: exponentials}],
+        "in series": [{1: [load]}, {0: [first]}, {1: [(52, "softmax", "")]}, {2: exps}, {1: [(36, "softmax", ""), load]}, {0: [last]}],
+        "in turns": [{0: [first], 1: [load]}, {1: [(96, "softmax", "")], 2: exps}, {0: [last], 1: [load]}],
+        "at once": [{0: [(128, "product", "q kᵀ and p v")], 1: [(96, "softmax", ""), (40, "other", "")], 2: exps}],
     }
     for way, (name, steps) in enumerate(ways.items()):
         y, begin = 0.25 + 1.4 * way, 0
         note(ax, 0.1, y, name, BODY, weight="bold")
-        for lane, unit in enumerate(lanes):
+        for lane, unit in enumerate(("tensor cores", "instructions", "exponentials")):
             note(ax, 0.1, y + 0.33 + 0.3 * lane, unit)
             box(ax, left, y + 0.2 + 0.3 * lane, window * cycle, 0.26)
         while begin < window:
@@ -420,20 +392,18 @@ def draw_kinds_of_work(ax: Axes) -> None:
                 for lane, works in step.items():
                     at = begin
                     for cycles, kind, text in works:
-                        seen, (colour, share) = min(cycles, window - at), looks[kind]
-                        if seen > 0:
-                            place = left + at * cycle, y + 0.2 + 0.3 * lane
-                            box(ax, *place, seen * cycle, 0.26, text if seen == cycles else "", colour, share=share)
+                        if (seen := min(cycles, window - at)) > 0:
+                            place, shown = (left + at * cycle, y + 0.2 + 0.3 * lane), text if seen == cycles else ""
+                            box(ax, *place, seen * cycle, 0.26, shown, **looks[kind])
                         at += cycles
                 begin += max(sum(cycles for cycles, *_ in works) for works in step.values())
-    words = {"softmax": (0.1, "instructions of the softmax"), "other": (3.1, "other instructions, as for loads")}
-    entries = [(x, dict(zip(("colour", "share"), looks[kind], strict=True)), text) for kind, (x, text) in words.items()]
     for at in range(0, window + 1, 128):
         x = left + at * cycle
         ax.plot([x, x], [4.36, 4.46], color="black", linewidth=1.2)
         write(ax, x, 4.6, str(at))
     note(ax, 0.1, 4.6, "cycles of an SM")
-    legend(ax, 4.97, (*entries, (6.5, {}, "idle")))
+    words = "instructions of the softmax", "other instructions, as for loads", "idle"
+    legend(ax, 4.97, tuple(zip((0.1, 3.1, 6.5), (looks["softmax"], looks["other"], {}), words, strict=True)))
     note(ax, 0.1, 5.4, "to scale: tiles of 1,024 scores at D = 128; a score takes 12 instructions for its softmax, and 5 others")
 
 

@@ -241,8 +241,7 @@ def draw_race(ax: Axes) -> None:
 @image("06_atomics.png", 3.0)
 def draw_atomics(ax: Axes) -> None:
     """Three programs add to one element of dq with atomic adds, in two orders."""
-    left, top = 0.1, 0.25
-    added = (2.0**24, 3.0, 3.0)
+    left, top, added = 0.1, 0.25, (2.0**24, 3.0, 3.0)
     note(ax, left, top, "atomic adds: none lost, each rounded", BODY, weight="bold")
     note(ax, left, top + 0.4, f"J = 0 adds {added[0]:,.0f}, J = 1 and 2 add 3; fp32")
     for row, order in enumerate(((0, 1, 2), (1, 2, 0))):
