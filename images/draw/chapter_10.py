@@ -124,7 +124,7 @@ def draw_cu_seqlens(ax: Axes) -> None:
     legend(ax, 1.25, ((3.3, {"hatch": MASKED}, "padding"),))
     pair, corner, high = 0.2, 6.3, 0.5
     heading(ax, corner, 0.25, "pairs seen, in tiles")
-    seen = lambda query, key: {"colour": colours[query], "share": 0.45} if colours[query] == colours[key] else None  # noqa: E731
+    seen = lambda query, key: {"colour": colours[query], "share": 0.45} if colours[query] == colours[key] else None
     grid(ax, corner, high, bounds[-1], bounds[-1], pair, seen)
     frames(ax, corner, high, bounds[-1], bounds[-1], pair, (block, block), line=1.2)
 
@@ -222,8 +222,7 @@ def draw_there_and_back(ax: Axes) -> None:
         arrow(ax, (x + broad + room - 0.02, below + tall / 2), (x + broad + 0.02, below + tall / 2))
     end = left + 3 * (broad + room)
     box(ax, end, below, 9 - left - end, tall, "do, and delta = do · o")
-    under = below + tall + 0.4
-    sink, dv = left + broad + room, end - 0.2
+    under, sink, dv = below + tall + 0.4, left + broad + room, end - 0.2
     box(ax, sink, under, 2.6, tall, "dsink = −Σ p_sink · delta", "purple", share=0.45)
     arrow(ax, (sink + broad / 2, below + tall + 0.02), (sink + broad / 2, under - 0.02))
     box(ax, dv, under, 9 - left - dv, tall, "dv = (z ∘ p)ᵀ do", "green", share=0.45)

@@ -41,10 +41,7 @@ def draw_kernel_lines(ax: Axes) -> None:
     per_line = wide / (after - start)
     letters = "".join(kind * int(times) for times, kind in re.findall(r"(\d+)(\D)", lines))
     assert len(letters) == after - start and Counter(letters) == counts
-
-    def at(line: int) -> float:
-        return left + (line - start) * per_line
-
+    at = lambda line: left + (line - start) * per_line
     for n, kind in enumerate(letters):
         _, colour, share = kinds[kind]
         x = at(start + n)
@@ -336,12 +333,8 @@ def draw_lagging_shift(ax: Axes) -> None:
         ((-0.8, 2.9, 4.2, 6.0), "exp(4) = 55 ≤ 2⁸:", "the shift stays, alpha = 1"),
         ((1.3, 5.0, 7.3, 9.0), "exp(7) = 1,097 > 2⁸:", "it moves to 9, alpha = exp(−7)"),
     )
-    left, per_score, top, apart = 1.2, 0.44, 1.0, 1.05
-    room = threshold * math.log(2)
-
-    def at(score: float) -> float:
-        return left + (score + 2) * per_score
-
+    left, per_score, top, apart, room = 1.2, 0.44, 1.0, 1.05, threshold * math.log(2)
+    at = lambda score: left + (score + 2) * per_score
     write(ax, at(2) + room * per_score / 2, 0.25, "the shift stays while m is in the blue band: p ≤ 2⁸")
     shift = -math.inf
     for n, (scores, first, second) in enumerate(blocks):

@@ -168,7 +168,7 @@ def draw_way_home(ax: Axes) -> None:
         else:
             write(ax, x + wide / 2, 0.73, "kept its k, v")
         write(ax, x + wide / 2, 1.13, "dk, dv of 0:")
-        some = lambda _, part: {"text": f"{part}", **look_of(part)} if part <= step else {"dashed": True}  # noqa: E731
+        some = lambda _, part: {"text": f"{part}", **look_of(part)} if part <= step else {"dashed": True}
         grid(ax, x + 0.12, 1.33, 1, RANKS, (wide - 0.24) / RANKS, some, 0.36)
         write(ax, x + wide / 2, 1.95, f"adds part {rank}" if step < RANKS else "complete")
         if step < RANKS:

@@ -3,7 +3,7 @@
 import torch
 from matplotlib.axes import Axes
 
-from draw.drawing import arrow, box, grid, heading, image, legend, note, outline, write
+from draw.drawing import arrow, box, grid, heading, image, legend, note, outline, sample, write
 from draw.look import BODY, HEAD, MASKED
 from fa_tutorial.bench import chapter_14, results
 from fa_tutorial.figures import COLOURS
@@ -100,17 +100,14 @@ def draw_one_block(ax: Axes) -> None:
     note(ax, 0.1, 3.45, "q, k and v: one scale for 128 rows", BODY)
     note(ax, 0.1, 3.8, "in shared memory: q, k, vᵀ and the ones (8 equal rows, a wgmma's least); all else lies in registers", BODY)
     legend(ax, 4.2, ((0.15, eight, "e4m3, 8 bits"), (2.0, wide, "float32")))
-    arrow(ax, (3.55, 4.2), (4.05, 4.2), "blue")
-    note(ax, 4.15, 4.2, "tensor cores")
-    arrow(ax, (5.65, 4.2), (6.15, 4.2), "vermilion")
-    note(ax, 6.25, 4.2, "all other units")
+    sample(ax, 3.55, 4.2, "tensor cores", "blue", long=0.5)
+    sample(ax, 5.65, 4.2, "all other units", "vermilion", long=0.5)
 
 
 @image("14_cut.png", 3.05)
 def draw_cut(ax: Axes) -> None:
     """The sum so far and two products in binary, one below the other: the columns that are kept, and the bits that are cut off."""
-    factors, acc = ((1.125, 1.125), (0.140625, 0.40625)), 300.5
-    leading, least = 8, -11
+    factors, acc, leading, least = ((1.125, 1.125), (0.140625, 0.40625)), 300.5, 8, -11
     last = leading - (KEPT_BITS - 1)
     kept = [2.0**last * int(a * b / 2.0**last) for a, b in factors]
     a, b = torch.tensor(factors, dtype=torch.float64).T[:, None]
@@ -137,7 +134,7 @@ def draw_cut(ax: Axes) -> None:
 def draw_leading_bit(ax: Axes) -> None:
     """A sum of one sign as it grows, and below it the staircase of its leading bit, whose last step is as wide as all before; and the mean of each."""
     left, wide, bottom, high, end = 0.9, 5.4, 2.65, 2.3, 16
-    place = lambda products, value: (left + wide * products / end, bottom - high * value / end)  # noqa: E731
+    place = lambda products, value: (left + wide * products / end, bottom - high * value / end)
     arrow(ax, place(0, 0), (left + wide + 0.25, bottom), "black")
     arrow(ax, place(0, 0), (left, 0.15), "black")
     for n in range(4):

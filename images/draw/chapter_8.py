@@ -192,8 +192,7 @@ def programs_in_order(heads_at_once: int, longest_first: bool) -> list[tuple[int
 @image("08_order_of_programs.png", 6.4)
 def draw_order_of_programs(ax: Axes) -> None:
     """Causal row blocks of two heads numbered in launch order, as they come and longest first, and when four SMs are done with them."""
-    side, top = 0.21, 1.15
-    unit, below, tall, pitch = 0.205, 3.8, 0.32, 0.38  # of the schedule
+    side, top, unit, below, tall, pitch = 0.21, 1.15, 0.205, 3.8, 0.32, 0.38  # of the schedule
     for left, title, order in (
         (0.1, "as they come", programs_in_order(1, longest_first=False)),
         (4.6, "longest first, two heads side by side", programs_in_order(HEADS, longest_first=True)),

@@ -151,7 +151,7 @@ def draw_slices(ax: Axes) -> None:
     tile(0.1, "s, [64, 128]", "layout L", 8)
     heading(ax, 3.85, 0.25, "m, l, alpha, [64]")
     note(ax, 3.85, 0.55, "SliceLayout(1, L)", size=10)
-    threads = lambda r, _: {"text": f"{4 * r}, {4 * r + 1}, {4 * r + 2}, {4 * r + 3}", "size": 9, **looks[r == row]}  # noqa: E731
+    threads = lambda r, _: {"text": f"{4 * r}, {4 * r + 1}, {4 * r + 2}, {4 * r + 3}", "size": 9, **looks[r == row]}
     grid(ax, 3.85, top, 8, 1, 1.5, threads, side)
     tile(6.6, "acc, [64, D]", "layout O", 6)
     y = top + (row + 0.5) * side

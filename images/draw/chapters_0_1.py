@@ -189,11 +189,8 @@ def draw_tiling(ax: Axes) -> None:
         write(ax, left - 1.2, scores + side / 2, f"SM {sm}:\n128 queries", ha="right")
         box(ax, left - 1.1, scores, side, side, colour="blue", share=0.75, line=2.0)
         writes(ax, left - 0.15, y + 0.5 * thin, "kv", dy=thin, weight="bold")
-
-        def look(row: int, col: int) -> dict:
-            return {"colour": TENSOR_COLOUR["kv"[row]], "share": 0.75 if col == now else 0.3} if col <= now else {}
-
-        grid(ax, left, y, 2, blocks, side, look, thin)
+        read = lambda row, col: {"colour": TENSOR_COLOUR["kv"[row]], "share": 0.75 if col == now else 0.3} if col <= now else {}
+        grid(ax, left, y, 2, blocks, side, read, thin)
         grid(ax, left, scores, 1, blocks, side, lambda _, col: looks[(col >= now) + (col > now)])
         box(ax, left + blocks * side + 0.25, scores, side, side, colour="purple", share=0.15, dashed=True)
         note(ax, left + blocks * side + 0.95, scores + side / 2, f"{now + 1} blocks of k and v")
@@ -249,8 +246,7 @@ def draw_passes(ax: Axes) -> None:
 @image("01_two_maxima.png", 4.3)
 def draw_two_maxima(ax: Axes) -> None:
     """The numerators of 3, 2 | 5, 1: each block measured from its own maximum, and both from 5."""
-    base, scale = 3.0, 1.7
-    own, shared = (3.0, 3.0, 5.0, 5.0), (5.0,) * 4
+    base, scale, own, shared = 3.0, 1.7, (3.0, 3.0, 5.0, 5.0), (5.0,) * 4
     for title, maxima, left, below in (
         ("each block from its own maximum", own, 0.75, "3 gets the same weight as 5"), ("both blocks from 5", shared, 5.15, "all four on one scale"),
     ):  # fmt: skip
@@ -361,8 +357,7 @@ def draw_running_sum(ax: Axes) -> None:
 @image("01_shares.png", 3.0)
 def draw_shares(ax: Axes) -> None:
     """The plain sum of scores 3, 2 | 5, 1 as one bar: each processor's piece is the share with which its output counts."""
-    x, top, height, wide = 0.4, 1.0, 0.6, 8.2 / sum(math.exp(score) for score in EXAMPLE)
-    counted = []
+    x, top, height, wide, counted = 0.4, 1.0, 0.6, 8.2 / sum(math.exp(score) for score in EXAMPLE), []
     for part, place in ((slice(0, 2), "first"), (slice(2, 4), "second")):
         start, terms = x, [math.exp(score) for score in EXAMPLE[part]]
         o = sum(term * value for term, value in zip(terms, (10, 20, 30, 40)[part], strict=True)) / sum(terms)

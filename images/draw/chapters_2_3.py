@@ -4,7 +4,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from draw.drawing import arrow, box, frames, grid, heading, image, legend, note, outline, write
+from draw.drawing import arrow, box, frames, grid, heading, image, legend, note, outline, sample, write
 from draw.look import BODY, HEAD, MASKED, TENSOR_COLOUR
 from fa_tutorial.figures import GREY
 from fa_tutorial.matmul import blocked_matmul, grouped_tile, strips_per_wave
@@ -71,8 +71,7 @@ def draw_grid_and_mask(ax: Axes) -> None:
 @image("02_transpose_tiles.png", 4.9)
 def draw_transpose_tiles(ax: Axes) -> None:
     """One tile of x, read at tile (r, c) and stored at tile (c, r) of out; ragged tiles hatched."""
-    rows, cols, block_r, block_c = 5, 7, 2, 4
-    tile_r, tile_c, side, top = 1, 0, 0.42, 0.95
+    rows, cols, block_r, block_c, tile_r, tile_c, side, top = 5, 7, 2, 4, 1, 0, 0.42, 0.95
     letters = {(r, c): chr(ord("a") + r * block_c + c) for r in range(block_r) for c in range(block_c)}
 
     def look(row: int, col: int) -> dict:
@@ -186,8 +185,7 @@ def draw_coalescing(ax: Axes) -> None:
 def draw_turned_tile(ax: Axes) -> None:
     """16 elements of x, coloured by the thread that loads them, the same in shared memory, where four threads write rows and read columns,
     and in out, coloured by the thread that stores them: 12 of the elements change threads on the way."""
-    side, y, left, middle, right = 0.45, 0.85, 0.6, 3.85, 6.6
-    colours = ("blue", "orange", "green", "purple")
+    side, y, left, middle, right, colours = 0.45, 0.85, 0.6, 3.85, 6.6, ("blue", "orange", "green", "purple")
     for x, name, element in (
         (left, "tile of x, loaded row by row", lambda r, c: 4 * r + c),
         (middle, "shared memory", lambda r, c: 4 * r + c),
@@ -230,8 +228,7 @@ def draw_fused_softmax(ax: Axes) -> None:
     """Softmax as five kernels, eight trips of n elements between HBM and the chip; fused, two."""
     steps = (("amax", "x", "m"), ("−", "xm", "z"), ("exp", "z", "p"), ("sum", "p", "l"), ("/", "pl", "y"))
     trips = sum(name not in "ml" for _, reads, writes in steps for name in reads + writes)
-    memory, chip, wide = 0.6, 2.55, 0.62
-    places = {name: 0.35 + i * 0.95 for i, name in enumerate("xmzply")}
+    memory, chip, wide, places = 0.6, 2.55, 0.62, {name: 0.35 + i * 0.95 for i, name in enumerate("xmzply")}
     for left, right, title in ((0.1, 6.15, "five kernels"), (6.75, 8.9, "one fused kernel")):
         heading(ax, left, 0.25, title)
         ax.add_patch(Rectangle((left, memory - 0.12), right - left, 1.0, facecolor="#ebebeb", edgecolor=GREY))
@@ -260,11 +257,9 @@ def draw_fused_softmax(ax: Axes) -> None:
     trip(8.1 + wide / 2, 8.1 + wide / 2, False, True)
     note(ax, 0.1, 3.45, f"{trips} trips of n elements", BODY, weight="bold")
     note(ax, 6.75, 3.45, "2 trips of n elements", BODY, weight="bold")
-    y = 4.1
-    for x, colour, dashed, text in ((0.1, "blue", False, "read"), (1.5, "vermilion", True, "written")):
-        arrow(ax, (x, y), (x + 0.5, y), colour=colour, dashed=dashed, width=2.2)
-        note(ax, x + 0.6, y, text)
-    note(ax, 3.2, y, "thin arrows: one number per row.  Gray: HBM.")
+    sample(ax, 0.1, 4.1, "read", "blue", long=0.5, width=2.2)
+    sample(ax, 1.5, 4.1, "written", "vermilion", long=0.5, width=2.2, dashed=True)
+    note(ax, 3.2, 4.1, "thin arrows: one number per row.  Gray: HBM.")
 
 
 @image("03_block_matmul.png", 4.75)
@@ -272,8 +267,7 @@ def draw_block_matmul(ax: Axes) -> None:
     """Tile (0, 1) of c: the row of a's tiles times the column of b's, in two steps over k."""
     i = torch.arange(4)
     a, b = ((i[:, None] + i) % 4).float(), ((2 * i[:, None] + i) % 3).float()
-    side, gap, block = 0.4, 0.2, 2
-    tile_m, tile_n = 0, 1
+    side, gap, block, tile_m, tile_n = 0.4, 0.2, 2, 0, 1
     for step in range(2):
         left, top = 0.45 + step * 4.45, 0.65
         heading(ax, left, 0.3, f"step {step + 1}")
@@ -470,7 +464,7 @@ def draw_in_l2(ax: Axes) -> None:
         top = 0.62 + 1.08 * panel
         room = 6 if panel == 2 else steps
         note(ax, left, top - 0.3, title, BODY, weight="bold")
-        look = lambda _, step: looks[0 if step < min(at) else 3 if step > max(at) else 1 if step > max(at) - room else 2]  # noqa: E731
+        look = lambda _, step: looks[0 if step < min(at) else 3 if step > max(at) else 1 if step > max(at) - room else 2]
         grid(ax, left, top, 1, steps, side, look, 0.34)
         for step in sorted(set(at)):
             x = left + (step + 0.5) * side

@@ -154,8 +154,7 @@ def draw_one_tile(ax: Axes) -> None:
 @image("05_grid.png", 5.2)
 def draw_grid(ax: Axes) -> None:
     """The programs of two batch entries with two heads each, in one row; what one of them reads and writes."""
-    B, H, row_blocks, key_blocks, mine = 2, 2, 3, 5, 7
-    left, wide = 0.15, 0.725
+    B, H, row_blocks, key_blocks, mine, left, wide = 2, 2, 3, 5, 7, 0.15, 0.725
     heading(ax, left, 0.25, f"B = {B}, H = {H}, {row_blocks} row blocks: {B * H * row_blocks} programs on one axis")
     look = {"colour": "black", "share": 0.2, "weight": "bold"}, {}
     grid(ax, left, 0.9, 1, B * H * row_blocks, wide, lambda _, pid: {"text": str(pid), "size": BODY, **look[pid != mine]}, 0.5)
@@ -197,7 +196,7 @@ def draw_row_block(ax: Axes, y: float, S_q: int) -> None:
     seen = reference.causal_mask(S_q, S_k)
     lengths = f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q}, S_k = {S_k}"
     heading(ax, 0.1, y, f"{lengths}, BLOCK_M = {block_m}, BLOCK_N = {block_n}, row block {row_block}")
-    look = lambda row, col: look_of(col, full_n, end_n, seen[first + row, col]) if col < S_k else BEYOND  # noqa: E731
+    look = lambda row, col: look_of(col, full_n, end_n, seen[first + row, col]) if col < S_k else BEYOND
     grid(ax, left, top, block_m, keys, side, look)
     frames(ax, left, top, block_m, keys, side, (block_m, block_n), line=1.3)
     writes(ax, left + 0.5 * side, top - 0.15, range(S_k), dx=side)
@@ -362,8 +361,7 @@ def draw_loop(ax: Axes) -> None:
     write(ax, (left + right) / 2, bottom - 0.25, "m and l are [BLOCK_M], acc is [BLOCK_M, BLOCK_D], all in float32")
     write(ax, x_o + d / 2, y_acc - 0.9, "after\nthe loop", BODY, weight="bold")
     write(ax, x_o + d / 2, y_acc - 0.55, "acc / l (4.4)")
-    box(ax, x_o, y_acc - m / 2, d, m, "o", TENSOR_COLOUR["o"], size=BODY, weight="bold", share=0.45)
-    write(ax, x_o + d / 2, y_acc + m / 2 + 0.17, "stored")
+    tile("o", x_o, y_acc - m / 2, d, m, "o", "stored", below=True)
     arrow(ax, (x_out, y_acc), (x_o, y_acc))
 
 

@@ -187,9 +187,7 @@ def draw_loop(ax: Axes, left: float, title: str, fixed: int, steps: range, *, do
     note(ax, left, 1.25, "q, do", BODY, weight="bold")
     on_rows, on_cols = (steps, [fixed]) if down else ([fixed], steps)  # what the program reads
     line_q, line_k = (1, 2.2) if down else (2.2, 1)
-
-    def tile(row: int, col: int) -> dict:
-        return LOOP_LOOKS[tile_kind(row, col)] | {"share": 0.7 if (col if down else row) == fixed else 0.2}
+    tile = lambda *place: LOOP_LOOKS[tile_kind(*place)] | {"share": 0.7 if place[down] == fixed else 0.2}
 
     def part(name: str, reads: bool, line: float) -> dict:
         strong, pale = (0.55, 0.12) if name == "q" else (0.6, 0.15)
@@ -332,15 +330,14 @@ def tensor_group(ax: Axes, left: float, middle: float, names: tuple[str, ...], s
 @image("07_bounds.png", 4.35)
 def draw_bounds(ax: Axes) -> None:
     """The blocks of queries that each block of keys meets under the causal mask, keys as rows, and the two loops that take one row's."""
-    S, block_m, block_n, J = 16, 2, 4, 1
-    x, y, wide, tall = 1.3, 0.65, 0.46, 0.16  # of a query, of a key
+    S, block_m, block_n, J, x, y, wide, tall = 16, 2, 4, 1, 1.3, 0.65, 0.46, 0.16  # of a query, of a key
     below, borders = y + S * tall, [0, *(block_m * border for border in algorithm.causal_rows(J, block_m, block_n, S, S)), S]
     write(ax, x - 0.15, 0.4, "query", ha="right")
     for j in range(S // block_n):
         start, full = algorithm.causal_rows(j, block_m, block_n, S, S)
         top, weight = y + j * block_n * tall, "bold" if j == J else "normal"
         write(ax, x - 0.15, top + block_n * tall / 2, f"keys {j * block_n} to {(j + 1) * block_n - 1}", ha="right", weight=weight)
-        look = lambda _, i: TILE_LOOKS["skipped" if i < start else "masked" if i < full else "whole"] | {"share": 0.7 if j == J else 0.15}  # noqa: E731
+        look = lambda _, i: TILE_LOOKS["skipped" if i < start else "masked" if i < full else "whole"] | {"share": 0.7 if j == J else 0.15}
         grid(ax, x, top, 1, S // block_m, block_m * wide, look, block_n * tall)
     outline(ax, x, y + J * block_n * tall, S * wide, block_n * tall)
     for i in range(S):

@@ -138,10 +138,10 @@ def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], colour
     )  # fmt: skip
 
 
-def sample(ax: Axes, x: float, y: float, text: str, colour: str = "black", **look) -> None:
+def sample(ax: Axes, x: float, y: float, text: str, colour: str = "black", long: float = 0.45, **look) -> None:
     """In a line of a legend: an arrow from x on, and what it means."""
-    arrow(ax, (x, y), (x + 0.45, y), colour, **look)
-    note(ax, x + 0.55, y, text)
+    arrow(ax, (x, y), (x + long, y), colour, **look)
+    note(ax, x + long + 0.1, y, text)
 
 
 def digits(value: float) -> str:
