@@ -98,8 +98,7 @@ def draw_sink(ax: Axes) -> None:
 
 @image("10_cu_seqlens.png", 4.75)
 def draw_cu_seqlens(ax: Axes) -> None:
-    """Three sequences, padded to a rectangle, and packed in one row that cu_seqlens divides, with blocks of four tokens below, and the
-    pairs that they see."""
+    """Three sequences, padded to a rectangle, and packed in one row that cu_seqlens divides, in blocks of four tokens; the pairs that they see."""
     lengths, of_sequence = (5, 2, 4), ("blue", "orange", "green")
     side, left, longest, block = 0.5, 0.4, max(lengths), 4
     heading(ax, left, 0.25, f"padded: {len(lengths)} × {longest} tokens")

@@ -15,8 +15,7 @@ from fa_tutorial.forward import CONFIGS
 
 @image("11_time_of_the_sms.png", 0.9 + 3 * 1.17)
 def draw_time_of_the_sms(ax: Axes) -> None:
-    """The SMs that work in a step of one sequence, and for how long: a program for each query head, for each key head, and for each of 16 parts
-    of a key head's keys."""
+    """The SMs that work in a step of one sequence, and for how long: by query head, by key head, and by 16 parts of a key head's keys."""
     steps = (
         ("chapter 5: 64 programs of 512 tiles", 64, stored("basic", 32_768, kernel="own_kernels")),
         ("a shared query tile: 8 programs of 512 tiles", 8, stored("11.3", 32_768, kernel="own_kernels", splits=1)),

@@ -363,8 +363,7 @@ def draw_lagging_shift(ax: Axes) -> None:
 
 @image("12_fa3_step.png", 6.3)
 def draw_fa3_step(ax: Axes) -> None:
-    """The calls of FA3's step, one below the other, beside FA2's lines for the same, which matmul may run during which, and which calls must
-    wait for p v."""
+    """The calls of FA3's step beside FA2's lines for the same, which matmul may run during which, and which calls must wait for p v."""
     # (call of fwd_step, what it does, the lines of FA2's loop and of its softmax that do it there), in their order; and from which line to
     # which something is under way.
     fwd_step = (("consumer_wait", "wait until k has arrived", "305, 306"), ("warp_scheduler_barrier_sync", "wait for the turn", ""),

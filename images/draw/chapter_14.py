@@ -21,8 +21,7 @@ def held_by(key: int) -> int:
 
 @image("14_key_order.png", 5.15)
 def draw_key_order(ax: Axes) -> None:
-    """One row of p: which thread holds which key, which positions a thread reads in fp16 and in e4m3, and question marks for the order in
-    which the last two agree."""
+    """One row of p: which thread holds which key, and reads which in fp16 and in e4m3; question marks for the order in which both agree."""
     cell, left = 0.43, 1.95
     heading(ax, 0.1, 0.25, "one row of p, 16 keys, and the four threads that hold it")
     draw_row(ax, 0.55, "q kᵀ leaves\nkey", range(KEYS), held_by)

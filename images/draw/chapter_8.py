@@ -20,11 +20,8 @@ WORK = {"q k": {"colour": "blue", "share": 0.5}, "exp": {"colour": "vermilion", 
 
 
 def pipeline(num_stages: int) -> list[tuple[int, int]]:
-    """When the load and when the work of each of TILES blocks begins, in a loop that asks num_stages − 1 blocks ahead, one at least. Loads are
-    under way together; each takes LOAD.
-
-    As the compiler orders the loop: a step asks for a later block when it has issued its p v, into the place of the block before it.
-    """
+    """When the load and when the work of each block begins in a loop that asks num_stages − 1 blocks ahead, one at least, as it is compiled:
+    a step asks for a later block when it has issued its p v, into the place of the block before it. Loads are under way together."""
     loads, begins, now = [0] * (num_stages - 1), [], 0
     for tile in range(TILES):
         begins.append(max(now, loads[tile] + LOAD))
@@ -235,10 +232,7 @@ def draw_overlap(ax: Axes) -> None:
 
 
 def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, exponentials: list, first: int, period: int) -> None:
-    """A title, two lanes and a span of time. matmuls, exponentials: (beat at which it starts, name), each two beats long.
-
-    first, period: the beat at which the span of one tile begins, and its beats.
-    """
+    """Two lanes and the span of a tile, from beat `first` on. matmuls, exponentials: (the beat at which it starts, name), each two beats long."""
     left, end, beat, beat_tall = 1.75, 16, 0.42, 0.34
     cycles = 128  # a beat's: a matmul of 64 x 64 x 128 takes two, and so do 64 x 64 exponentials
     heading(ax, 0.1, top, title)

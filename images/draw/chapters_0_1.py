@@ -268,8 +268,7 @@ def draw_two_maxima(ax: Axes) -> None:
 
 
 def draw_tree(ax: Axes, left: float, title: str, leaves: list[tuple], plan: list[tuple[int, int, float, int]]) -> None:
-    """Leaves (m, l) side by side from `left`, then plan's merges: (node, node, x in leaf widths, depth), each a node more, the last the result.
-    The empty part is hatched."""
+    """Leaves (m, l) side by side from `left`, then plan's merges: (node, node, x in leaf widths, depth), each a node more. Hatched: empty."""
     write(ax, left + 0.35 * len(leaves), 0.3, title, HEAD, weight="bold")
     nodes = [(*leaf, left + 0.35 + i * 0.7, 0.9) for i, leaf in enumerate(leaves)]
     for a, b, leaf, depth in plan:

@@ -183,8 +183,7 @@ def draw_coalescing(ax: Axes) -> None:
 
 @image("02_turned_tile.png", 3.15)
 def draw_turned_tile(ax: Axes) -> None:
-    """16 elements of x, coloured by the thread that loads them, the same in shared memory, where four threads write rows and read columns,
-    and in out, coloured by the thread that stores them: 12 of the elements change threads on the way."""
+    """16 elements of x, in shared memory and in out, coloured by the thread that loads or stores them: 12 change threads on the way."""
     side, y, left, middle, right, colours = 0.45, 0.85, 0.6, 3.85, 6.6, ("blue", "orange", "green", "purple")
     for x, name, element in (
         (left, "tile of x, loaded row by row", lambda r, c: 4 * r + c),

@@ -279,8 +279,7 @@ def draw_gqa(ax: Axes) -> None:
 
 @image("05_loop.png", 7.8)
 def draw_loop(ax: Axes) -> None:
-    """One program of the loop over keys: what it loads once, what streams past, and how an iteration makes the new state of the old one, from
-    left to right."""
+    """One program of the loop over keys: what it loads once, what streams past, and how an iteration makes the new state of the old one."""
     m, n, d, thin = 0.75, 1.75, 0.85, 0.28  # inches for BLOCK_M, BLOCK_N, BLOCK_D and a column
     left, right, top, bottom = 1.75, 7.75, 0.45, 7.65  # of an iteration
     x_q, x_s, x_p, x_v, x_old, x_new, x_o = 0.42, 2.85, 4.75, 6.68, 2.2, 6.6, 8.05
@@ -407,8 +406,7 @@ def draw_kinds_of_work(ax: Axes) -> None:
 
 @image("05_two_programs.png", 3.2)
 def draw_two_programs(ax: Axes) -> None:
-    """The tiles of one program on an SM, which waits, and of two, each of which works while the other waits: to scale, by (5.4) and the stored
-    cycles at D = 128. In which order two programs work is drawn, not measured."""
+    """The tiles of one program on an SM, which waits, and of two, by (5.4), to scale. In which order two work is drawn, not measured."""
     left, window, work = 1.75, 896, 320  # cycles; a tile of 1,024 scores in series, as in 05_kinds_of_work.png
     cycle = 7.1 / window
     one, two = 128 / 0.2905, 2 * 128 / 0.4275  # of the program's tile, whose products take 128, from busy

@@ -71,10 +71,9 @@ def draw_data_flow(ax: Axes) -> None:
     arrows = [((2.85 + 0.33, y_p), (mid - 0.33, y_p)), ((2.85 + 0.33, y_ds), (mid - 0.33, y_ds)), ((4.0, y_p - 0.62), (4.0, y_p)),
               ((mid, y_p + 0.18), (mid, y_ds - 0.18)), ((mid, y_delta - 0.18), (mid, y_ds + 0.18)), ((0.78, y_delta), (mid - 0.33, y_delta)),
               ((0.6, y_ds + 0.53), (1.4, y_delta - 0.02))]  # fmt: skip
-    for x, y, end in ((1.36, y_p, 2.85), (6.45, y_p, 8.5), (1.36, y_ds, 2.85), (6.45, y_dq, 8.5), (6.45, y_dk, 8.5)):
-        arrows.append(((x + 0.14, y), (end - 0.33, y)))
-    for y in (y_p, y_ds):
-        arrows += [((0.78, y + side * 0.35), (1.24, y + side * 0.1)) for side in (-1, 1)]
+    arrows += [((x + 0.14, y), (end - 0.33, y)) for x, y, end in
+               ((1.36, y_p, 2.85), (6.45, y_p, 8.5), (1.36, y_ds, 2.85), (6.45, y_dq, 8.5), (6.45, y_dk, 8.5))]  # fmt: skip
+    arrows += [((0.78, y + side * 0.35), (1.24, y + side * 0.1)) for y in (y_p, y_ds) for side in (-1, 1)]
     arrows += [((mid + 0.33, y_p), (6.31, y_p)), ((mid + 0.33, y_ds - 0.06), (6.31, y_dq)), ((mid + 0.33, y_ds + 0.06), (6.31, y_dk)),
                ((6.45, y_p - 0.62), (6.45, y_p - 0.14)), ((6.45, y_dq - 0.52), (6.45, y_dq - 0.14)), ((6.45, y_dk + 0.52), (6.45, y_dk + 0.14))]  # fmt: skip
     for start, end in arrows:
@@ -102,8 +101,7 @@ def draw_data_flow(ax: Axes) -> None:
 
 @image("06_trips.png", 3.75)
 def draw_trips(ax: Axes) -> None:
-    """Naive attention's twelve trips with four matmuls inside them, and the two loops' seven matmuls and exponentials and what L2 takes
-    for their bytes, each beside the measured time."""
+    """Naive attention's twelve trips with four matmuls inside them, and the two loops' work and L2's, each beside the measured time."""
     h200, shape = results.load("h200"), {"B": 1, "H": 16, "S_q": 16_384, "S_k": 16_384}
     trip = ledger.score_bytes(**shape, itemsize=2) / h200["provenance"]["ceilings"]["copy_gb_s"] / 1e6  # ms
     matmul = ledger.backward_flops(**shape, D=64, matmuls=1) / h200["provenance"]["ceilings"]["matmul_fp16_tflops"] / 1e9
@@ -425,8 +423,7 @@ def draw_dkdv_step(ax: Axes) -> None:
 
 
 def draw_dkdv_row(ax: Axes, row: float, scores: tuple[str, ...], weights: tuple[str, ...], name: str, sums: tuple[str, ...]) -> None:
-    """A product whose left operand stays, the tile of weights made of it, and the product that this tile goes into. row: the tiles' upper
-    edge."""
+    """A product whose left operand stays, the tile of weights made of it, and the product of that. row: the tiles' upper edge."""
     keys, queries, dim, gap, middle = 1.05, 0.9, 1.35, 0.12, 5.0
     (stays, streams, made, first), (per_query, rule, second), (other, gradient, product) = scores, weights, sums
     colour = {"q": TENSOR_COLOUR["q"], "do": TENSOR_COLOUR["o"]}
