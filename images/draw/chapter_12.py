@@ -62,12 +62,12 @@ def draw_kernel_lines(ax: Axes) -> None:
 @image("12_names.png", 2.75)
 def draw_names(ax: Axes) -> None:
     """Five names of FA2's, each cut into its slots."""
-    slots_are = ("one thread's share?", "for which copy or product", "where", "of which tensor", "transposed?")
+    titles = ("one thread's share?", "for which copy or product", "where", "of which tensor", "transposed?")
     slot_names = (("gK", "", "", "g: global memory", "K: k", ""), ("tKgK", "t: yes", "K: the copy of k", "g: global memory", "K: k", ""),
                   ("tKsK", "t: yes", "K: the copy of k", "s: shared memory", "K: k", ""), ("tSrK", "t: yes", "S: s = q kᵀ", "r: registers", "K: k", ""),
                   ("tdVsPt", "t: yes", "dV: dv = pᵀ do", "s: shared memory", "P: p", "t: yes"))  # fmt: skip
     left, wide, high = (0.95, 2.75, 4.65, 6.3, 7.75), (1.75, 1.85, 1.6, 1.4, 1.1), 0.36
-    for x, width, text in zip(left, wide, slots_are, strict=True):
+    for x, width, text in zip(left, wide, titles, strict=True):
         write(ax, x + width / 2, 0.25, text)
     for n, (name, *slots) in enumerate(slot_names):
         y = 0.5 + n * 0.43

@@ -63,9 +63,8 @@ def span(ax: Axes, start: int, end: int, y: float, text: str = "", **look) -> No
 
 
 def draw_key(ax: Axes, y: float, more: str = "") -> None:
-    operations = {"s": "q kᵀ of a block", "o": "p v of a block", "exp": "its exponentials"}
     x = 0.1
-    for kind, text in (*operations.items(), ("", "idle")):
+    for kind, text in (("s", "q kᵀ of a block"), ("o", "p v of a block"), ("exp", "its exponentials"), ("", "idle")):
         box(ax, x, y, 0.45, 0.26, kind, **LOOKS.get(kind, WAITS))
         note(ax, x + 0.55, y + 0.13, text)
         x += 2.15
@@ -121,9 +120,8 @@ def draw_phases(ax: Axes) -> None:
         mine = [event for event in events if event.action.barrier.name == name]
         ends = [event.end for event in mine if event.action.kind == "arrive"]
         for phase, (start, end) in enumerate(zip([0, *ends], [*ends, last], strict=True)):
-            text = f"phase {phase}: parity {phase % 2}"
-            share = 0.2 + 0.25 * (phase % 2)
-            box(ax, left + start * unit, y, (end - start) * unit, tall, text if end - start > 1 else f"{phase}", colour, share=share)
+            text = f"phase {phase}: parity {phase % 2}" if end - start > 1 else f"{phase}"
+            box(ax, left + start * unit, y, (end - start) * unit, tall, text, colour, share=0.2 + 0.25 * (phase % 2))
         for end, tile in zip(ends, (0, 2), strict=True):
             x = left + end * unit
             arrow(ax, (x, y + tall + 0.32), (x, y + tall), colour)

@@ -79,17 +79,14 @@ def draw_payoff(ax: Axes) -> None:
     note(ax, 0.1, 2.45, f"{h200['provenance']['gpu']}, fp16, S = 4,096 tokens, 16 heads, D = 64. Extra memory: besides q, k and v")
 
 
-# L2's rate: chapter 8's counters say that sdpa_flash takes 19.9 % of it for the 4.4 GB that its blocks read in 2.03 ms.
-
-
 @image("00_memory_hierarchy.png", 5.5)
 def draw_memory_hierarchy(ax: Axes) -> None:
     """An H200 as boxes: SMs with registers and shared memory, the L2 cache below, HBM outside the chip; sizes and rates."""
     h200_sms, registers_kib, shared_kib = 132, 256, 228  # NVIDIA, Hopper tuning guide, whose KB are KiB
     shared_bytes, h200_hz = 128, 1.98e9  # bytes that an SM's shared memory delivers a cycle; the highest clock
     h200_l2_mib = 60  # torch.cuda.get_device_properties on an H200; the guide's 50 MB are an H100's
+    # L2's rate: chapter 8's counters say that sdpa_flash takes 19.9 % of it for the 4.4 GB that its blocks read in 2.03 ms.
     provenance = results.load("h200")["provenance"]
-    copy = provenance["ceilings"]["copy_gb_s"] / 1000
     chip, side = 6.15, 6.4  # right edge of the boxes, left edge of the notes
     box(ax, 0.1, 0.1, chip, 3.62, colour="black", share=0.05)
     note(ax, 0.25, 0.32, f"the chip: {h200_sms} SMs and an L2 cache", BODY, weight="bold")
@@ -104,12 +101,14 @@ def draw_memory_hierarchy(ax: Axes) -> None:
     box(ax, 0.1, 4.55, chip, 0.75, "HBM, the GPU's main memory: every tensor lives here", "purple", share=0.45, size=BODY)
     arrow(ax, (2.4, 4.55), (2.4, 3.59), "vermilion", width=3.0)
     arrow(ax, (2.8, 3.59), (2.8, 4.55), "vermilion", width=3.0)
-    note(ax, 3.0, 4.13, f"{copy:.1f} TB/s, both ways together", BODY, weight="bold")
-    registers, shared = h200_sms * registers_kib / 1024, h200_sms * shared_kib / 1024
+    note(ax, 3.0, 4.13, f"{provenance['ceilings']['copy_gb_s'] / 1000:.1f} TB/s, both ways together", BODY, weight="bold")
     note(ax, side, 0.32, "size, and what it delivers", BODY, weight="bold")
     for y, text in (
-        (1.7, f"{registers_kib} KiB per SM, {registers:.0f} MiB in all"),
-        (2.24, f"{shared_kib} KiB per SM, {shared:.0f} MiB in all,\nup to {h200_sms * shared_bytes * h200_hz / 1e12:.0f} TB/s in all"),
+        (1.7, f"{registers_kib} KiB per SM, {h200_sms * registers_kib / 1024:.0f} MiB in all"),
+        (
+            2.24,
+            f"{shared_kib} KiB per SM, {h200_sms * shared_kib / 1024:.0f} MiB in all,\nup to {h200_sms * shared_bytes * h200_hz / 1e12:.0f} TB/s in all",
+        ),
         (3.22, f"{h200_l2_mib} MiB, over 10 TB/s"),
         (4.92, f"{provenance['memory_bytes'] / 2**30:.0f} GiB"),
     ):
@@ -119,12 +118,12 @@ def draw_memory_hierarchy(ax: Axes) -> None:
 END, LARGE = 1.15, 5.0  # where the tensors end and the arrows begin; the width of an arrow that carries S·S elements
 
 
-def draw_flow(ax: Axes, kernel: str, left: float, right: float, reads: list[float], writes: list[float], large: Sequence = ()) -> None:
-    """A kernel's box from `left` to `right`, with an arrow down at each x in `reads` and one up at each in `writes`, thick at those in `large`."""
+def draw_flow(ax: Axes, kernel: str, left: float, right: float, reads: list[float], stores: list[float], large: Sequence = ()) -> None:
+    """A kernel's box from `left` to `right`, with an arrow down at each x in `reads` and one up at each in `stores`, thick at those in `large`."""
     box(ax, left, END + 1.0, right - left, 0.5, kernel, "sky", line=1.6)
     for x in reads:
         arrow(ax, (x, END), (x, END + 1.0), "blue", width=LARGE if x in large else 1.6)
-    for x in writes:
+    for x in stores:
         arrow(ax, (x, END + 1.0), (x, END), "vermilion", width=LARGE if x in large else 1.6)
 
 
@@ -168,8 +167,7 @@ def draw_fused_kernel(ax: Axes) -> None:
     q, k, v, o = draw_hbm(ax, dict.fromkeys("qkvo", "S·D"), "memory: HBM or L2")
     draw_flow(ax, "q kᵀ, divide, softmax, p v", q - 0.3, o + 0.3, [q, k, v], [o])
     writes(ax, k + 0.1, END + 0.5, [f"{S // block_m} ×"] * 2, dx=v - k, ha="left", weight="bold")
-    flash_mb = ledger.flash_hbm_bytes(S, S, D, block_m, itemsize) / 1e6
-    note(ax, 5.5, 0.3, f"{flash_mb:.0f} MB for each head", BODY, weight="bold")
+    note(ax, 5.5, 0.3, f"{ledger.flash_hbm_bytes(S, S, D, block_m, itemsize) / 1e6:.0f} MB for each head", BODY, weight="bold")
     notes(ax, 5.5, 0.75, (f"k and v: read by each\nblock of {block_m} queries", "with o: one float32 per query"), BODY, 0.45)
     draw_arrows(ax, f"S = {S:,}, D = {D}, fp16")
 

@@ -4,7 +4,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from draw.drawing import arrow, box, frames, grid, heading, image, legend, note, outline, sample, write
+from draw.drawing import arrow, box, frames, grid, heading, image, legend, note, outline, sample, write, writes
 from draw.look import BODY, HEAD, MASKED, TENSOR_COLOUR
 from fa_tutorial.figures import GREY
 from fa_tutorial.matmul import blocked_matmul, grouped_tile, strips_per_wave
@@ -226,7 +226,7 @@ def draw_softmax_row(ax: Axes) -> None:
 def draw_fused_softmax(ax: Axes) -> None:
     """Softmax as five kernels, eight trips of n elements between HBM and the chip; fused, two."""
     steps = (("amax", "x", "m"), ("−", "xm", "z"), ("exp", "z", "p"), ("sum", "p", "l"), ("/", "pl", "y"))
-    trips = sum(name not in "ml" for _, reads, writes in steps for name in reads + writes)
+    trips = sum(name not in "ml" for _, reads, made in steps for name in reads + made)
     memory, chip, wide, places = 0.6, 2.55, 0.62, {name: 0.35 + i * 0.95 for i, name in enumerate("xmzply")}
     for left, right, title in ((0.1, 6.15, "five kernels"), (6.75, 8.9, "one fused kernel")):
         heading(ax, left, 0.25, title)
@@ -245,12 +245,12 @@ def draw_fused_softmax(ax: Axes) -> None:
 
     for name, x in (*places.items(), ("x", 6.95), ("y", 8.1)):
         tensor(x, name)
-    for step, (name, reads, writes) in enumerate(steps):
+    for step, (name, reads, made) in enumerate(steps):
         x = 0.55 + step * 1.14
         box(ax, x, chip, 0.82, 0.52, name, "sky", size=BODY, line=2, weight="bold")
         for i, source in enumerate(reads):
             trip(places[source] + wide / 2, x + 0.2 + 0.2 * i, True, source not in "ml")
-        trip(places[writes] + wide / 2, x + 0.65, False, writes not in "ml")
+        trip(places[made] + wide / 2, x + 0.65, False, made not in "ml")
     box(ax, 6.95, chip, 1.77, 0.52, "softmax", "sky", size=BODY, line=2, weight="bold")
     trip(6.95 + wide / 2, 6.95 + wide / 2, True, True)
     trip(8.1 + wide / 2, 8.1 + wide / 2, False, True)
@@ -271,9 +271,7 @@ def draw_block_matmul(ax: Axes) -> None:
         left, top = 0.45 + step * 4.45, 0.65
         heading(ax, left, 0.3, f"step {step + 1}")
         x_c, y_c = left + 4 * side + gap, top + 4 * side + gap
-        done = (step + 1) * block
-        c = blocked_matmul(a[:, :done], b[:done], block, block, block)
-
+        c = blocked_matmul(a[:, : 2 * step + 2], b[: 2 * step + 2], block, block, block)
         for name, x, y, values in (("a", left, y_c, a), ("b", x_c, top, b), ("c", x_c, y_c, c)):
 
             def look(row: int, col: int) -> dict:
@@ -309,9 +307,8 @@ def draw_one_program(ax: Axes) -> None:
         share, line = (0.6, 2.2) if k == step else (0.18, 1.0)
         box(ax, x_a + k * k_a, row, k_a, high, colour="blue", share=share, line=line)
         box(ax, col, y_b + k * k_b, wide, k_b, colour="orange", share=share, line=line)
-    beyond_a, beyond_b = (tiles - steps) * k_a, (tiles - steps) * k_b
-    box(ax, x_a + steps * k_a, row, beyond_a, high, hatch=MASKED, dashed=True)
-    box(ax, col, y_b + steps * k_b, wide, beyond_b, hatch=MASKED, dashed=True)
+    box(ax, x_a + steps * k_a, row, (tiles - steps) * k_a, high, hatch=MASKED, dashed=True)
+    box(ax, col, y_b + steps * k_b, wide, (tiles - steps) * k_b, hatch=MASKED, dashed=True)
     acc = {"text": "acc", "colour": "purple", "share": 0.5, "size": BODY, "weight": "bold", "line": 2.2}
     grid(ax, x_c, y_c, tiles, tiles, wide, lambda *tile: acc if tile == (tile_m, tile_n) else {}, high)
     outline(ax, x_a, y_c, steps * k_a, tiles * high, line=1.4)
@@ -370,8 +367,7 @@ def draw_room(ax: Axes) -> None:
             box(ax, x, 1.7, size * unit, tall, f"{name}\n{size}", colour, share=0.4)
             x += size * unit
     step = (x - left) / stages
-    note(ax, left, 1.52, "multiplied")
-    note(ax, left + step, 1.52, "on their way")
+    writes(ax, left, 1.52, ("multiplied", "on their way"), dx=step, ha="left")
     outline(ax, left, 1.7, step, tall)
 
 
@@ -388,9 +384,8 @@ def draw_operands(ax: Axes) -> None:
     for left, name, side, columns, mine in panels:  # mine: the tensor core of the warp whose registers are drawn
         heading(ax, left, 0.25, name)
         box(ax, left, top["L2 and HBM"], wide, tall, f"a and b, for a tile of {side} × {side}")
-        for core in range(4):
-            look = {"colour": TENSOR_COLOUR["o"], "share": 0.45} if core == mine else {}
-            box(ax, left + core * wide / 4, cores, wide / 4, tall, f"16 × {columns}", **look)
+        looks = {}, {"colour": TENSOR_COLOUR["o"], "share": 0.45}
+        grid(ax, left, cores, 1, 4, wide / 4, lambda _, core: {"text": f"16 × {columns}", **looks[core == mine]}, tall)
         own = left + (mine + 0.5) * wide / 4
         for x, tile, part, colour, aside in (
             (left, f"a: {side} rows", "a: 16 rows", "blue", -0.3), (left + 1.25, f"b: {side} columns", "b: 16 columns", "orange", 0.0),
@@ -427,7 +422,6 @@ def draw_program_order(ax: Axes) -> None:
         program = {grouped_tile(pid, tiles, tiles, group): pid for pid in range(tiles * tiles)}
         first = {tile for tile, pid in program.items() if pid < wave}
         rows, cols = {row for row, _ in first}, {col for _, col in first}
-
         grid(ax, left, top, tiles, tiles, side, lambda *tile: {
             "text": str(program[tile]), "share": 0.5, **({"colour": "purple", "weight": "bold"} if tile in first else {}),
         })  # fmt: skip
@@ -460,13 +454,11 @@ def draw_in_l2(ax: Axes) -> None:
         {},
     )
     for panel, (title, *at) in enumerate(panels):
-        top = 0.62 + 1.08 * panel
-        room = 6 if panel == 2 else steps
+        top, room = 0.62 + 1.08 * panel, 6 if panel == 2 else steps
         note(ax, left, top - 0.3, title, BODY, weight="bold")
         look = lambda _, step: looks[0 if step < min(at) else 3 if step > max(at) else 1 if step > max(at) - room else 2]
         grid(ax, left, top, 1, steps, side, look, 0.34)
-        for step in sorted(set(at)):
-            x = left + (step + 0.5) * side
+        for x in (left + (step + 0.5) * side for step in sorted(set(at))):
             arrow(ax, (x, top + 0.6), (x, top + 0.35))
         note(ax, left + (max(at) + 1.3) * side, top + 0.5, "programs" if panel else "four programs")
     write(ax, left + steps * side, 0.32, "one strip, cut into steps along K →", ha="right")
@@ -497,17 +489,14 @@ def draw_skeleton(ax: Axes) -> None:
     for name, place in tiles.items():
         box(ax, *place, name, TENSOR_COLOUR["o" if name == "acc" else name[0]], share=0.6, size=HEAD, line=2, weight="bold")
     middle = row + block_m / 2
-    arrow(ax, (0.9, middle), (x_q, middle))
-    arrow(ax, (x_s + block_n / 2, 0.85), (x_s + block_n / 2, high - dim))
-    arrow(ax, (x_acc + dim / 2, 0.85), (x_acc + dim / 2, high - block_n))
-    arrow(ax, (x_q + dim, middle), (x_s, middle))
-    arrow(ax, (x_s + block_n, middle), (x_acc, middle))
-    arrow(ax, (x_acc + dim, middle), (8.05, middle))
+    for start, end in ((0.9, x_q), (x_q + dim, x_s), (x_s + block_n, x_acc), (x_acc + dim, 8.05)):
+        arrow(ax, (start, middle), (end, middle))
+    for x, long in ((x_s + block_n / 2, dim), (x_acc + dim / 2, block_n)):
+        arrow(ax, (x, 0.85), (x, high - long))
+        arrow(ax, (x, high), (x, row))
     write(ax, x_q + dim / 2, 2.65, "[BLOCK_M, BLOCK_D]\nread once, stays")
     note(ax, x_s + block_n + 0.1, 1.9, "[BLOCK_D, BLOCK_N]\nstreams past")
     write(ax, x_acc - 0.04, 2.5, "[BLOCK_N, BLOCK_D]\nstreams past", ha="right")
-    arrow(ax, (x_s + block_n / 2, high), (x_s + block_n / 2, row))
-    arrow(ax, (x_acc + dim / 2, high), (x_acc + dim / 2, row))
     write(ax, (x_s + block_n + x_acc) / 2, middle - 0.18, "acc += s v", BODY)
     write(ax, (x_s + block_n + x_acc) / 2, middle + 0.18, "s in v's dtype")
     write(ax, x_s + block_n / 2, 4.25, "s = scale · q kᵀ\n[BLOCK_M, BLOCK_N]\nnever leaves the chip")

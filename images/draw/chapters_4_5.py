@@ -38,7 +38,6 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
     write(ax, left + 0.2, 0.62, "q", BODY, weight="bold")
     write(ax, x + BLOCKS * side / 2, 0.62, "k, v", BODY, weight="bold")
     write(ax, x_out + 0.275, 0.62, results, BODY, weight="bold")
-
     looks = {"colour": "yellow", "share": 0.35}, {"colour": "yellow", "share": 0.8, "weight": "bold"}, {}  # done, at hand, to come
     grid(ax, x, y, BLOCKS, BLOCKS, side, lambda *tile: {
         "text": str(order[tile]), "size": BODY, **looks[(order[tile] >= NOW) + (order[tile] > NOW)],
@@ -206,9 +205,8 @@ def draw_row_block(ax: Axes, y: float, S_q: int) -> None:
     for name, key, ha in (("full_n", full_n, "right"), ("end_n", last, "left")):
         ax.plot([left + key * side] * 2, [top - 0.29, top], color="black", linewidth=1.8)
         write(ax, left + key * side, top - 0.39, f"{name} = {key}", BODY, weight="bold", ha=ha)
-    below = top + block_m * side + 0.1
     for start, stop, name in ((0, full_n, "loop without a mask"), (full_n, end_n, "loop with it"), (end_n, keys, "never read")):
-        bracket(ax, left + start * side + 0.04, left + stop * side - 0.04, below, name, high=-0.08)
+        bracket(ax, left + start * side + 0.04, left + stop * side - 0.04, top + block_m * side + 0.1, name, high=-0.08)
 
 
 @image("05_over_the_end.png", 5.6)
@@ -316,7 +314,6 @@ def draw_loop(ax: Axes) -> None:
     arrow(ax, (at_max, y_k + d), (at_max, y_s))
     write(ax, at_max - 0.1, y_s - 0.2, "scale, (4.1)", ha="right")
     arrow(ax, (x_s + n, y_s + m / 2), (x_p, y_s + m / 2))
-
     for x, column in ((x_old, "before"), (x_new, "after")):
         write(ax, x + d / 2, y_m - m / 2 - 0.2, column, BODY, weight="bold")
         for name, y in (("m", y_m), ("l", y_l)):
@@ -348,7 +345,6 @@ def draw_loop(ax: Axes) -> None:
     write(ax, at_l, y_l + 0.3, "(4.2)")
     write(ax, at_acc - 0.08, y_acc - 0.35, "(4.3)", ha="right")
     node(at_acc, y_acc, "+")
-
     x_out, x_in = x_new + d + 0.12, x_old - 0.25
     for y, edge in ((y_m, (d + thin) / 2), (y_l, (d + thin) / 2), (y_acc, d)):
         ax.plot([x_new + edge, x_out], [y, y], color="black", linewidth=1.5)
