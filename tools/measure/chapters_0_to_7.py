@@ -77,19 +77,24 @@ COMPILED = {f"{name}, compiled": NAIVE[name] for name in ("naive", "naive, q sca
 NAIVE_STEPS = (*FULL, "flash", "flash, causal", *NAIVE, *COMPILED)
 
 
-def _naive_steps_in_turns(B: int, H: int, S: int, D: int) -> dict[str, dict[str, Any]]:
-    """The rows of one shape; flash attention's with SM cycles, those of COMPILED with what they launch."""
-    q, k, v, s = randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, S)
-    flash = peers.provider("sdpa_flash")
-    possible = {
+def _step_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """Each kernel of naive attention, and flash attention."""
+    B, H, S, D = q.shape
+    s = randn(B, H, S, S)
+    return {
         "q kᵀ": lambda: q @ k.transpose(-1, -2),
         "divide": lambda: s / math.sqrt(D),
         "softmax": lambda: torch.softmax(s, dim=-1),
         "p v": lambda: s @ v,
-        "flash": partial(flash, q, k, v, False),
-        "flash, causal": partial(flash, q, k, v, True),
-        **{name: partial(call, q, k, v) for name, call in NAIVE.items()},
+        "flash": partial(peers.provider("sdpa_flash"), q, k, v, False),
     }
+
+
+def _naive_steps_in_turns(B: int, H: int, S: int, D: int) -> dict[str, dict[str, Any]]:
+    """The rows of one shape; flash attention's with SM cycles, those of COMPILED with what they launch."""
+    q, k, v = randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, D)
+    possible = _step_calls(q, k, v) | {name: partial(call, q, k, v) for name, call in NAIVE.items()}
+    possible["flash, causal"] = partial(peers.provider("sdpa_flash"), q, k, v, True)
     calls, found = {}, {}
     for name in NAIVE_STEPS:
         if name in COMPILED:
@@ -116,17 +121,13 @@ NAIVE_TRAFFIC = ("dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum")
 
 def launch_naive_steps() -> None:
     """What ncu looks at: each kernel of naive attention, then flash attention, once each, after a first call."""
-    q, k, v, s = randn(1, 16, 4096, 64), randn(1, 16, 4096, 64), randn(1, 16, 4096, 64), randn(1, 16, 4096, 4096)
-    flash = peers.provider("sdpa_flash")
+    calls = _step_calls(*(randn(1, 16, 4096, 64) for _ in range(3)))
     for is_counted in (False, True):
         if is_counted:
             torch.cuda.synchronize()
             torch.cuda.profiler.start()
-        _ = q @ k.transpose(-1, -2)
-        _ = s / math.sqrt(64)
-        _ = torch.softmax(s, dim=-1)
-        _ = s @ v
-        flash(q, k, v, False)
+        for call in calls.values():
+            call()
         torch.cuda.synchronize()
 
 
@@ -331,8 +332,6 @@ def launch_matmuls() -> None:
 
 
 SCORES = ("scores_values", "two products")
-
-
 FUSED = [(4096, 4096), (16_384, 1024), (4096, 16_384), (16_384, 4096), (16_384, 16_384)]  # S_q, S_k
 
 
@@ -394,12 +393,18 @@ def _forward_tiles_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
     rows = timed_in_turns(calls, flops=flops_of(shape))
     o, lse = next(iter(calls.values()))()
     for tile in tiles:
-        compiled = forward.flash_forward_kernel[(-(-shape.S_q // tile.block_m) * shape.B * shape.H_q,)](
-            *map(heads, (q, k, v, o)), lse, shape.H_q, shape.H_k, shape.S_q, shape.S_k, shape.D, scale,
-            IS_CAUSAL=shape.is_causal, BLOCK_D=padded_d(shape.D), **tile.launch(),
-        )  # fmt: skip
-        rows[tile] |= room_of(compiled) | {"cycles": cycles[tile]}
+        rows[tile] |= room_of(launched((q, k, v, o, lse), tile)) | {"cycles": cycles[tile]}
     return rows
+
+
+def launched(tensors: tuple[torch.Tensor, ...], tile: TileConfig, **options: Any) -> Any:
+    """Chapter 5's kernel on q, k, v, o and lse, full; returns what was compiled."""
+    q, k, v, o, lse = tensors
+    B, H, S, D = q.shape
+    return forward.flash_forward_kernel[(-(-S // tile.block_m) * B * H,)](
+        *map(heads, (q, k, v, o)), lse, H, H, S, S, D, D**-0.5,
+        IS_CAUSAL=False, BLOCK_D=padded_d(D), **tile.launch(), **options,
+    )  # fmt: skip
 
 
 def _backward_arguments(shape: Shape) -> tuple[Any, ...]:
