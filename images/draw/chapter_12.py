@@ -42,10 +42,8 @@ def draw_kernel_lines(ax: Axes) -> None:
     letters = "".join(kind * int(times) for times, kind in re.findall(r"(\d+)(\D)", lines))
     assert len(letters) == after - start and Counter(letters) == counts
     at = lambda line: left + (line - start) * per_line
-    for n, kind in enumerate(letters):
-        _, colour, share = kinds[kind]
-        x = at(start + n)
-        ax.fill_between((x, x + per_line), top, top + high, color=tint(colour, share), linewidth=0)
+    for line, kind in enumerate(letters, start):
+        ax.fill_between((at(line), at(line) + per_line), top, top + high, color=tint(*kinds[kind][1:]), linewidth=0)
     outline(ax, left, top, wide, high, line=1.0)
     for line in (start, *range(100, after, 50)):
         ax.plot([at(line)] * 2, (top + high, top + high + 0.07), color="black", linewidth=1.0)
@@ -55,8 +53,8 @@ def draw_kernel_lines(ax: Axes) -> None:
         bracket(ax, at(first), at(last + 1), top - 0.06)
         write(ax, at((first + last) // 2), top - 0.3, name)
     for n, (kind, (name, colour, share)) in enumerate(kinds.items()):
-        look = {"colour": colour, "share": share}
-        legend(ax, 2.05 + n // 3 * 0.4, (((0.15, 1.95, 5.2)[n % 3], look, f"{counts[kind]} {name}"),))
+        x, y = (0.15, 1.95, 5.2)[n % 3], 2.05 + n // 3 * 0.4
+        legend(ax, y, ((x, {"colour": colour, "share": share}, f"{counts[kind]} {name}"),))
 
 
 @image("12_names.png", 2.75)
@@ -166,8 +164,7 @@ def draw_lost_barrier(ax: Axes) -> None:
             for half, text in enumerate(halves):
                 look = {"colour": "orange" if what.startswith("q") else "green", "share": 0.5 if text else 0.0}
                 box(ax, 3.4 + 1.1 * half, y, 1.1, 0.32, text or "NaN", **look)
-            if harm:
-                note(ax, 5.75, y + 0.16, harm)
+            note(ax, 5.75, y + 0.16, harm)
             y += 0.41
         y += 0.25
 
@@ -243,7 +240,6 @@ def draw_registers(ax: Axes) -> None:
         heading(ax, left, 0.22, name)
         write(ax, left - 0.1, 0.75, "column", ha="right")
         writes(ax, left + 0.5 * wide, 0.75, [f"{2 * pair}, {2 * pair + 1}" for pair in range(8)], dx=wide, size=8.5)
-        marked = []
         for n, row in enumerate(shown_rows):
             y = top + n * high
             if row is None:
@@ -255,11 +251,10 @@ def draw_registers(ax: Axes) -> None:
                 lane = lane_of(row, 2 * pair)
                 assert lane == lane_of(row, 2 * pair + 1)
                 box(ax, left + pair * wide, y, wide, high, f"{lane}", colours[lane % 4], share=0.3 + 0.5 * (lane == shown))
-                marked += [(left + pair * wide, y)] * (lane == shown)
+                if lane == shown:
+                    outline(ax, left + pair * wide + 0.03, y + 0.03, wide - 0.06, high - 0.06, line=1.5)
         for pair in pieces:
             outline(ax, left + pair * wide, top, 8 * wide / len(pieces), len(shown_rows) * high, line=2.5)
-        for x, y in marked:
-            outline(ax, x + 0.03, y + 0.03, wide - 0.06, high - 0.06, line=1.5)
     note(ax, 0.85, 3.4, f"a number: the thread of the warp; framed: thread {shown}; a colour: one of the four threads that share a row")
     note(ax, 0.85, 3.65, "left: two results of 16 x 8 side by side; right: one operand of 16 x 16")
 

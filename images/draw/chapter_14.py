@@ -136,8 +136,7 @@ def draw_leading_bit(ax: Axes) -> None:
     place = lambda products, value: (left + wide * products / end, bottom - high * value / end)
     arrow(ax, place(0, 0), (left + wide + 0.25, bottom), "black")
     arrow(ax, place(0, 0), (left, 0.15), "black")
-    for n in range(4):
-        low = 2**n
+    for low in (1, 2, 4, 8):
         (x, y), (right, _) = place(low, low), place(2 * low, low)
         box(ax, x, y, right - x, bottom - y, colour="sky", share=0.45)
     ax.plot(*zip(place(0, 0), place(end, end), strict=True), color=COLOURS["vermilion"], linewidth=2.5)
@@ -158,16 +157,15 @@ def draw_twice(ax: Axes) -> None:
     """A block's cycles in fp16 and in FP8: tensor cores and exponentials in turn, side by side, and as an H200 counted them."""
     left, cycle = 1.75, 5.1 / 1536
     tensor, exponentials = {"colour": "sky", "share": 0.6}, {"colour": "orange", "share": 0.45}
-    for top, words, start, gain in (
-        (0.3, "in turn", 1, "1,536 / 1,024:\n1.5 times as fast"),
-        (1.5, "side by side", 0, "1,024 / 512:\n2 times as fast"),
+    for top, words, start, half, middle, gain in (
+        (0.3, "in turn", 1, 0.3, 0.15, "1,536 / 1,024:\n1.5 times as fast"),
+        (1.5, "side by side", 0, 0.2, 0.2, "1,024 / 512:\n2 times as fast"),
     ):
         note(ax, 0.1, top + 0.45, words, BODY)
         note(ax, 7.0, top + 0.45, gain, BODY)
         for row, (name, matmuls) in enumerate((("fp16", 1024), ("FP8", 512))):
             y = top + 0.55 * row
-            half = 0.3 if start else 0.2
-            write(ax, left - 0.1, y + (0.15 if start else half), name, BODY, ha="right")
+            write(ax, left - 0.1, y + middle, name, BODY, ha="right")
             box(ax, left, y, matmuls * cycle, half, f"{matmuls:,}", **tensor)
             box(ax, left + start * matmuls * cycle, y + (0 if start else half), 512 * cycle, half, "512", **exponentials)
     h200 = results.load("h200")

@@ -14,8 +14,7 @@ from fa_tutorial.tuned.autotuning import shared_bytes
 TILES, LOAD = 3, 2  # blocks of keys; units of time that a load takes until it has arrived
 PARTS = ("q k", "exp", "p v")  # of the work on a block, one unit of time each
 UNIT, LANE, LANES_LEFT = 0.355, 0.3, 1.4  # inches: of time, height of a lane, where time 0 is
-LOADS = {"colour": "orange", "share": 0.55}
-HELD = {"colour": "orange", "share": 0.15, "dashed": True}
+LOADS, HELD = {"colour": "orange", "share": 0.55}, {"colour": "orange", "share": 0.15, "dashed": True}
 WORK = {"q k": {"colour": "blue", "share": 0.5}, "exp": {"colour": "vermilion", "share": 0.4}, "p v": {"colour": "sky", "share": 0.6}}
 
 
@@ -62,14 +61,12 @@ def draw_parts(ax: Axes, start: int, y: float, parts: Sequence[str], tile: int) 
 
 def draw_pipeline(ax: Axes, top: float, num_stages: int, words: str) -> None:
     """One row: a lane for each stage's loads, one for the work, and a bar for the shared memory; `words` beside it."""
-    steps = pipeline(num_stages)
+    steps, y, free = pipeline(num_stages), top + 0.25, 0
     how = f"loads run {num_stages - 1} block{'s' * (num_stages > 2)} ahead"
     heading(ax, 0.1, top, f"num_stages = {num_stages}: {how}, {steps[-1][1] + len(PARTS)} units")
-    y = top + 0.25
     work = y + num_stages * LANE + 0.06
     notes(ax, 0.1, y + 0.5 * LANE, [f"load, stage {stage}" for stage in range(num_stages)], step=LANE)
     note(ax, 0.1, work + LANE / 2, "compute")
-    free = 0
     for tile, (load, begin) in enumerate(steps):
         lane = y + tile % num_stages * LANE
         bar(ax, load, load + LOAD, lane, f"{tile}", **LOADS)
@@ -136,8 +133,7 @@ def draw_descriptor(ax: Axes) -> None:
 def draw_threads(ax: Axes, x: float, asking: int) -> None:
     """A row of eight boxes for a program's threads; the first `asking` of them load."""
     note(ax, x, 0.58, f"{THREADS} threads")
-    for thread in range(8):
-        name = ("0", "1", "2", "3", "4", "5", "…", f"{THREADS - 1}")[thread]
+    for thread, name in enumerate((*"012345…", f"{THREADS - 1}")):
         look = {"colour": "blue", "share": 0.4} if thread < asking else {}
         box(ax, x + thread * 0.47, 0.75, 0.44, 0.36, name, **look)
 

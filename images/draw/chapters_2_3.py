@@ -298,9 +298,7 @@ def draw_block_matmul(ax: Axes) -> None:
 def draw_one_program(ax: Axes) -> None:
     """What one program of the matmul kernel touches: its tile of c, the strips of a and b that it walks along, and the lanes beyond K."""
     tiles, tile_m, tile_n, step, steps = 4, 1, 2, 1, 3.75  # K is 3.75 steps long
-    wide, high = 0.75, 0.5  # inches of a tile of c
-    k_a, k_b = 0.6, 0.6  # inches of a step along K, in a and in b
-    x_c, y_c = 4.8, 3.0
+    wide, high, k_a, k_b, x_c, y_c = 0.75, 0.5, 0.6, 0.6, 4.8, 3.0  # inches: of a tile of c; of a step along K, in a and in b
     x_a, y_b = x_c - 0.45 - tiles * k_a, y_c - 0.3 - tiles * k_b
     row, col = y_c + tile_m * high, x_c + tile_n * wide
     for k in range(tiles):
@@ -470,8 +468,7 @@ def draw_in_l2(ax: Axes) -> None:
 def draw_skeleton(ax: Axes) -> None:
     """(q kᵀ) v by blocks: the tile of q and acc stay on chip, tiles of k and v stream past, the tile of s never leaves."""
     block_m, block_n, dim = 0.75, 0.85, 1.1  # inches for BLOCK_M, BLOCK_N and D on the chip
-    row, high = 3.0, 2.8  # top of the tiles of q, s and acc; bottom of those of k and v
-    x_q, x_s, x_acc = 1.65, 3.1, 5.7
+    row, high, x_q, x_s, x_acc = 3.0, 2.8, 1.65, 3.1, 5.7  # top of the tiles of q, s and acc; bottom of those of k and v
     for name, x, y, rows, cols, now, wide, tall in (
         ("q", 0.2, 1.5, 4, 1, 2, 0.7, 0.75), ("o", 8.05, 1.5, 4, 1, 2, 0.7, 0.75), ("k", 2.55, 0.35, 1, 3, 1, 0.65, 0.5),
         ("v", x_acc, 0.35, 3, 1, 1, dim, 0.25),

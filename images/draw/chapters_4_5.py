@@ -9,8 +9,7 @@ from draw.drawing import arrow, box, bracket, frames, grid, heading, image, lege
 from draw.look import BODY, HEAD, MASKED, TENSOR_COLOUR
 from fa_tutorial import algorithm, reference
 
-BLOCKS = 4  # of queries, and of keys, in draw_two_loop_orders
-NOW = 6  # the step at hand, of BLOCKS² counted from 1
+BLOCKS, NOW = 4, 6  # of draw_two_loop_orders: blocks of queries, and of keys; the step at hand, of BLOCKS² counted from 1
 
 
 @image("04_two_loop_orders.png", 5.45)

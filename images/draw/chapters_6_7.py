@@ -426,8 +426,7 @@ def draw_dkdv_row(ax: Axes, row: float, scores: tuple[str, ...], weights: tuple[
     """A product whose left operand stays, the tile of weights made of it, and the product of that. row: the tiles' upper edge."""
     keys, queries, dim, gap, middle = 1.05, 0.9, 1.35, 0.12, 5.0
     (stays, streams, made, first), (per_query, rule, second), (other, gradient, product) = scores, weights, sums
-    colour = {"q": TENSOR_COLOUR["q"], "do": TENSOR_COLOUR["o"]}
-    left, right = 0.1 + dim + gap, middle + queries + gap
+    left, right, colour = 0.1 + dim + gap, middle + queries + gap, {"q": TENSOR_COLOUR["q"], "do": TENSOR_COLOUR["o"]}
     for x, y, width, height, tensor, shape, look in (
         (0.1, row, dim, keys, stays, "N × D", {"line": 2.4}),
         (left, row - dim - gap, queries, dim, f"{streams}ᵀ", "D × M", {"hatch": "..", "colour": colour[streams]}),
