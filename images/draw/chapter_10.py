@@ -6,7 +6,7 @@ from itertools import accumulate
 from matplotlib.axes import Axes
 
 from draw.drawing import arrow, box, frames, grid, heading, image, legend, note, outline, tint, write, writes
-from draw.look import BODY, MASKED, SMALL
+from draw.look import BODY, MASKED, SMALL, WHOLE
 from fa_tutorial.figures import COLOURS, GREY
 
 
@@ -103,9 +103,8 @@ def draw_cu_seqlens(ax: Axes) -> None:
     side, left, longest, block = 0.5, 0.4, max(lengths), 4
     heading(ax, left, 0.25, f"padded: {len(lengths)} × {longest} tokens")
     colours = [colour for length, colour in zip(lengths, of_sequence, strict=True) for _ in range(length)]  # of each token
-    grid(ax, left, 0.5, len(lengths), longest, side, lambda row, column: (
-        {"colour": of_sequence[row], "share": 0.45, "text": f"{column}"} if column < lengths[row] else {"hatch": MASKED}
-    ))  # fmt: skip
+    look = lambda row, n: {"colour": of_sequence[row], "share": 0.45, "text": f"{n}"} if n < lengths[row] else {"hatch": MASKED}
+    grid(ax, left, 0.5, len(lengths), longest, side, look)
     bounds, top = [0, *accumulate(lengths)], 2.85
     heading(ax, left, top - 0.3, f"packed: {bounds[-1]} tokens")
     grid(ax, left, top, 1, bounds[-1], side, lambda _, token: {"text": f"{token}", "colour": colours[token], "share": 0.45})
@@ -130,7 +129,7 @@ def draw_cu_seqlens(ax: Axes) -> None:
 
 # A causal window of 48 keys: blocks of 16 queries by blocks of 16 keys, keys before a query's own; the row and the column that are marked.
 ROWS, LEFT, QUERY_ROW, KEY_COLUMN = 6, 47, 4, 3
-LOOKS = {"skipped": {}, "mixed": {"colour": "orange", "share": 0.6}, "whole": {"colour": "sky", "share": 0.6}}
+LOOKS = {"skipped": {}, "mixed": {"colour": "orange", "share": 0.6}, "whole": WHOLE}
 
 
 def kind_of(row: int, column: int) -> str:

@@ -21,7 +21,8 @@ def draw_time_of_the_sms(ax: Axes) -> None:
         ("a shared query tile: 8 programs of 512 tiles", 8, stored("11.3", 32_768, kernel="own_kernels", splits=1)),
         ("and 16 splits: 128 programs of 32 tiles", 128, stored("11.3", 32_768, kernel="own_kernels", splits=16)),
     )
-    sms, key_heads, repeated = 132, 8, {"colour": "orange", "share": 0.9, "hatch": MASKED}
+    sms, key_heads, works = 132, 8, {"colour": "orange", "share": 0.9}
+    repeated = works | {"hatch": MASKED}
     left, unit, sm = 1.0, 0.0125, 0.8 / sms  # inches a µs, and an SM
     for place, (title, busy, found) in enumerate(steps):
         top, us = 0.5 + place * 1.17, found["us"]
@@ -31,15 +32,13 @@ def draw_time_of_the_sms(ax: Axes) -> None:
         alone = key_heads if "chapter 5" in title else busy  # on keys of their own
         if busy > alone:
             box(ax, left, top + alone * sm, us * unit, (busy - alone) * sm, **repeated)
-        box(ax, left, top, us * unit, alone * sm, colour="orange", share=0.9)
+        box(ax, left, top, us * unit, alone * sm, **works)
         x = left + (0.12 if busy == key_heads else us * unit + 0.12)  # where there is room
         note(ax, x, top + 0.4, f"{busy} SMs · {us:.0f} µs = {busy * us / 1000:.1f} ms")
     bottom = 0.5 + 1.17 * len(steps)
     writes(ax, left, bottom - 0.2, ("0 µs", *range(100, 501, 100)), dx=100 * unit, size=10)
-    legend(ax, bottom + 0.17, (
-        (0.15, {"colour": "orange", "share": 0.9}, "an SM has a program"), (2.75, repeated, "… on keys that others work through, too"),
-        (7.05, {}, "an SM does nothing"),
-    ))  # fmt: skip
+    words = "an SM has a program", "… on keys that others work through, too", "an SM does nothing"
+    legend(ax, bottom + 0.17, tuple(zip((0.15, 2.75, 7.05), (works, repeated, {}), words, strict=True)))
 
 
 @image("11_merge_tree.png", 5.2)
@@ -105,7 +104,7 @@ def draw_rows_of_a_tile(ax: Axes) -> None:
     legend(ax, 4.6, ((0.15, {"colour": "blue", "share": 0.5}, "a query"), (2.0, {}, empty)))
 
 
-SPLITS = ("sky", "orange")
+SPLITS = {"colour": "sky", "share": 0.5}, {"colour": "orange", "share": 0.5}
 
 
 @image("11_split_rows.png", 4.55)
@@ -116,8 +115,7 @@ def draw_split_rows(ax: Axes) -> None:
     programs = batch * key_heads
     heading(ax, 0.15, 0.25, "the grid: B · H_k by splits")
     writes(ax, left + 0.5 * side, top - 0.22, ("split 0", 1), dx=side)
-    for split, colour in enumerate(SPLITS):
-        look = {"colour": colour, "share": 0.5}
+    for split, look in enumerate(SPLITS):
         grid(ax, left + split * side, top, programs, 1, side, lambda i, _: {"text": f"{i}, {split}", **look})
     words = [f"sequence {i // key_heads}, key head {i % key_heads}" for i in range(programs)]
     writes(ax, left - 0.1, top + 0.5 * side, words, dy=side, size=10, ha="right")
@@ -133,19 +131,16 @@ def draw_split_rows(ax: Axes) -> None:
     writes(ax, first + 0.5 * cell, top - 0.22, ("key 0", *range(1, keys)), dx=cell)
     words = [f"r = {r}: head {r // tokens}, token {r % tokens}" for r in range(heads * tokens)]
     writes(ax, first - 0.12, top + cell / 2, words, dy=cell, size=10, ha="right")
-    grid(ax, first, top, heads * tokens, keys, cell, lambda r, key: (
-        {"colour": SPLITS[key // part], "share": 0.5} if key <= keys - tokens + r % tokens else {"hatch": MASKED}
-    ))  # fmt: skip
+    look = lambda r, key: SPLITS[key // part] if key <= keys - tokens + r % tokens else {"hatch": MASKED}
+    grid(ax, first, top, heads * tokens, keys, cell, look)
     for start in range(0, keys, part):
         outline(ax, first + start * cell, top, (min(start + part, keys) - start) * cell, bottom - top, line=2.2)
     for start in range(0, keys, keys_a_tile):
         end = min(start + keys_a_tile, keys)
         arrow(ax, (first + start * cell + 0.03, bottom + 0.15), (first + end * cell - 0.03, bottom + 0.15))
         write(ax, first + (start + end) / 2 * cell, bottom + 0.37, f"tile {start // keys_a_tile}", 10)
-    legend(ax, 4.22, (
-        (0.15, {"colour": SPLITS[0], "share": 0.5}, "split 0 computes it"), (3.0, {"colour": SPLITS[1], "share": 0.5}, "split 1 does"),
-        (5.75, {"hatch": MASKED}, "hidden: a later token"),
-    ))  # fmt: skip
+    hidden = {"hatch": MASKED}, "hidden: a later token"
+    legend(ax, 4.22, ((0.15, SPLITS[0], "split 0 computes it"), (3.0, SPLITS[1], "split 1 does"), (5.75, *hidden)))
 
 
 @image("11_pages.png", 4.6)
@@ -153,7 +148,7 @@ def draw_pages(ax: Axes) -> None:
     """Two sequences of 20 and 37 keys in pages of 16: the block table, the pages in memory, and where one key stands."""
     page_size, pages, cell, left = 16, 6, 0.29, 3.95
     tables, lengths = ((4, 1), (2, 5, 0)), (20, 37)  # the pages of each sequence, in order; its keys
-    b_looks = {"colour": "sky", "share": 0.55}, {"colour": "green", "share": 0.45}
+    of_sequence = {"colour": "sky", "share": 0.55}, {"colour": "green", "share": 0.45}
     heading(ax, 0.15, 0.25, "block table")
     heading(ax, left, 0.25, f"the cache: {pages} pages of {page_size} keys")
     writes(ax, left + 0.5 * cell, 0.46, ("row 0", f"row {page_size - 1}"), dx=(page_size - 1) * cell, size=9)
@@ -163,14 +158,14 @@ def draw_pages(ax: Axes) -> None:
         b, place = owner.get(page, (0, 0))
         write(ax, left - 0.1, y + 0.16, f"page {page}", ha="right")
         lives = [place * page_size + row for row in range(page_size) if page in owner and place * page_size + row < lengths[b]]
-        looks = [{"text": f"{key}", **b_looks[b]} for key in lives] + [{}] * (page_size - len(lives))
+        looks = [{"text": f"{key}", **of_sequence[b]} for key in lives] + [{}] * (page_size - len(lives))
         grid(ax, left, y, 1, page_size, cell, lambda _, row: {"size": 9, **looks[row]}, 0.32)
     b, key = 1, 21  # a sequence and a key of it
     entry, page, row = key // page_size, tables[b][key // page_size], key % page_size
     for sequence, table in enumerate(tables):
         y = 0.75 + sequence * 1.25
         note(ax, 0.15, y - 0.2, f"sequence {sequence}: {lengths[sequence]} keys")
-        grid(ax, 0.15, y, 1, len(table), 0.6, lambda _, place: {"text": f"{table[place]}", "size": BODY, **b_looks[sequence]}, 0.42)
+        grid(ax, 0.15, y, 1, len(table), 0.6, lambda _, place: {"text": f"{table[place]}", "size": BODY, **of_sequence[sequence]}, 0.42)
     at = 0.75 + b * 1.25
     outline(ax, 0.15 + entry * 0.6, at, 0.6, 0.42)
     outline(ax, left + row * cell, 0.55 + page * 0.5, cell, 0.32)
@@ -194,7 +189,7 @@ def draw_window(ax: Axes) -> None:
         write(ax, left - 0.1, y + high / 2, f"token {token}", ha="right", weight="bold")
         for tile in range(math.ceil(windowed / a_tile)):
             begin, end = tile * a_tile, min((tile + 1) * a_tile, windowed)
-            look = {"colour": SPLITS[(tile - needed[0]) // part], "share": 0.5} if tile in needed else {}
+            look = SPLITS[(tile - needed[0]) // part] if tile in needed else {}
             box(ax, left + begin * cell, y, (end - begin) * cell, high, **look)
         for begin, end in ((needed[0] * a_tile, seen), (last + 1, windowed)):
             if begin < end:
@@ -204,7 +199,7 @@ def draw_window(ax: Axes) -> None:
             arrow(ax, ((a + b) / 2, y - 0.1), (tip, y - 0.1))
         write(ax, (a + b) / 2, y - 0.24, f"{last - seen + 1} keys, {seen} to {last}", 10)
     writes(ax, left, y + high + 0.15, range(0, windowed, a_tile), dx=a_tile * cell, size=10)
-    legend(ax, 2.5, (
-        (0.3, {}, "not read"), (2.0, {"hatch": MASKED}, "read, and masked"),
-        (4.5, {"colour": SPLITS[0], "share": 0.5}, "split 0"), (6.2, {"colour": SPLITS[1], "share": 0.5}, "split 1"),
-    ))  # fmt: skip
+    split_0, split_1 = SPLITS
+    legend(
+        ax, 2.5, ((0.3, {}, "not read"), (2.0, {"hatch": MASKED}, "read, and masked"), (4.5, split_0, "split 0"), (6.2, split_1, "split 1"))
+    )

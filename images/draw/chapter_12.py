@@ -8,7 +8,7 @@ import torch
 from matplotlib.axes import Axes
 
 from draw.drawing import arrow, box, bracket, grid, heading, image, legend, note, notes, number, outline, tint, write, writes
-from draw.look import BODY, DARK, HEAD, WAITS, WIDTH
+from draw.look import BODY, DARK, HEAD, SEEN, WAITS, WHOLE, WIDTH
 from fa_tutorial.algorithm import causal_tiles
 from fa_tutorial.exercises.chapter_12.ex_1 import PIECES, place
 from fa_tutorial.exercises.chapter_12.ex_6 import lagging_step
@@ -122,6 +122,7 @@ def draw_schedules(ax: Axes) -> None:
         ("yours,\n3 stages", 0.0, ((0, 0.0, "k[n + 1]"), (1, 0.0, "v[n + 1]"), (0, 3.0, "k[n + 2]"), (1, 3.0, "v[n + 2]"))),
     )
     left, wide, long, lane = 1.75, 1.03, 0.85, 0.26
+    looks = {"colour": "sky", "share": 0.5}, {"colour": "orange", "share": 0.8}, {"colour": "green", "share": 0.6}, WAITS
     for n, (name, idle, copies) in enumerate(schedules):
         top = 0.2 + n * 1.12
         note(ax, 0.05, top + 0.2, name, HEAD)
@@ -130,12 +131,9 @@ def draw_schedules(ax: Axes) -> None:
         if idle:
             box(ax, left + 3 * wide, top, idle * wide, 0.4, **WAITS)
         for below, begin, text in copies:
-            colour, share = (("orange", 0.8), ("green", 0.6))[below]
-            box(ax, left + begin * wide, top + 0.44 + below * lane, long * wide, lane, text, colour, share=share)
-    legend(ax, 3.72, (
-        (0.1, {"colour": "sky", "share": 0.5}, "block n, and the next one"), (3.3, {"colour": "orange", "share": 0.8}, "copy of k"),
-        (4.95, {"colour": "green", "share": 0.6}, "copy of v"), (6.6, WAITS, "waits for the copies"),
-    ))  # fmt: skip
+            box(ax, left + begin * wide, top + 0.44 + below * lane, long * wide, lane, text, **looks[1 + below])
+    words = "block n, and the next one", "copy of k", "copy of v", "waits for the copies"
+    legend(ax, 3.72, tuple(zip((0.1, 3.3, 4.95, 6.6), looks, words, strict=True)))
 
 
 @image("12_lost_barrier.png", 4.2)
@@ -273,21 +271,17 @@ def draw_masked_blocks(ax: Axes) -> None:
         note(ax, left, 0.5, f"{S_k} keys: {end - full} blocks need a mask")
         for block in range(first // BLOCK_N, end):
             x, wide = left + (block * BLOCK_N - first) * side, min(BLOCK_N, S_k - block * BLOCK_N) * side
-            look = {"colour": "sky", "share": 0.6} if block < full else {"colour": "orange", "share": 0.7}
-            box(ax, x, top, wide, ROWS_OF_LOOP * side, **look)
+            box(ax, x, top, wide, ROWS_OF_LOOP * side, **(WHOLE if block < full else SEEN))
             note(ax, x, top - 0.17, f"{block * BLOCK_N}")
             for row in range(ROWS_OF_LOOP):
-                hidden = max(offset + row + 1, block * BLOCK_N)
-                if hidden < min((block + 1) * BLOCK_N, S_k):
-                    x_hidden = left + (hidden - first) * side
+                after = max(offset + row + 1, block * BLOCK_N)  # the first key that is hidden
+                if after < min((block + 1) * BLOCK_N, S_k):
+                    x_hidden = left + (after - first) * side
                     ax.fill_between((x_hidden, x + wide), top + row * side, top + (row + 1) * side, color="white", alpha=0.8, linewidth=0)
             outline(ax, x, top, wide, ROWS_OF_LOOP * side, line=1.3)
     note(ax, 0.1, 2.57, f"32 queries ↓, keys from {first} on →")
-    legend(ax, 3.0, (
-        (0.1, {"colour": "sky", "share": 0.6}, "whole: no mask"),
-        (2.6, {"colour": "orange", "share": 0.7}, "needs a mask: seen"),
-        (5.4, {"colour": "orange", "share": 0.15}, "needs a mask: hidden"),
-    ))  # fmt: skip
+    hidden = {"colour": "orange", "share": 0.15}, "needs a mask: hidden"
+    legend(ax, 3.0, ((0.1, WHOLE, "whole: no mask"), (2.6, SEEN, "needs a mask: seen"), (5.4, *hidden)))
 
 
 @image("12_before_key_0.png", 2.8)

@@ -191,9 +191,8 @@ def draw_turned_tile(ax: Axes) -> None:
         (right, "tile of out, stored row by row", lambda r, c: 4 * c + r),
     ):
         write(ax, x + 2 * side, 0.22, name, BODY, weight="bold")
-        grid(ax, x, y, 4, 4, side, lambda r, c: {
-            "text": str(element(r, c)), "colour": "yellow" if x == middle else colours[c], "share": 0.45, "size": BODY,
-        })  # fmt: skip
+        look = lambda r, c: {"text": f"{element(r, c)}", "colour": "yellow" if x == middle else colours[c], "share": 0.45, "size": BODY}
+        grid(ax, x, y, 4, 4, side, look)
         for thread in range(4):
             along, down = (-0.17, (thread + 0.5) * side) if x == middle else ((thread + 0.5) * side, -0.18)
             write(ax, x + along, y + down, f"t{thread}")
@@ -420,9 +419,8 @@ def draw_program_order(ax: Axes) -> None:
         program = {grouped_tile(pid, tiles, tiles, group): pid for pid in range(tiles * tiles)}
         first = {tile for tile, pid in program.items() if pid < wave}
         rows, cols = {row for row, _ in first}, {col for _, col in first}
-        grid(ax, left, top, tiles, tiles, side, lambda *tile: {
-            "text": str(program[tile]), "share": 0.5, **({"colour": "purple", "weight": "bold"} if tile in first else {}),
-        })  # fmt: skip
+        looks = {}, {"colour": "purple", "share": 0.5, "weight": "bold"}
+        grid(ax, left, top, tiles, tiles, side, lambda *tile: {"text": f"{program[tile]}", **looks[tile in first]})
         for i in range(tiles):
             read = {"share": 0.6, "hatch": MASKED}  # by the wave
             box(ax, left - 0.5, top + i * side + 0.05, 0.4, side - 0.1, **({"colour": "blue"} | read if i in rows else {}))

@@ -6,7 +6,7 @@ import torch
 from matplotlib.axes import Axes
 
 from draw.drawing import arrow, box, bracket, frames, grid, heading, image, legend, note, notes, number, outline, sample, write, writes
-from draw.look import BODY, HEAD, MASKED, TENSOR_COLOUR
+from draw.look import BODY, HEAD, MASKED, SEEN, TENSOR_COLOUR, WHOLE
 from fa_tutorial import algorithm, reference
 
 BLOCKS, NOW = 4, 6  # of draw_two_loop_orders: blocks of queries, and of keys; the step at hand, of BLOCKS² counted from 1
@@ -38,9 +38,8 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
     write(ax, x + BLOCKS * side / 2, 0.62, "k, v", BODY, weight="bold")
     write(ax, x_out + 0.275, 0.62, results, BODY, weight="bold")
     looks = {"colour": "yellow", "share": 0.35}, {"colour": "yellow", "share": 0.8, "weight": "bold"}, {}  # done, at hand, to come
-    grid(ax, x, y, BLOCKS, BLOCKS, side, lambda *tile: {
-        "text": str(order[tile]), "size": BODY, **looks[(order[tile] >= NOW) + (order[tile] > NOW)],
-    })  # fmt: skip
+    look = lambda *tile: {"text": str(order[tile]), "size": BODY, **looks[(order[tile] >= NOW) + (order[tile] > NOW)]}
+    grid(ax, x, y, BLOCKS, BLOCKS, side, look)
     outline(ax, x + now_col * side, y + now_row * side, side, side)
     for i in range(BLOCKS):
         on_chip_q, on_chip_k = i == now_row, i == now_col
@@ -68,7 +67,6 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
         arrow(ax, (x_out - 0.5, middle + 0.12), (x_out, middle + 0.12), "vermilion", dashed=True)
 
 
-WHOLE, SEEN = {"colour": "sky", "share": 0.6}, {"colour": "orange", "share": 0.7}
 HIDDEN, BEYOND = {"colour": "orange", "share": 0.15, "hatch": MASKED}, {"hatch": "xxx", "dashed": True}  # by the mask; past S_k
 
 
