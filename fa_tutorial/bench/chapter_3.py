@@ -96,16 +96,26 @@ def _each_order(card: dict) -> Iterator[tuple[int, int, pd.Series, pd.Series]]:
 
 
 def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -> None:
-    """Print what HBM delivered in row order and in bands, beside the count of strips, how long it takes at a copy's
+    """Print what HBM delivered in row order and in bands, beside what (3.4) predicts, how long it takes at a copy's
     rate, the kernel's time, and its cycles in ncu's run. wave_bytes: (n, group) -> of each wave, what it reads."""
     rate = card["provenance"]["ceilings"]["copy_gb_s"] * 1e9
-    heads = "     n   order        one wave    counted   from HBM"
+    heads = "     n   order        one wave   by (3.4)   measured"
     print(f"{heads}   at {rate / 1e12:.2f} TB/s   the kernel   M cycles  (stored, H200)")
     for n, group, time, counted in _each_order(card):
         waves, read = list(wave_bytes(n, group)), counted[FROM_HBM]
         total = sum(waves)
         bytes_ = f"{total / len(waves) / 1e6:5.0f} MB {total / 1e9:7.2f} GB {read / 1e9:7.2f} GB"
         print(f" {bytes_} {read / rate * 1e3:11.2f} ms {time.ms:9.3f} ms {counted[CYCLES] / 1e6:10.3f}")
+
+
+def show_small(card: dict, n: int = 1_024) -> None:
+    """Print the programs and the TFLOP/s of stored tiles at a small n, and PyTorch's."""
+    print(f"n = {n:,}      programs   TFLOP/s  (stored, H200)")
+    for _, row in results.select(card["kernels"], kernel="matmul_small", M=n).iterrows():
+        tiled = row.provider != "torch"
+        words = f"{row.block_m:.0f} x {row.block_n:.0f}" if tiled else "PyTorch"
+        programs = f"{(n // row.block_m) * (n // row.block_n):.0f}" if tiled else ""
+        print(f"{words:9} {programs:>13} {row.tflops:9.0f}")
 
 
 def show_fusion(card: dict, lengths: Iterable[tuple[int, int]], *calls: Callable, D: int = 64) -> None:
