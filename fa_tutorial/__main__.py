@@ -24,8 +24,6 @@ in Python:
 
 
 class Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the default of an argument that has one."""
-
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default is None else super()._get_help_string(action)
 
@@ -45,12 +43,8 @@ def parser() -> argparse.ArgumentParser:
         for name, (default, metavar, text) in options.items():
             of.add_argument("--" + name.replace("_", "-"), type=int, default=default, metavar=metavar, help=text)
 
-    words = {
-        "prog": "python -m fa_tutorial",
-        "description": "FlashAttention, derived and built: a course in Jupyter notebooks.",
-        "epilog": WHAT_ELSE,
-    }
-    top = argparse.ArgumentParser(**words, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top = argparse.ArgumentParser("python -m fa_tutorial", formatter_class=argparse.RawDescriptionHelpFormatter)
+    top.description, top.epilog = "FlashAttention, derived and built: a course in Jupyter notebooks.", WHAT_ELSE
     top.add_argument("--version", action="version", version=fa_tutorial.__version__)
     top.set_defaults(run=lambda options: top.print_help())
     commands = top.add_subparsers(title="commands")
@@ -176,11 +170,8 @@ def _bench(options: Namespace) -> int:
     from fa_tutorial.bench import measure, sweep, tables, timing
 
     timing.require_gpu()
-    S, H = options.seq_len, options.num_heads
-    shape = Shape(
-        options.batch_size, H, H if options.kv_heads is None else options.kv_heads, S, S, options.head_dim,
-        options.causal,
-    )  # fmt: skip
+    S, H_q, H_k = options.seq_len, options.num_heads, options.kv_heads
+    shape = Shape(options.batch_size, H_q, H_q if H_k is None else H_k, S, S, options.head_dim, options.causal)
     cases = [measure.check(Case(name, options.mode, options.dtype, shape)) for name in options.providers]
     failed = 0
     print(tables.case_head())
@@ -200,7 +191,8 @@ def _bench_sweep(options: Namespace) -> int:
     timing.require_gpu()
     path = options.file or results.path_here()
     try:
-        failed = sweep.sweep(path, GRIDS[options.grid], options.providers, options.modes, options.dtypes)
+        which = {"modes": options.modes, "dtypes": options.dtypes}
+        failed = sweep.sweep(path, GRIDS[options.grid], options.providers, **which)
     except KeyboardInterrupt:
         print(f"\nStopped. {path} holds every finished row; the same command goes on from there.", file=sys.stderr)
         return 130

@@ -25,7 +25,7 @@ def hasten() -> None:
     launch = interpreter.GridExecutor.__call__
     if launch.__module__ == __name__ or not all(hasattr(interpreter, name) for name in PARTS):
         return
-    core, find_dtype, dtypes = interpreter.tl.core, interpreter._get_np_dtype, {}
+    find_dtype, dtypes = interpreter._get_np_dtype, {}
 
     def np_dtype(of: Any) -> Any:
         name = of.scalar.name
@@ -35,7 +35,7 @@ def hasten() -> None:
 
     @cache
     def builtins_of(package: Any) -> list[tuple[str, Any]]:
-        return [(name, member) for name, member in inspect.getmembers(package) if core.is_builtin(member)]
+        return inspect.getmembers(package, interpreter.tl.core.is_builtin)
 
     def replace_builtins(package: Any, builder: Any, scope: Any) -> None:
         for name, member in builtins_of(package):

@@ -1,8 +1,5 @@
-"""Chapter 12: what the loops of the official source, flash-attention at v2.8.3, do, in PyTorch.
-
-`their_loop` is its forward loop and `their_backward` its backward one. `under_way` says what a call of
-FlashAttention-3's step may meet.
-"""
+"""Chapter 12: what the loops of the official source, flash-attention at v2.8.3, do, in PyTorch: the forward's, the
+backward's, and what a call of FlashAttention-3's step may meet."""
 
 from __future__ import annotations
 
@@ -42,11 +39,8 @@ def your_softmax(s, row_max, row_sum, acc, scale_log2, is_first):
 
 def one_warp(softmax, q, k, v, last_seen, share, shared, unset,
              clear_acc=True, clear_v=True, peel=True, masked=3, rescale=True, deleted=()):  # fmt: skip
-    """A warp's rows of o, by FA2's loop. share: the rows of each tile that the warp copies.
-
-    unset: what memory and registers hold before anybody has written there. deleted: lines.
-    clear_acc to rescale: what else can be taken out.
-    """
+    """A warp's rows of o, by FA2's loop. share: the rows of each tile that the warp copies. unset: what memory and
+    registers hold before anybody has written there. deleted: lines. clear_acc … rescale: what else can be taken out."""
     row_max = torch.full((len(q),), unset)
     row_sum = torch.full((len(q), 4), unset)  # each of a row's four threads has its own
     acc = torch.full((len(q), v.shape[1]), 0.0 if clear_acc else unset)  # 283
@@ -68,9 +62,8 @@ def one_warp(softmax, q, k, v, last_seen, share, shared, unset,
         if step + 1 < len(blocks):
             begun["k"] = copy(k, blocks[step + 1], unset)  # 335
         is_first = peel and step == 0
-        p, row_max, row_sum, scaled = softmax(  # 342 to 344
-            s, row_max, row_sum, acc, SCALE * math.log2(math.e), is_first
-        )  # fmt: skip
+        state = row_max, row_sum, acc, SCALE * math.log2(math.e)
+        p, row_max, row_sum, scaled = softmax(s, *state, is_first)  # 342 to 344
         acc = (scaled if rescale else acc) + p @ shared["v"]  # 367
     l = row_sum.sum(dim=1, keepdim=True)
     yield acc / torch.where(l > 0, l, 1.0)  # softmax.h, 172 to 183
@@ -88,10 +81,8 @@ def their_loop(softmax, q, k, v, unset=math.nan, **change):
     shared = {name: torch.full((BLOCK_N, x.shape[1]), unset) for name, x in (("k", k), ("v", v))}
     last_seen = torch.arange(len(q))[:, None] + len(k) - len(q)
     halves = (slice(0, 16), slice(0, 8)), (slice(16, 32), slice(8, 16))  # of the rows, and of a tile
-    warps = [
-        one_warp(softmax, q[rows], k, v, last_seen[rows], share, shared, unset, **change)
-        for rows, share in halves
-    ]  # fmt: skip
+    each = ((q[rows], k, v, last_seen[rows], share) for rows, share in halves)
+    warps = [one_warp(softmax, *its, shared, unset, **change) for its in each]
     *_, o = zip(*warps, strict=True)  # from barrier to barrier; the last yields are rows of o
     return torch.cat(o)
 
@@ -135,8 +126,7 @@ FA3_CALLS = {
 
 def under_way(step: Iterable[str]) -> list[tuple[str, list[str], str]]:
     """Each call of FA3's step, the matmuls that may be under way during it in the worst case, until a wait says that
-    they have ended, and what goes wrong then, "" for nothing.
-    """
+    they have ended, and what goes wrong then, "" for nothing."""
     rows, running = [], []
     for call in step:
         if call.startswith("warpgroup_wait"):

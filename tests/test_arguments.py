@@ -91,7 +91,6 @@ BAD_INPUTS = [
     (lambda: ledger.score_bytes(1, 1, 1, 1, 0), ValueError, ["itemsize", "got 0", "at least 1"]),
     (lambda: ledger.naive_hbm_bytes(1, 1, 1, 1, 1, 0.5), TypeError, ["itemsize", "0.5", "integer"]),
     (lambda: ledger.flash_hbm_bytes(1, 1, 1, 0, 2), ValueError, ["block_m", "got 0", "at least 1"]),
-    (lambda: ledger.saved_bytes(1, 1, -1, 1, 1, 1, 2), ValueError, ["H_k", "-1", "at least 0"]),
     (lambda: ledger.attainable_flops(0, 1, 1), ValueError, ["intensity", "got 0", "greater than 0"]),
     (lambda: ledger.attainable_flops(1, 1, math.inf), ValueError, ["bandwidth", "inf", "finite"]),
     (lambda: softmax.safe_softmax([1.0]), TypeError, ["x", "list", "torch.Tensor"]),

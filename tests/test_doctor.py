@@ -137,14 +137,6 @@ def test_exit_status(change, status, monkeypatch, capsys):
     assert ("a tiled matmul ran" in shown) is (status == 0)
 
 
-@pytest.mark.parametrize(("is_terminal", "shown"), [(True, True), (False, False)])
-def test_a_bar_shows_on_a_terminal_alone(is_terminal, shown, monkeypatch, capsys):
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: is_terminal, raising=False)
-    assert doctor.main() == 0
-    streams = capsys.readouterr()
-    assert ("trying a kernel" in streams.err) is shown and "trying a kernel" not in streams.out
-
-
 def test_folder_that_cannot_be_made_is_not_writable(tmp_path):
     (tmp_path / "file").write_text("")
     assert doctor.writable(tmp_path / "new" / "folder")
