@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import matplotlib.pyplot as plt
@@ -15,13 +16,9 @@ from fa_tutorial.tiles import TileConfig
 
 LAYER = {"mode": "fwd", "dtype": "fp16", "B": 1}
 TILES = forward.CONFIGS[232_448]  # the package's for an H200, by its bytes of shared memory
-WORK = {
-    "multiply": ("FMUL", "FFMA"),
-    "compare": ("FMNMX", "FSETP"),
-    "add": ("FADD",),
-    "exponential": ("MUFU",),
-    "round to fp16": ("F2FP",),
-}  # of the softmax, by the names of its machine instructions
+# Of the softmax, by the names of its machine instructions.
+WORK = {"multiply": ("FMUL", "FFMA"), "compare": ("FMNMX", "FSETP"), "add": ("FADD",)}
+WORK |= {"exponential": ("MUFU",), "round to fp16": ("F2FP",)}
 
 
 def show_one_loop(card: dict) -> None:
@@ -51,7 +48,6 @@ def show_times(card: dict, names: dict[str, str]) -> None:
 
 def time_here(flash: Callable, D: int = 64) -> None:
     """Print the times of the reader's kernel and of its peers on this machine's GPU, in the table's largest case.
-
     flash: (q, k, v, is_causal, tile) → (o, lse)."""
     if hardware.device().type != "cuda":
         print("your own times need a GPU")
@@ -69,9 +65,7 @@ def time_here(flash: Callable, D: int = 64) -> None:
 
 def room_on_an_sm(row: Mapping[str, Any], num_warps: int) -> tuple[int, int]:
     """For how many programs a Hopper SM's 65,536 registers have room, which a thread gets in eights, and for how many
-    its 228 KiB of shared memory, of which each program takes 1 KiB more than its own. row: what the compiler made of a
-    kernel.
-    """
+    its 228 KiB of shared memory, of which each takes 1 KiB more than its own. row: what the compiler made of it."""
     of_program = -(-int(row["registers"]) // 8) * 8 * 32 * num_warps
     return 65_536 // of_program, 228 * 1_024 // (int(row["shared_bytes"]) + 1_024)
 
@@ -105,9 +99,8 @@ def count_loop(kernel: Any, D: int) -> tuple[float, float]:
     print(f"D = {D}, {tile.block_m}x{tile.block_n}: instructions for a score, by Triton {triton.__version__}")
     for what, number in by_work.items():
         print(f"  {what} ({', '.join(WORK[what])})".ljust(42), f"{number:6.1f}")
-    print("softmax".ljust(42), f"{softmax:6.1f}")
-    print("loads, addresses, waiting and products".ljust(42), f"{every - softmax:6.1f}")
-    print("all".ljust(42), f"{every:6.1f}")
+    rest = {"softmax": softmax, "loads, addresses, waiting and products": every - softmax, "all": every}
+    print(*(f"{what:42} {number:6.1f}" for what, number in rest.items()), sep="\n")
     return softmax, every
 
 
@@ -117,11 +110,12 @@ def stored_cycles(card: dict) -> dict[str, tuple[int, float]]:
     tile = TILES[128]
     words = f"{tile.block_m}x{tile.block_n}, {tile.num_warps} warps"
     ways = {
-        "yours, 4 stages: room for one": {"kernel": "forward_tile", "provider": f"{words}, 4 stages"},
-        "yours, 3 stages: room for two": {"kernel": "forward_tile", "provider": f"{words}, 3 stages"},
-        "cuDNN": {"kernel": "step", "provider": "sdpa_cudnn"},
+        "yours, 4 stages: room for one": ("forward_tile", f"{words}, 4 stages"),
+        "yours, 3 stages: room for two": ("forward_tile", f"{words}, 3 stages"),
+        "cuDNN": ("step", "sdpa_cudnn"),
     }
-    rows = {name: results.select(card["kernels"], D=128, is_causal=False, **way).iloc[0] for name, way in ways.items()}
+    select = partial(results.select, card["kernels"], D=128, is_causal=False)
+    rows = {name: select(kernel=kernel, provider=provider).iloc[0] for name, (kernel, provider) in ways.items()}
     return {name: (int(row["cycles"]), float(row["ms"])) for name, row in rows.items()}
 
 
