@@ -7,7 +7,6 @@ Triton's interpreter off: `in_a_process` starts one.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import io
@@ -216,9 +215,10 @@ def of_a_kernel(course: Any, of: Callable | None = None) -> Callable:
     def decorated(function: Callable) -> Callable:
         @functools.wraps(function)
         def in_its_process(kernel: Any, *args: Any, **options: Any) -> Any:
-            code = f"inspect.unwrap(compiling.{function.__name__})(kernel, *{args!r}, **{options!r})"
+            name = f"{function.__module__}.{function.__name__}"
+            code = f"import {function.__module__}\nfound = inspect.unwrap({name})(kernel, *{args!r}, **{options!r})"
             try:
-                found = in_a_process(f"{_made_anew(kernel, course)}\nprint(json.dumps({code}))")
+                found = in_a_process(f"{_made_anew(kernel, course)}{code}\nprint(json.dumps(found))")
             except RuntimeError as error:
                 if kernel is course:
                     raise
@@ -243,7 +243,6 @@ def _made_anew(kernel: Any, course: Any) -> str:
     module = course.fn.__module__
     return f"""
 import inspect, {module}
-from fa_tutorial import compiling
 from fa_tutorial.source import defined
 from fa_tutorial.tiles import TileConfig
 
@@ -257,13 +256,6 @@ def _with_its_own(kernel: Any) -> Iterator[Any]:
         if hasattr(called, "fn") and not called.fn.__module__.startswith(("fa_tutorial.", "triton.")):
             yield from _with_its_own(called)
     yield kernel
-
-
-def _names_of_loop(compiled: Any) -> dict[str, int]:
-    """How many instructions of each name the loop without a mask has."""
-    from fa_tutorial import sass
-
-    return collections.Counter(name.split(".")[0] for name in sass.inner_loop(sass.sass_of(compiled)))
 
 
 @of_a_kernel(layout.softmax_kernel)
@@ -320,26 +312,6 @@ def forward_rows(kernel: Any, cases: Sequence[tuple[str, int, TileConfig]]) -> l
         q, k, v, *_ = inputs(getattr(torch, dtype), D)
         calls.append(("", functools.partial(forward.flash_forward, q, k, v, False, 0.5, config=tile)))
     return list(compile_calls(hardware.HOPPER_CAPABILITY, calls))
-
-
-@of_a_kernel(forward.flash_forward_kernel)
-def forward_loop(kernel: Any, D: int, tile: TileConfig) -> dict[str, int]:
-    """How many instructions of each name the loop without a mask has, of a flash_forward_kernel in fp16 on an H200:
-    {"FMUL": 166, …}."""
-    forward.flash_forward_kernel = kernel
-    q, k, v, *_ = inputs(torch.float16, D)
-    return _names_of_loop(compiled_by(forward.flash_forward, q, k, v, False, 0.5, config=tile)[0])
-
-
-def descriptor_loops(kernel: Any) -> list[dict[str, Any]]:
-    """What becomes of exercise 8.3's kernel in fp16 on an H200 with chapter 8's tile of 64x64, for D = 64 and 128:
-    {"D", "registers": a thread's, "loop": how many instructions of each name}."""
-    found, tile = [], {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
-    for D in (64, 128):
-        on_tiles = [tuned.descriptors.descriptor_template(x, 64)(x) for x in inputs(torch.float16, D)[:4]]
-        compiled, log = compiled_by(kernel[(1,)], *on_tiles, HEADS, LENGTH, LENGTH, 0.1, D=D, **tile)
-        found.append({"D": D, "registers": read_ptxas(log)[0], "loop": _names_of_loop(compiled)})
-    return found
 
 
 @of_a_kernel(forward.flash_forward_kernel)

@@ -3,6 +3,7 @@ the course's by tools/machine_code.py. Any machine with Linux will do."""
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import importlib.util
 import itertools
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fa_tutorial import compiling, hardware, hopper
+from fa_tutorial import compiling, forward, hardware, hopper, tuned
 from fa_tutorial.source import source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import ideas, steps
@@ -134,6 +135,32 @@ def print_one_score(*names: str) -> None:
     columns = [[name, *(line.text for line in lines)] for name, lines in scores]
     for row in itertools.zip_longest(*columns, fillvalue=""):
         print("    ".join(f"{text:38}" for text in row).rstrip())
+
+
+def _names_of_loop(compiled: Any) -> dict[str, int]:
+    """How many instructions of each name the loop without a mask has."""
+    return collections.Counter(name.split(".")[0] for name in inner_loop(sass_of(compiled)))
+
+
+@compiling.of_a_kernel(forward.flash_forward_kernel)
+def forward_loop(kernel: Any, D: int, tile: TileConfig) -> dict[str, int]:
+    """How many instructions of each name the loop without a mask has, of a flash_forward_kernel in fp16 on an H200:
+    {"FMUL": 166, …}."""
+    forward.flash_forward_kernel = kernel
+    q, k, v, *_ = compiling.inputs(torch.float16, D)
+    return _names_of_loop(compiling.compiled_by(forward.flash_forward, q, k, v, False, 0.5, config=tile)[0])
+
+
+def descriptor_loops(kernel: Any) -> list[dict[str, Any]]:
+    """What becomes of exercise 8.3's kernel in fp16 on an H200 with chapter 8's tile of 64x64, for D = 64 and 128:
+    {"D", "registers": a thread's, "loop": how many instructions of each name}."""
+    found, sizes = [], (compiling.HEADS, compiling.LENGTH, compiling.LENGTH)
+    tile = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+    for D in (64, 128):
+        on_tiles = [tuned.descriptors.descriptor_template(x, 64)(x) for x in compiling.inputs(torch.float16, D)[:4]]
+        compiled, log = compiling.compiled_by(kernel[(1,)], *on_tiles, *sizes, 0.1, D=D, **tile)
+        found.append({"D": D, "registers": compiling.read_ptxas(log)[0], "loop": _names_of_loop(compiled)})
+    return found
 
 
 def print_stop(loop: Sequence[Line]) -> None:

@@ -434,7 +434,7 @@ def test_plot_and_table_of_a_file(path, capsys):
     assert shown.startswith("NVIDIA Test, torch 2.13.0, Triton 3.7.1, 2026-01-01; 16,384 tokens")
     assert "| SDPA cuDNN | 0.94 | 0.50 | 2.00 | 11 |" in shown and "TFLOP/s, backward, fp16:" in shown
     with pytest.raises(ValueError, match="no stored row is on this grid"):
-        tables.parts(results.load(path)["rows"], grid_of(16))
+        tables.parts(results.load(path)["rows"], grid_of(32))
 
 
 def test_each_round_has_every_name_in_an_order_of_its_own():

@@ -9,7 +9,7 @@ import torch
 from right_answers.chapter_3 import tile_by_cases, tile_without_min
 
 import compile_report as report
-from fa_tutorial import compiling, decode, forward, layout, tiles
+from fa_tutorial import compiling, decode, forward, layout, sass, tiles
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.source import defined, edited, source_of
 
@@ -98,10 +98,10 @@ def test_instructions_of_a_readers_loop():
     """A matmul's, an exponential's for each of a thread's 32 scores; powers of 2 save multiplications, and nothing else."""
     tile, text, step = tiles.TileConfig(64, 64, 4, 3), source_of(forward.flash_forward_kernel), source_of(forward.softmax_step)
     names = vars(tiles) | vars(forward) | {"__name__": "reader"}
-    course = compiling.forward_loop(forward.flash_forward_kernel, 64, tile)
+    course = sass.forward_loop(forward.flash_forward_kernel, 64, tile)
     assert course["HGMMA"] == 8 and 32 <= course["MUFU"] < 40
     both = f"{edited(step, ('tl.exp(', 'tl.exp2(', 2))}\n\n\n{source_of(forward.attend)}\n\n\n{text}"
-    powers_of_2 = compiling.forward_loop(defined(both, names)["flash_forward_kernel"], 64, tile)
+    powers_of_2 = sass.forward_loop(defined(both, names)["flash_forward_kernel"], 64, tile)
     assert powers_of_2["FMUL"] <= course["FMUL"] - 32 and powers_of_2["MUFU"] == course["MUFU"]
 
 
@@ -178,7 +178,7 @@ print(len(launched))
 def test_a_tile_that_is_too_large_or_spills_or_serialises_wgmma_is_a_fault():
     code = """
 import torch
-from fa_tutorial import compiling, decode, forward, layout, tiles
+from fa_tutorial import compiling, decode, forward, layout, sass, tiles
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 

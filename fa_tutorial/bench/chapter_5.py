@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt
 import torch
 import triton
 
-from fa_tutorial import compiling, forward, hardware, reference
+from fa_tutorial import forward, hardware, reference, sass
 from fa_tutorial.bench import results, timing
 from fa_tutorial.figures import GREY
 from fa_tutorial.tiles import TileConfig
@@ -92,7 +92,7 @@ def count_loop(kernel: Any, D: int) -> tuple[float, float]:
     """How many instructions of a reader's kernel, compiled here for an H200, one score takes: for its softmax, and in
     all. Prints them by what they do."""
     tile = TILES[D]
-    loop = compiling.forward_loop(kernel, D, tile)
+    loop = sass.forward_loop(kernel, D, tile)
     scores = tile.block_m * tile.block_n / (32 * tile.num_warps)  # of one thread
     by_work = {what: sum(loop.get(name, 0) for name in names) / scores for what, names in WORK.items()}
     softmax, every = sum(by_work.values()), sum(loop.values()) / scores

@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fa_tutorial import compiling, forward, hardware, tuned
+from fa_tutorial import compiling, forward, hardware, sass, tuned
 from fa_tutorial.bench import peers, results
 from fa_tutorial.bench.cases import Case, Shape, about, literature
 from fa_tutorial.bench.tables import mask
@@ -264,7 +264,7 @@ def show_step(name: str, programs: Programs) -> None:
 
 
 # Of exercise 8.3's kernel: a reader's, or the course's where that doesn't compile.
-descriptor_loops = compiling.of_a_kernel(ex_3.flash_forward_descriptor_kernel)(compiling.descriptor_loops)
+descriptor_loops = compiling.of_a_kernel(ex_3.flash_forward_descriptor_kernel)(sass.descriptor_loops)
 
 
 def time_until_done(programs: Iterable[tuple[int, int]], places: int) -> int:
