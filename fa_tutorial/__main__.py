@@ -1,7 +1,5 @@
 """The command line: `python -m fa_tutorial` says what there is."""
 
-from __future__ import annotations
-
 import argparse
 import importlib
 import re

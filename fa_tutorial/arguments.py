@@ -1,7 +1,5 @@
 """Argument checks that the chapters share: each names the value, what is allowed, and raises."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ tensors without memory (device "meta"), and each launch is compiled instead. Tha
 Triton's interpreter off: `in_a_process` starts one.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import io

@@ -3,8 +3,6 @@
 The machine is looked at once, into Facts, from which the findings follow: every bad combination can be tried.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import platform
@@ -112,9 +110,6 @@ def writable(folder: Path) -> bool:
     return nearest.is_dir() and os.access(nearest, os.W_OK)
 
 
-# ---------------------------------------------------------------- findings
-
-
 def examine(facts: Facts) -> list[Finding]:
     """Everything that holds for `facts`."""
     return [*examine_triton(facts), *examine_gpu(facts), *examine_versions(facts)]
@@ -196,9 +191,6 @@ def try_kernel() -> Finding | None:
     if torch.allclose(c, a @ b, rtol=1e-4):
         return None
     return Finding(True, f"A tiled matmul gives a wrong result: it is off by {(c - a @ b).abs().max():.3g}.", ANEW)
-
-
-# ---------------------------------------------------------------- reporting
 
 
 def describe(facts: Facts) -> str:

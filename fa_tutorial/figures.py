@@ -1,8 +1,6 @@
 """The look of the notebooks' own plots, the course's colours, the roofline, and the explorable figures. What draws
 images/ is in images/draw."""
 
-from __future__ import annotations
-
 import base64
 import html
 import itertools

@@ -3,8 +3,6 @@
 Everything else asks this module, so that one notebook runs unchanged on a laptop and on a GPU.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import functools

@@ -7,8 +7,6 @@ Nothing else changes: the end of a launch is what takes the replacements back. A
 Triton's: where another version lacks one, all are left alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable

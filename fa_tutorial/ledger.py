@@ -7,8 +7,6 @@ heads, S_q and S_k the numbers of queries and keys, D the head dimension, and `i
 ValueError: B, H, S_q and S_k may be 0, and everything else is at least 1.
 """
 
-from __future__ import annotations
-
 from fa_tutorial.arguments import check_int, check_positive
 
 LSE_BYTES = 4  # the log-sum-exp is float32 whatever the tensors are

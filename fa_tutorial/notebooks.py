@@ -1,7 +1,5 @@
 """Run a notebook as a reader does: in a fresh kernel, the figures in the page."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from pathlib import Path

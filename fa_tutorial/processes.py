@@ -1,7 +1,5 @@
 """Chapter 13: a function in several processes of this machine, which form a process group of torch.distributed."""
 
-from __future__ import annotations
-
 import datetime
 import multiprocessing
 import os

@@ -1,8 +1,6 @@
 """Chapter 12: what the loops of the official source, flash-attention at v2.8.3, do, in PyTorch: the forward's, the
 backward's, and what a call of FlashAttention-3's step may meet."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

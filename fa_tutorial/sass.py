@@ -1,8 +1,6 @@
 """What ptxas makes of the loops of chapters 8 and 9: the instructions of a reader's loop or step, and what is stored of
 the course's by tools/machine_code.py. Any machine with Linux will do."""
 
-from __future__ import annotations
-
 import collections
 import hashlib
 import importlib.util

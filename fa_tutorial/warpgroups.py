@@ -1,8 +1,6 @@
 """Chapter 9: cycles counted on one Hopper multiprocessor, whose tensor cores and exponential units one warpgroup or two
 keep busy."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from typing import NamedTuple

@@ -5,8 +5,6 @@ metadata which text of the chapter it was made from, so a newer chapter is notic
 the old copy, with each cell that the reader changed or added; the old copy stays under a dated name.
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import importlib.util

@@ -70,8 +70,6 @@ def step_counts() -> dict[str, list[dict[str, Any]]]:
     return {"rows": [rows[kind] for kind in shown], "tiles": [rows[kind] for kind in tiles]}
 
 
-# ---------------------------------------------------------------- what machine code depends on
-
 OF_THE_MACHINE = ("INTERPRETED",)  # constants that differ where Triton doesn't compile
 
 
@@ -123,11 +121,8 @@ def loop_fingerprints() -> dict[str, str]:
 
 
 def step_fingerprints() -> dict[str, str]:
-    """Of chapter 8's kernel after each step."""
     return {step: fingerprint(steps.kernel(step)) for step in ("", *steps.STEPS)}
 
-
-# ---------------------------------------------------------------- what is stored
 
 # In fa_tutorial: what compiles a file's contents, and their kernels' fingerprints.
 STORED = {"hopper_sass.json": (loops, loop_fingerprints), "tuned/steps_sm90.json": (step_counts, step_fingerprints)}

@@ -166,9 +166,6 @@ ORDERS = ("chapter 5", "side by side")  # of causal programs: as they come; head
 SHORT_GRIDS = ((8, 4096), (2, 16_384))  # heads, S
 
 
-HEADLINE_FIRST = [(128, False), (128, True), (64, False), (64, True)]
-
-
 def kernels_of_h200(kernel: str) -> list[dict[str, Any]]:
     """The H200's rows of one of this chapter's measurements."""
     rows = results.read(results.FOLDER / "h200.json")["kernels"]
@@ -208,9 +205,6 @@ def step_noise(number: str) -> float:
     return max(differences)
 
 
-Programs = Callable[[int, int, int], int]  # (num_warps, registers, shared_bytes) -> programs on an SM, exercise 8.1
-
-
 def tile_cycles(row: dict[str, Any], D: int, is_causal: bool) -> float:
     """The cycles that an SM takes for each 64 x 64 tile of scores of a row of stored_steps: its share of them, masked
     ones whole."""
@@ -248,12 +242,12 @@ def rows_of(name: str, D: int, is_causal: bool) -> tuple[dict[str, Any], dict[st
     return made, stored_steps()[D, is_causal][name]
 
 
-def show_step(name: str, programs: Programs) -> None:
+def show_step(name: str, programs: Callable[[int, int, int], int]) -> None:
     """Print a thread's registers in one of CHAIN, how many programs fit on an SM, its cycles for 64 x 64 scores, clock
     and rate on the H200, and by how much these differ from those of the one before."""
     names = CHAIN[CHAIN.index(name) - 1], name
     print(f"{'H200':14} {'registers':>10}  programs {'cycles':>13} {'MHz':>13} {'TFLOP/s':>12}")
-    for D, is_causal in HEADLINE_FIRST:
+    for D, is_causal in itertools.product((128, 64), (False, True)):
         (old, before), (new, after) = (rows_of(one, D, is_causal) for one in names)
         fit = [programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"]) for row in (old, new)]
         numbers = [(tile_cycles(row, D, is_causal), mhz(row), row["tflops"]) for row in (before, after)]

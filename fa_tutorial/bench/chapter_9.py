@@ -213,7 +213,8 @@ def print_finished(card: dict[str, Any]) -> None:
     tiles, sms = row["B"] * row["H_q"] * row["S_q"] // (2 * ROWS), card["provenance"]["multiprocessors"]
     matmuls, unequal = 2 * matmul_cycles(128), round(last.cycles * (1 - tiles / sms / -(-tiles // sms)))
     row = clocked(card, "hopper")
-    call, wasted = round(_stamped_call(card, row)), round(sum(row["cycles"].values()) / 2) - matmuls
+    call = round(_cycles_a_block(card, {**row, "cycles": row["call"]}))
+    wasted = round(sum(row["cycles"].values()) / 2) - matmuls
     for words, cycles in (
         ("the finished kernel, cycles", last.cycles),
         ("  its matmuls (9.1)", matmuls),
@@ -231,11 +232,6 @@ def _cycles_a_block(card: dict[str, Any], row: pd.Series | dict[str, Any]) -> fl
     """Cycles of an SM for 64 x 128 scores that are seen."""
     blocks = row["B"] * row["H_q"] * ledger.visible_pairs(row["S_q"], row["S_q"], row["is_causal"]) / (ROWS * KEYS)
     return row["cycles"] / blocks * card["provenance"]["multiprocessors"]
-
-
-def _stamped_call(card: dict[str, Any], row: pd.Series) -> float:
-    """_cycles_a_block of a clocked row's calls."""
-    return _cycles_a_block(card, {**row, "cycles": row["call"]})
 
 
 def clocked(card: dict[str, Any], loop: str) -> pd.Series:
@@ -289,7 +285,8 @@ def print_waits(card: dict[str, Any], *loops: str) -> None:
     for loop in loops:
         waits, away = waits_and_away(card, loop)
         row = clocked(card, loop)
-        both = f"{_stamped_call(card, row):15,.0f}{remedies(card).loc[loop, 'cycles']:7,.0f}"
+        stamped = _cycles_a_block(card, {**row, "cycles": row["call"]})
+        both = f"{stamped:15,.0f}{remedies(card).loc[loop, 'cycles']:7,.0f}"
         print(f"{NAMES[loop]:44}{waits:7,}{away:7,}{waits + away:7,}{(waits + away) / 2:7,.0f}{both}")
     best = 2 * matmul_cycles(128)
     print(f"{'at best: its own matmuls, then the other’s':44}{best:7,}{best:7,}{2 * best:7,}{best:7,}")

@@ -91,9 +91,6 @@ def flash_attn(module: str) -> Attention:
     return attention
 
 
-# ---------------------------------------------------------------- the course's kernels
-
-
 def course(kernel: str) -> Attention:
     """flash_attention with one of its kernels."""
 

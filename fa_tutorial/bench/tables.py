@@ -30,9 +30,6 @@ def markdown(head: Sequence[str], lines: Iterable[Iterable[str]]) -> str:
     return "\n".join([rows[0], "|" + "---|" * len(head), *rows[1:]])
 
 
-# ---------------------------------------------------------------- one case
-
-
 def case_head() -> str:
     return f"{'provider':16}{'ms':>10}  {'20 % … 80 %':>19}{'TFLOP/s':>10}{'peak MiB':>10}{'first call s':>14}"
 
@@ -44,9 +41,6 @@ def case_line(row: Mapping[str, Any]) -> str:
     quantiles = f"{row['ms_20']:.4f} … {row['ms_80']:.4f}"
     others = f"{row['tflops']:10.1f}{row['peak_bytes'] / 2**20:10.1f}{row['first_call_s']:14.2f}"
     return f"{row['provider']:16}{row['ms']:10.4f}  {quantiles:>19}{others}"
-
-
-# ---------------------------------------------------------------- a grid
 
 
 def on_grid(rows: pd.DataFrame, grid: Grid, **wanted: Any) -> pd.DataFrame:
