@@ -37,8 +37,11 @@ def your_softmax(s, row_max, row_sum, acc, scale_log2, is_first):
 
 def one_warp(softmax, q, k, v, last_seen, share, shared, unset,
              clear_acc=True, clear_v=True, peel=True, masked=3, rescale=True, deleted=()):  # fmt: skip
-    """A warp's rows of o, by FA2's loop. share: the rows of each tile that the warp copies. unset: what memory and
-    registers hold before anybody has written there. deleted: lines. clear_acc … rescale: what else can be taken out."""
+    """A warp's rows of o, by FA2's loop. share: the rows of each tile that the warp copies.
+
+    unset: what memory and registers hold before anybody has written there. deleted: lines.
+    clear_acc to rescale: what else can be taken out.
+    """
     row_max = torch.full((len(q),), unset)
     row_sum = torch.full((len(q), 4), unset)  # each of a row's four threads has its own
     acc = torch.full((len(q), v.shape[1]), 0.0 if clear_acc else unset)  # 283
@@ -60,8 +63,9 @@ def one_warp(softmax, q, k, v, last_seen, share, shared, unset,
         if step + 1 < len(blocks):
             begun["k"] = copy(k, blocks[step + 1], unset)  # 335
         is_first = peel and step == 0
-        state = row_max, row_sum, acc, SCALE * math.log2(math.e)
-        p, row_max, row_sum, scaled = softmax(s, *state, is_first)  # 342 to 344
+        p, row_max, row_sum, scaled = softmax(  # 342 to 344
+            s, row_max, row_sum, acc, SCALE * math.log2(math.e), is_first
+        )  # fmt: skip
         acc = (scaled if rescale else acc) + p @ shared["v"]  # 367
     l = row_sum.sum(dim=1, keepdim=True)
     yield acc / torch.where(l > 0, l, 1.0)  # softmax.h, 172 to 183
