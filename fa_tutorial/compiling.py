@@ -18,7 +18,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -61,28 +61,11 @@ def inputs(dtype: torch.dtype, D: int, S: int = LENGTH) -> list[torch.Tensor]:
     return [*(torch.empty_like(x) for _ in range(5)), torch.empty(1, HEADS, S, device="meta")]
 
 
-class StandInDriver:
-    """What Triton asks its driver for, of a GPU that is not there."""
-
-    def __init__(self, capability: int):
-        self.capability = capability
-
-    def get_current_target(self):
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        return self.capability  # so that every capability has compiled kernels of its own
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
 @contextlib.contextmanager
 def compiling_for(capability: int) -> Iterator[list[tuple[str, Any, str]]]:
     """Within, launches compile for this capability and run nothing. Yields the list of (kernel's name, compiled kernel,
     what ptxas said)."""
+    from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -99,7 +82,12 @@ def compiling_for(capability: int) -> Iterator[list[tuple[str, Any, str]]]:
     card = hardware.Card("stand-in", capability, SHARED_LIMITS[capability], multiprocessors=132)
     patched = dict.fromkeys(("card", "card_of"), lambda _: card) | {"require_kernel_device": lambda tensor, name: None}
     modules = [module for key, module in sys.modules.items() if key.startswith("fa_tutorial")]
-    driver.set_active(StandInDriver(capability))
+    stand_in = {
+        "get_current_target": lambda: GPUTarget("cuda", capability, 32),
+        "get_current_device": lambda: capability,  # so that every capability has compiled kernels of its own
+        "get_current_stream": lambda device: 0,
+    }
+    driver.set_active(SimpleNamespace(**stand_in))
     try:
         with contextlib.ExitStack() as patches:
             patches.enter_context(mock.patch.object(JITFunction, "run", compile_only))

@@ -76,11 +76,11 @@ def two_lanes(start: float, tiles: float, transfer: float, merge: float, measure
     return figure
 
 
-def by_splits(model_us: Callable[[int, int, int], float], sms: int = 132) -> Figure:
+def by_splits(model_us: Callable[[int, int, int], float]) -> Figure:
     """The measured µs of a step by the number of splits, and a model's with up to three programs on each SM, for one
     sequence and for eight; a line where the busiest SM gets one program more."""
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.4), layout="constrained", width_ratios=(3, 2))
-    cases = (1, 34_816, 8, "one sequence"), (8, 32_768, 2, "eight sequences")
+    sms, cases = 132, ((1, 34_816, 8, "one sequence"), (8, 32_768, 2, "eight sequences"))
     for ax, (B, S, least, words) in zip(axes, cases, strict=True):
         us = {splits: one for splits, one in us_by_splits(B, S).items() if splits >= least}
         possible = range(least, 3 * sms // (8 * B) + 1)

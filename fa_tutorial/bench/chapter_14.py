@@ -238,11 +238,11 @@ def speed(card: dict[str, Any], provider: str, is_causal: bool = False) -> dict[
     return row(card, kernel="speed", provider=provider, D=128, S_q=S_SPEED, is_causal=is_causal)
 
 
-def print_off_header(keys: int = LENGTHS[-1], D: int = 64, means: tuple[int, ...] = (0, 1, 3)) -> None:
+def print_off_header() -> None:
     """The head of print_off's table: v and its means, and how large o is with each."""
-    q, k, v = data("N(0, 1)", 1, keys, D)
-    o = reference.attention(q[:, :, :32], k, v)[0]
-    print(f"{f'{keys:,} keys':34}" + "".join(f"{f'v + {mean}' if mean else 'v':>8}" for mean in means))
+    q, k, v = data("N(0, 1)", 1, LENGTHS[-1], 64)
+    o, means = reference.attention(q[:, :, :32], k, v)[0], (0, 1, 3)
+    print(f"{f'{LENGTHS[-1]:,} keys':34}" + "".join(f"{f'v + {mean}' if mean else 'v':>8}" for mean in means))
     print(f"{'the rms of o':34}" + "".join(f"{rms(o + mean):8.3f}" for mean in means))
     print("o is off by, in % of it")
 

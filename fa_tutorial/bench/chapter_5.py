@@ -46,14 +46,14 @@ def show_times(card: dict, names: dict[str, str]) -> None:
         print(f"{names[provider]:17}", *times, f"{found['peak_bytes'][4_096] / 2**20:14,.2f}")
 
 
-def time_here(flash: Callable, D: int = 64) -> None:
+def time_here(flash: Callable) -> None:
     """Print the times of the reader's kernel and of its peers on this machine's GPU, in the table's largest case.
     flash: (q, k, v, is_causal, tile) → (o, lse)."""
     if hardware.device().type != "cuda":
         print("your own times need a GPU")
         return
-    q, k, v = (torch.randn(1, 16, 4_096, D, device="cuda").half() for _ in range(3))
-    tile = forward.choose_config(D, torch.float16, hardware.shared_memory_limit())
+    q, k, v = (torch.randn(1, 16, 4_096, 64, device="cuda").half() for _ in range(3))
+    tile = forward.choose_config(64, torch.float16, hardware.shared_memory_limit())
     kernels = {
         "naive": lambda: reference.naive_attention(q, k, v),
         "PyTorch's": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v),

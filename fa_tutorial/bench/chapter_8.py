@@ -245,8 +245,8 @@ def rows_of(name: str, D: int, is_causal: bool) -> tuple[dict[str, Any], dict[st
 
 def show_step(name: str, programs: Callable[[int, int, int], int]) -> None:
     """Print a thread's registers in one of CHAIN, how many programs fit on an SM, its cycles for 64 x 64 scores, clock
-    and rate on the H200, and by how much these differ from those of the one before. programs: exercise 8.1's, (num_warps,
-    registers, shared_bytes) -> programs on an SM."""
+    and rate on the H200, and by how much these differ from those of the one before. programs: exercise 8.1's, of
+    (num_warps, registers, shared_bytes)."""
     names = CHAIN[CHAIN.index(name) - 1], name
     print(f"{'H200':14} {'registers':>10}  programs {'cycles':>13} {'MHz':>13} {'TFLOP/s':>12}")
     for D, is_causal in itertools.product((128, 64), (False, True)):

@@ -27,15 +27,15 @@ def check(case: Case) -> Case:
     return case
 
 
-def measure(case: Case, attention: peers.Attention | None = None) -> dict[str, Any]:
+def measure(case: Case) -> dict[str, Any]:
     """A row's numbers: ms, ms_20, ms_80, tflops, peak_bytes, and first_call_s, the seconds of the first call in this
     process, with what had to be compiled and tuned; of a backward without the forward.
 
     Where memory does not suffice, or the provider has no kernel for the case, all of them are None, and `reason` says
-    why. Other exceptions are raised. attention: what case.provider names, where it's none of peers.PROVIDERS.
+    why. Other exceptions are raised.
     """
     try:
-        call = prepared(case, attention)
+        call = prepared(case)
         first = first_numbers(call)
         return timed(call, flops=case.flops()) | first
     except CANNOT as error:
@@ -71,9 +71,9 @@ def first_numbers(call: Callable[[], Any]) -> dict[str, Any]:
     return {"peak_bytes": peak_bytes(call), "first_call_s": round(first, 6)}
 
 
-def prepared(case: Case, attention: peers.Attention | None = None) -> Callable[[], Any]:
+def prepared(case: Case) -> Callable[[], Any]:
     """What is timed of a case, on random inputs."""
-    attention = attention or peers.provider(check(case).provider)
+    attention = peers.provider(check(case).provider)
     shape, dtype = case.shape, DTYPES[case.dtype]
     q, do = (randn(shape.B, shape.H_q, shape.S_q, shape.D, dtype=dtype) for _ in range(2))
     k, v = (randn(shape.B, shape.H_k, shape.S_k, shape.D, dtype=dtype) for _ in range(2))

@@ -44,15 +44,14 @@ def tflops_against_length(ax: Axes, tflops: pd.DataFrame, D: int, is_causal: boo
     ax.set(title=f"D = {D}, {mask(is_causal)}", xlabel="S", ylabel="TFLOP/s")
 
 
-def draw(cards: Sequence[dict], grid: Grid, mode: str, dtype: str, providers: Sequence[str] = tuple(LABELS)) -> Figure:
+def draw(cards: Sequence[dict], grid: Grid, mode: str, dtype: str) -> Figure:
     """Speed on each card, of results.load's, that has rows of this grid, mode and dtype; ValueError if none has. A
-    panel for each D and mask, a card's on one scale and the cards' below one another; the curves of `providers`, as far
-    as they are stored."""
+    panel for each D and mask, a card's on one scale and the cards' below one another."""
     found = []
     for card in cards:
         with contextlib.suppress(ValueError):  # no such row in this card's file
             tflops = table(card["rows"], grid, mode, dtype)
-            found.append((card["provenance"]["gpu"], tflops[tflops.columns.intersection(list(providers))]))
+            found.append((card["provenance"]["gpu"], tflops.filter(LABELS)))
     if not found:
         raise ValueError(f"no row of {mode}, {dtype} is stored on this grid: {grid.about}")
     rows = list(itertools.product(found[0][1].index.unique("D"), found))

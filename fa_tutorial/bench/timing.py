@@ -29,14 +29,14 @@ def require_gpu() -> None:
         raise RuntimeError(f"measuring needs a CUDA GPU and TRITON_INTERPRET unset: {why}")
 
 
-def time_call(call: Callable[[], Any], warmup_ms: int = 100, repeat_ms: int = 100) -> Timing:
+def time_call(call: Callable[[], Any]) -> Timing:
     """Time `call` by CUDA events (triton.testing.do_bench, L2 flushed before each), after a warm-up. The warm-up is as
     long as the measurement, because right after a pause an H200 ran the same kernel up to a tenth faster than a moment
     later."""
     require_gpu()
     from triton.testing import do_bench
 
-    return Timing(*do_bench(call, warmup=warmup_ms, rep=repeat_ms, quantiles=[0.5, 0.2, 0.8]))
+    return Timing(*do_bench(call, warmup=100, rep=100, quantiles=[0.5, 0.2, 0.8]))
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
@@ -123,12 +123,9 @@ def graph_of(call: Callable[[], Any], stream: torch.cuda.Stream | None = None) -
     return graph
 
 
-GIB = 2**30
-
-
 def measure_ceilings() -> dict[str, float]:
     """The two roofs of this GPU: a large copy (bytes read plus written), large matmuls on random data."""
-    source = randn(GIB)
+    source = randn(2**30)
     target = torch.empty_like(source)
     ceilings = {"copy_gb_s": timed(functools.partial(target.copy_, source), bytes_moved=2 * source.nbytes)["gb_s"]}
     n = 8192
