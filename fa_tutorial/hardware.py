@@ -64,7 +64,7 @@ def device() -> torch.device:
 
 def capability() -> int | None:
     """Compute capability of the current GPU as one number (90 for 9.0); None without a GPU."""
-    return 10 * torch.cuda.get_device_capability()[0] + torch.cuda.get_device_capability()[1] if has_gpu() else None
+    return int("{}{}".format(*torch.cuda.get_device_capability())) if has_gpu() else None
 
 
 def shared_memory_limit() -> int | None:
