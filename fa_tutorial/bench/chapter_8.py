@@ -1,6 +1,5 @@
 """Chapter 8: what its pages show of the stored results, and what they measure where there is a GPU. tools/measure
-measures what is stored.
-"""
+measures what is stored."""
 
 import functools
 import heapq
