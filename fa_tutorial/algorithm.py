@@ -1,8 +1,8 @@
 """Chapters 4 and 6: flash attention in PyTorch, forward and backward, tile for tile the twin of the Triton kernels.
 
 Shows, on tensors that you can inspect, what the kernels do on the chip. Forward: tiles of keys join the running states
-m, l and acc, the division waits until the end, and tiles that the causal mask hides are skipped. FA2's loop order and
-FA1's, both with the bytes that they read and write.
+m, l and acc, the division waits until the end, and tiles that the causal mask hides are skipped. What it reads and
+writes can be counted.
 Backward: p comes back from q, k and lse, five matmuls give the gradients, and two loops over the tiles need no more
 memory than the results.
 """
@@ -129,44 +129,6 @@ def flash_forward(
         traffic.write(o[:, :, rows], o_tile)
         traffic.write(lse[:, :, rows], lse_tile)
     return o, lse
-
-
-def flash_forward_fa1(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_m: int, block_n: int, is_causal: bool = False,
-    scale: float | None = None, traffic: Traffic | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
-    """Flash attention in FA1's loop order: each block of keys walks over all blocks of queries (FA1, algorithm 1).
-
-    Arguments, results and errors are those of flash_forward. o, m and l live in HBM between the steps. Each step reads
-    them, divides, and writes them back, so o is rounded to q's dtype in every step.
-    """
-    scale = check_attention(q, k, v, scale, dtypes=FLOAT_DTYPES_AND_64)
-    block_m, block_n = check_int("block_m", block_m), check_int("block_n", block_n)
-    traffic = traffic or Traffic()
-    k, v = repeat_heads(k, q.shape[1]), repeat_heads(v, q.shape[1])
-    S_q, S_k = q.shape[2], k.shape[2]
-    o = torch.zeros_like(q, memory_format=torch.contiguous_format)
-    m = torch.full(q.shape[:3], -math.inf, dtype=state_dtype(q), device=q.device)
-    l = torch.zeros_like(m)
-    for start in range(0, S_k, block_n):
-        keys = slice(start, min(start + block_n, S_k))
-        k_tile, v_tile = traffic.read(k[:, :, keys]), traffic.read(v[:, :, keys])
-        for row in range(0, S_q, block_m):
-            rows = slice(row, min(row + block_m, S_q))
-            seen = seen_in_tile(rows, keys, S_q, S_k, q.device)
-            if is_causal and not seen.any():
-                continue
-            s = traffic.hold(scores(traffic.read(q[:, :, rows]), k_tile, scale))
-            if is_causal:
-                s = s.masked_fill(~seen, -math.inf)
-            o_old, m_old, l_old = (traffic.read(x[:, :, rows]) for x in (o, m, l))
-            p, m_new, l_new, alpha = softmax_step(s, m_old, l_old)
-            # o is already divided by l: undo that before you add
-            acc = (alpha * l_old)[..., None] * o_old + weighted(p, v_tile)
-            traffic.write(o[:, :, rows], acc / torch.where(l_new == 0, 1.0, l_new)[..., None])
-            traffic.write(m[:, :, rows], m_new)
-            traffic.write(l[:, :, rows], l_new)
-    return o, m + torch.log(l)
 
 
 def state_dtype(x: torch.Tensor) -> torch.dtype:

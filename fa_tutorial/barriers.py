@@ -242,7 +242,7 @@ def run(roles: Mapping[str, Iterable[Action]], max_actions: int = MAX_ACTIONS) -
 
 # ---------------------------------------------------------------- the finished ring
 
-LOADS, USE, TILES = (1, 1, 4), 2, 9  # LOADS and USE in units of time: every third load is slow
+USE = 2  # units of time that a consumer needs for a tile
 
 
 def ring_producer(tiles: int, full: Sequence[Barrier], empty: Sequence[Barrier],
@@ -264,26 +264,7 @@ def ring_consumer(tiles: int, full: Sequence[Barrier], empty: Sequence[Barrier],
         yield arrive(empty[stage])
 
 
-def ring_timeline(
-    stages: int, tiles: int = TILES, loads: Sequence[int] = LOADS, uses: Sequence[int] = (USE,)
-) -> list[Event]:
-    """The timeline of a right ring, in which each load and use starts as early as (9.6) allows.
-
-    loads: units of time of each load, in turn; uses: units of time that each consumer needs for a tile, one number a
-    consumer.
-    """
-    full, empty = ring(stages, len(uses))
-    names = ["consumer"] if len(uses) == 1 else [f"consumer {c}" for c in range(len(uses))]
-    consumers = {name: ring_consumer(tiles, full, empty, units) for name, units in zip(names, uses, strict=True)}
-    return run({"producer": ring_producer(tiles, full, empty, loads)} | consumers)
-
-
 # ---------------------------------------------------------------- reading a timeline
-
-
-def last_end(timeline: Iterable[Event]) -> int:
-    """The time at which the last action ends."""
-    return max(event.end for event in timeline)
 
 
 def races(timeline: Iterable[Event]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import nbformat
 
 from fa_tutorial.exercises.catalogue import Exercise
-from fa_tutorial.source import WIDTH, source_of
+from fa_tutorial.source import source_of
 
 OUTPUT_CALLS = {"print", "check", "progress", "display", "display_source", "show"}
 COPIED_LINES = 4  # so many lines of a solution in a row are a copy of it
@@ -102,19 +102,7 @@ def cells_not_run(notebook: dict) -> list[str]:
     return [] if counts == list(range(1, len(counts) + 1)) else ["the cells were not run once each, from first to last: make notebooks"]
 
 
-def wide_source(notebook: dict) -> list[str]:
-    """Source is shown as it stands, and a page breaks a longer line inside a word."""
-    return [
-        f"{name_of(notebook, cell)} shows a line of {len(line)} characters: {line.strip()}"
-        for cell in code_cells(notebook)
-        for text in output_texts(cell)
-        if text.startswith("```python")
-        for line in text.splitlines()
-        if len(line) > WIDTH
-    ]
-
-
-RULES = (missing_outputs, outputs_that_vary, machine_traces, cells_not_run, wide_source)
+RULES = (missing_outputs, outputs_that_vary, machine_traces, cells_not_run)
 
 
 # ---------------------------------------------------------------- exercises

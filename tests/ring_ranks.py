@@ -9,7 +9,6 @@ import torch.distributed as dist
 
 from fa_tutorial import flash_attention, hardware, ring
 from fa_tutorial.bench import chapter_13
-from measure import ring as measured
 
 # (B, H_q, H_k, S, D), is_causal. Every S is a multiple of 2 · ranks for 1 to 4 ranks.
 CASES = (
@@ -36,7 +35,6 @@ def every_check() -> dict:
         "twice": twice(),
         "others": others(),
         "messages": messages(),
-        "another order": another_order(),
     }
 
 
@@ -72,18 +70,6 @@ def messages() -> int:
     with mock.patch.object(dist, "batch_isend_irecv", wraps=dist.batch_isend_irecv) as start:
         o.sum().backward()
     return start.call_count
-
-
-def another_order() -> bool:
-    """Whether what the measurement compares with gives the same gradients: the own tile first."""
-    if dist.get_world_size() == 1:
-        return True
-    *leaves, do = shards(*chapter_13.inputs(*CASES[2][0]))
-    o = ring.ring_attention(*leaves, is_causal=True)
-    wanted = torch.autograd.grad(o, leaves, do.detach(), retain_graph=True)
-    with mock.patch.object(ring.RingAttention, "backward", measured.own_tile_first):
-        found = torch.autograd.grad(o, leaves, do.detach())
-    return all(torch.allclose(x, want, atol=1e-5) for x, want in zip(found, wanted, strict=True))
 
 
 def nothing_kept() -> bool:
@@ -134,16 +120,6 @@ def late(who: int, seconds: float) -> None:
         time.sleep(seconds)
     else:
         ring.ring_attention(*(x.detach() for x in shards(*chapter_13.inputs(*CASES[0][0])[:3])))
-
-
-def dies_before_backward(who: int) -> None:
-    """Rank `who` takes part in the forward alone."""
-    q, k, v = shards(*chapter_13.inputs(*CASES[0][0])[:3])
-    o = ring.ring_attention(q, k, v, is_causal=True)
-    dist.barrier()
-    if dist.get_rank() == who:
-        os._exit(3)
-    o.sum().backward()
 
 
 def one_rank_dies(who: int) -> None:

@@ -1,4 +1,4 @@
-"""Chapters 4 and 6: both loop orders and the backward against float64, the causal tiles and the traffic against counting."""
+"""Chapters 4 and 6: the forward and the backward against float64, the causal tiles and the traffic against counting."""
 
 import itertools
 import math
@@ -13,25 +13,15 @@ from fa_tutorial import algorithm, ledger, reference
 from fa_tutorial.algorithm import Traffic
 
 
-def check_forward(q, k, v, block_m, block_n, is_causal=False, scale=None):
-    """Both loop orders are accurate and change no input."""
-    truth, truth_lse = reference.attention(q, k, v, is_causal, scale)
-    plain = plain_attention(truth, q, k, v, is_causal, scale)
-    # FA1 rounds o to its dtype once for every block of keys: each may cost another half unit of the largest value.
-    roundings = -(-k.shape[2] // block_n) if q.dtype.itemsize == 2 else 0
-    slack = roundings * torch.finfo(q.dtype).eps / 2 * float(v.abs().max()) if roundings else 0.0
-    for flash, more in ((algorithm.flash_forward, 0.0), (algorithm.flash_forward_fa1, slack)):
-        with unchanged(q, k, v):
-            o, lse = flash(q, k, v, block_m, block_n, is_causal, scale)
-        assert o.is_contiguous()
-        reference.assert_accurate(o, truth, plain, slack=more)
-        assert lse.dtype == torch.promote_types(q.dtype, torch.float32)
-        reference.assert_lse_accurate(lse, truth_lse, q.dtype)
-
-
 def check(q, k, v, block_m, block_n, is_causal=False, scale=None):
-    """And so are both backwards. The largest errors of few elements depend on luck, so half a unit in the last place is allowed."""
-    check_forward(q, k, v, block_m, block_n, is_causal, scale)
+    """The forward and both backwards are accurate and change no input. The largest errors of few elements depend on luck, so half a unit in
+    the last place is allowed."""
+    truth, truth_lse = reference.attention(q, k, v, is_causal, scale)
+    with unchanged(q, k, v):
+        o, lse = algorithm.flash_forward(q, k, v, block_m, block_n, is_causal, scale)
+    assert o.is_contiguous() and lse.dtype == torch.promote_types(q.dtype, torch.float32)
+    reference.assert_accurate(o, truth, plain_attention(truth, q, k, v, is_causal, scale))
+    reference.assert_lse_accurate(lse, truth_lse, q.dtype)
     do = randn(*q.shape, seed=4, dtype=q.dtype)
     inputs = q, k, v, *algorithm.flash_forward(q, k, v, 4, 4, is_causal, scale), do
     truth, plain = (gradients(q, k, v, do, is_causal, scale) for gradients in (reference.gradients, plain_gradients))
@@ -48,31 +38,20 @@ def check(q, k, v, block_m, block_n, is_causal=False, scale=None):
 
 
 @causal
-@pytest.mark.parametrize(("S_q", "S_k"), [(1, 1), (1, 9), (9, 1), (8, 8), (7, 13), (13, 7), (0, 5), (5, 0)])
+@pytest.mark.parametrize(("S_q", "S_k"), [(1, 9), (8, 8), (7, 13), (13, 7), (0, 5), (5, 0)])
 def test_shapes_and_block_sizes(S_q, S_k, is_causal):
-    for dtype, blocks in itertools.product((torch.float32, torch.float64), ((1, 5), (4, 1), (3, 7), (64, 64))):
+    for dtype, blocks in itertools.product((torch.float32, torch.float64), ((4, 1), (3, 7), (64, 64))):
         check(*make(S_q, S_k, H_q=4, H_k=2, dtype=dtype), *blocks, is_causal)
-
-
-def views():
-    q, k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in make(9, 12))
-    return q, k[..., ::2, :], v[..., 1::2, :]
 
 
 @pytest.mark.parametrize(
     ("inputs", "is_causal", "scale"),
-    [(make(5, 7, B=0), True, None), (make(5, 7, H_q=0), True, None), (views(), False, None)]
-    + [(make(9, 12), True, scale) for scale in (0.3, 0, 1.0, -2.0)],
-    ids=["no batch", "no heads", "views", "scale 0.3", "scale 0", "scale 1", "scale -2"],
+    [(make(5, 7, B=0), True, None), (make(5, 7, H_q=0), True, None), (make(9, 12), True, 0), (make(9, 12), True, -2.0)]
+    + [(make(33, 70, D=32, dtype=dtype), True, None) for dtype in (torch.float16, torch.bfloat16)],
+    ids=["no batch", "no heads", "scale 0", "scale -2", "fp16", "bf16"],
 )
 def test_other_inputs(inputs, is_causal, scale):
     check(*inputs, 4, 5, is_causal, scale)
-
-
-@causal
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
-def test_half_precision(dtype, is_causal):
-    check(*make(33, 70, D=32, dtype=dtype), 16, 32, is_causal)
 
 
 def test_p_is_rounded_to_the_dtype_of_v():
@@ -80,14 +59,6 @@ def test_p_is_rounded_to_the_dtype_of_v():
     p, v = torch.tensor([[1 + 2**-12]]), torch.tensor([[1 + 2**-10, 2.0**-14]], dtype=torch.float16)
     assert algorithm.weighted(p, v).equal(v.float())
     assert algorithm.weighted(p, v.float()).equal(p * v.float())
-
-
-def test_logits_of_any_size():
-    q, k, v = make(9, 40, dtype=torch.float32)
-    for logits in (torch.linspace(-1e4, 1e4, 40), torch.linspace(1e4, -1e4, 40), torch.full((40,), -1e4), 0.5 * torch.arange(40)):
-        q.zero_()[..., 0] = 1
-        k[..., 0] = logits
-        check_forward(q, k, v, 4, 8, True, scale=1.0)
 
 
 def test_hidden_tiles_are_not_touched():
@@ -141,7 +112,7 @@ def test_tiles_and_rows_by_counting():
 
 # ---------------------------------------------------------------- traffic
 
-TRAFFIC_CASES = list(itertools.product((0, 7, 16), (0, 10, 12), (1, 4, 32), (1, 5, 32), (torch.float16, torch.float32)))
+TRAFFIC_CASES = list(itertools.product((0, 7, 16), (0, 10), (4, 32), (5, 32), (torch.float16, torch.float32)))
 
 
 @causal
@@ -150,30 +121,17 @@ def test_traffic_by_counting(is_causal):
     B, H, D = 2, 3, 4
     for S_q, S_k, block_m, block_n, dtype in TRAFFIC_CASES:
         q, k, v = make(S_q, S_k, D=D, B=B, H_q=H, dtype=dtype)
-        fa2, fa1 = Traffic(), Traffic()
-        algorithm.flash_forward(q, k, v, block_m, block_n, is_causal, traffic=fa2)
-        algorithm.flash_forward_fa1(q, k, v, block_m, block_n, is_causal, traffic=fa1)
-        assert fa2.written_bytes == B * H * S_q * (D * dtype.itemsize + 4)
-        assert fa1.most_scores == fa2.most_scores == min(block_m, S_q) * min(block_n, S_k), "one tile, of one head"
+        traffic = Traffic()
+        algorithm.flash_forward(q, k, v, block_m, block_n, is_causal, traffic=traffic)
+        assert traffic.written_bytes == B * H * S_q * (D * dtype.itemsize + 4)
+        assert traffic.most_scores == min(block_m, S_q) * min(block_n, S_k), "one tile, of one head"
         if not is_causal:
-            assert fa2.total == B * H * ledger.flash_hbm_bytes(S_q, S_k, D, block_m, dtype.itemsize)
-            assert fa1.total == B * H * ledger.fa1_hbm_bytes(S_q, S_k, D, block_n, dtype.itemsize)
+            assert traffic.total == B * H * ledger.flash_hbm_bytes(S_q, S_k, D, block_m, dtype.itemsize)
             continue
         seen = reference.causal_mask(S_q, S_k)
-        row_blocks, key_blocks = (range(0, S, block) for S, block in ((S_q, block_m), (S_k, block_n)))
-        tiles = [(i, j) for i in row_blocks for j in key_blocks if seen[i : i + block_m, j : j + block_n].any()]
-        keys = sum(min(block_n, S_k - j) for _, j in tiles)
-        assert fa2.total == B * H * ((2 * S_q + 2 * keys) * D * dtype.itemsize + 4 * S_q)
-        rows = sum(min(block_m, S_q - i) for i, _ in tiles)
-        assert fa1.total == B * H * ((2 * S_k + 3 * rows) * D * dtype.itemsize + 16 * rows)
-
-
-def test_grouped_heads_are_counted_once_for_every_query_head():
-    """As the kernel reads them: each program loads its own tiles of k and v."""
-    whole, grouped = Traffic(), Traffic()
-    algorithm.flash_forward(*make(7, 9, H_q=4), 4, 4, traffic=whole)
-    algorithm.flash_forward(*make(7, 9, H_q=4, H_k=2), 4, 4, traffic=grouped)
-    assert whole == grouped
+        tiles = itertools.product(range(0, S_q, block_m), range(0, S_k, block_n))
+        keys = sum(min(block_n, S_k - j) for i, j in tiles if seen[i : i + block_m, j : j + block_n].any())
+        assert traffic.total == B * H * ((2 * S_q + 2 * keys) * D * dtype.itemsize + 4 * S_q)
 
 
 # ---------------------------------------------------------------- the backward's steps
@@ -181,13 +139,9 @@ def test_grouped_heads_are_counted_once_for_every_query_head():
 
 def test_softmax_backward_is_autograds():
     s, dp = (randn(2, 3, 5, seed=i, dtype=torch.float64) for i in range(2))
+    assert algorithm.row_delta(s.half(), s.half()).dtype == torch.float32
     p = torch.softmax(s.requires_grad_(), -1)
     torch.testing.assert_close(algorithm.softmax_backward(p.detach(), dp), torch.autograd.grad(p, s, dp)[0])
-
-
-def test_delta_of_half_precision_is_float32():
-    do = randn(1, 1, 5, 8, dtype=torch.float16)
-    assert algorithm.row_delta(do, do).dtype == torch.float32
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,6 @@ import dataclasses
 import math
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from attention_cases import (
@@ -129,7 +128,7 @@ def test_more_than_65535_blocks_along_batch_and_heads(B, H, is_causal):
 
 
 @dtypes
-@pytest.mark.parametrize("values", ["growing maximum", "falling maximum", "logits near -1e4", "logits up to 1e4"])
+@pytest.mark.parametrize("values", ["falling maximum", "logits near -1e4", "logits up to 1e4"])
 def test_large_logits_cost_no_more_than_rounding_p_and_o_once(values, dtype):
     """Where unfused attention rounds its scores, and is no bound at all."""
     case = Case(40, 101, D=40, dtype=dtype, is_causal=True, B=1, H_q=1, values=values, scale=1.0 if "1e4" in values else None)
@@ -169,11 +168,6 @@ def test_nan_in_one_query_row_stays_in_that_row(row, is_causal):
 # ---------------------------------------------------------------- calls
 
 
-def test_numpys_flags():
-    q, k, v = Case(5, 7).inputs()
-    assert same(flash_attention(q, k, v, is_causal=np.True_, return_lse=True), attend(q, k, v, True))
-
-
 @pytest.mark.parametrize("to", [torch.float16, torch.bfloat16], ids=["fp16", "bf16"])
 def test_torch_autocast(to):
     """The result is in the autocast dtype, the gradients are in the inputs'."""
@@ -182,18 +176,13 @@ def test_torch_autocast(to):
         o = flash_attention(*leaves)
         assert o.dtype == to == scaled_dot_product_attention(*leaves).dtype
         assert flash_attention(leaves[0], leaves[1].half(), leaves[2].bfloat16()).dtype == to
+        with pytest.raises(TypeError, match="float64"):  # PyTorch's autocast leaves it as it is
+            flash_attention(*[leaves[0].double()] * 3)
         with torch.autocast(DEVICE.type, enabled=False):
             assert flash_attention(*leaves).dtype == torch.float32
     cast = [x.detach().to(to) for x in leaves]
     assert same([o.detach()], attend(*cast)[:1])
     assert same(torch.autograd.grad(o, leaves, do), (x.float() for x in differentiate(*cast, do)))
-
-
-def test_float64_is_refused_under_autocast_too():
-    """PyTorch's autocast leaves it as it is."""
-    q = randn(1, 2, 5, 16).double()
-    with torch.autocast(DEVICE.type, dtype=torch.bfloat16), pytest.raises(TypeError, match="float64"):
-        flash_attention(q, q, q)
 
 
 @pytest.mark.parametrize("deterministic", [False, True])
@@ -310,18 +299,13 @@ X = ones(1, 1, 2, 4)
 BAD_INPUTS = {
     "float64": ([X.double()] * 3, TypeError, ["q", "float64", "float16, bfloat16, float32"]),
     "nested": ([X, torch.nested.nested_tensor([X[0]]), X], TypeError, ["k", "dense"]),
-    "not a tensor": ([X, X, [[[[0.0]]]]], TypeError, ["v", "list", "torch.Tensor"]),
     "different dtypes": ([X, X.half(), X.bfloat16()], TypeError, ["q: float32", "k: float16", "v: bfloat16"]),
     "different devices": ([X, X.to("meta"), X], ValueError, ["one device", f"q: {DEVICE.type}", "k: meta"]),
     "3-D": ([X[0]] * 3, ValueError, ["q", "(B, H, S, D)", "3 dimensions", "(1, 2, 4)"]),
-    "5-D": ([X[None]] * 3, ValueError, ["q", "(B, H, S, D)", "5 dimensions", "(1, 1, 1, 2, 4)"]),
     "k and v of different lengths": ([X, ones(1, 1, 3, 4), X], ValueError, ["k (1, 1, 3, 4)", "v (1, 1, 2, 4)"]),
-    "batch mismatch": ([ones(2, 1, 2, 4), X, X], ValueError, ["q (2, 1, 2, 4)", "k (1, 1, 2, 4)"]),
     "head-dim mismatch": ([X, *[ones(1, 1, 2, 8)] * 2], ValueError, ["q (1, 1, 2, 4)", "k (1, 1, 2, 8)"]),
     "query heads not a multiple": ([ones(1, 6, 2, 4), *[ones(1, 4, 2, 4)] * 2], ValueError, ["6 query heads", "4 key heads"]),
-    "no key heads": ([ones(1, 2, 2, 4), *[ones(1, 0, 2, 4)] * 2], ValueError, ["2 query heads", "0 key heads"]),
     "D of 257": ([ones(1, 1, 2, 257)] * 3, ValueError, ["256", "257"]),
-    "D of 0": ([ones(1, 1, 2, 0)] * 3, ValueError, ["1 to 256", "got 0"]),
     "scale NaN": ([X, X, X, {"scale": math.nan}], ValueError, ["scale", "finite", "nan"]),
     "unknown kernel": ([X, X, X, {"kernel": "best"}], ValueError, ["kernel", "'auto'", "'basic'", "'best'"]),
 }
@@ -339,17 +323,10 @@ def test_hopper_is_refused_elsewhere(kernel):
         flash_attention(X, X, X, kernel="hopper")
 
 
-@pytest.mark.parametrize(
-    ("capability", "rows", "forward", "backward"),
-    [
-        (75, 2**20, "tuned", "tuned"),
-        (90, 2**14 - 1, "tuned", "tuned"),
-        (90, 2**14, "tuned", "hopper"),
-        (90, 2**17 - 1, "tuned", "hopper"),
-        (90, 2**17, "hopper", "hopper"),
-        (100, 2**20, "tuned", "tuned"),
-    ],
-)
+@pytest.mark.parametrize(("capability", "rows", "forward", "backward"), [
+    (75, 2**20, "tuned", "tuned"), (90, 2**14 - 1, "tuned", "tuned"), (90, 2**14, "tuned", "hopper"),
+    (90, 2**17 - 1, "tuned", "hopper"), (90, 2**17, "hopper", "hopper"), (100, 2**20, "tuned", "tuned"),
+])  # fmt: skip
 def test_what_auto_takes_depends_on_the_tensors_card_and_size(capability, rows, forward, backward, monkeypatch):
     monkeypatch.undo()
     monkeypatch.setattr(attention, "interpreter_on", lambda: False)

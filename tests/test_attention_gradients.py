@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from attention_cases import Case, assert_gradients, attend, causal, differentiate, place, same
-from buffers import DEVICE, needs_gpu, randn
+from attention_cases import Case, assert_gradients, causal, differentiate, same
+from buffers import DEVICE, randn
 from test_attention import every_kernel  # noqa: F401
 from torch.utils.checkpoint import checkpoint
 
@@ -23,13 +23,9 @@ def test_gradients_of_lse_alone(is_causal):
     got = differentiate(q, k, v, None, is_causal, dlse=dlse)
     assert_gradients(got, q, k, v, torch.zeros_like(q), is_causal, dlse=dlse)
     assert (got[2] == 0).all()
-
-
-def test_an_unused_lse_changes_nothing():
     leaves, do = small_leaves()
-    want = torch.autograd.grad(flash_attention(*leaves), leaves, do)
-    assert same(differentiate(*leaves, do), want)
-    assert same(differentiate(*leaves, do, dlse=torch.zeros(1, 2, 20, device=DEVICE)), want)
+    want = torch.autograd.grad(flash_attention(*leaves, is_causal=is_causal), leaves, do)
+    assert same(differentiate(*leaves, do, is_causal, dlse=torch.zeros(1, 2, 20, device=DEVICE)), want), "an lse that is not used"
 
 
 def saved_by(call) -> list[torch.Tensor]:
@@ -45,7 +41,6 @@ def test_saved_are_q_k_v_o_and_lse_and_nothing_else():
     outputs = []
     saved = saved_by(lambda: outputs.extend(flash_attention(*leaves, return_lse=True)))
     assert [x.data_ptr() for x in saved] == [x.data_ptr() for x in (*leaves, *outputs)]
-    assert sum(x.numel() * x.element_size() for x in saved) == 2 * 24 * (2 * 4 * 20 + 2 * 2 * 40) + 4 * 4 * 20
 
 
 def test_nothing_is_saved_where_nobody_asks_for_gradients():
@@ -100,43 +95,3 @@ def test_gradient_checkpointing(use_reentrant):
     want = torch.autograd.grad(flash_attention(*leaves, is_causal=True), leaves, do)
     checkpoint(lambda *qkv: flash_attention(*qkv, is_causal=True), *leaves, use_reentrant=use_reentrant).backward(do)
     assert same([x.grad for x in leaves], want)
-
-
-def test_gradients_have_the_bits_of_a_contiguous_copy():
-    """Of q, k, v and do alike, whatever their layouts."""
-    case = Case(37, 45, D=24, is_causal=True, view="four strides")
-    q, k, v = case.inputs()
-    do = case.output_gradients()[0]
-    copies = [x.contiguous() for x in (q, k, v, do)]
-    assert same(attend(q, k, v, True), attend(*copies[:3], True))
-    assert same(differentiate(q, k, v, place(copies[3], "last stride 2"), True), differentiate(*copies, True))
-
-
-@needs_gpu
-@causal
-def test_a_module_as_a_graphed_callable(is_causal):
-    """torch.cuda.make_graphed_callables records forward and backward apart."""
-
-    class Heads(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.project = torch.nn.Linear(64, 3 * 64, device=DEVICE, dtype=torch.float16)
-
-        def forward(self, x):
-            q, k, v = (part.unflatten(-1, (2, 32)).transpose(1, 2) for part in self.project(x).chunk(3, dim=-1))
-            return flash_attention(q, k, v, is_causal=is_causal)
-
-    torch.manual_seed(0)
-    model = Heads()
-    x = randn(2, 70, 64, dtype=torch.float16, seed=1).requires_grad_()
-    model(x)  # what has to be compiled or measured is so before
-    graphed = torch.cuda.make_graphed_callables(model, (x,))
-    for seed in (2, 3):
-        with torch.no_grad():
-            x.copy_(randn(2, 70, 64, dtype=torch.float16, seed=seed))
-        do = randn(2, 2, 70, 32, dtype=torch.float16, seed=seed + 10)
-        got = [y.clone() for y in torch.autograd.grad(graphed(x), (x, *model.parameters()), do)]
-        model.forward, replayed = Heads.forward.__get__(model), model.forward  # make_graphed_callables has put its own in
-        want = torch.autograd.grad(model(x), (x, *model.parameters()), do)
-        model.forward = replayed
-        assert same(got, want)

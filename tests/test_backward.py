@@ -5,12 +5,11 @@ import itertools
 
 import pytest
 import torch
-from attention_cases import Case, assert_gradients, causal, check_backward
-from buffers import DTYPES, assert_refused, needs_gpu, vast_memory
-from mutants import mutation_tests, put_in
-from test_attention import far_inputs
+from attention_cases import Case, causal, check_backward
+from buffers import DTYPES, assert_refused, needs_gpu
+from mutants import mutation_tests
 
-from fa_tutorial import backward, forward, hardware, tiles
+from fa_tutorial import backward, hardware, tiles
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NaN and inf are what some broken kernels compute
 TILE = tiles.TileConfig(32, 32, 4, 1)
@@ -36,7 +35,6 @@ CAUSAL = Case(40, 40, D=16, is_causal=True, B=1, H_q=1)
 FEWER_QUERIES = Case(20, 45, D=16, is_causal=True, B=1, H_q=1)
 BLIND_ROWS = Case(45, 20, D=16, is_causal=True, B=1, H_q=1)
 GQA = Case(20, 30, D=16, H_q=4, H_k=2)
-VERY_NEGATIVE = Case(20, 45, D=16, values="logits near -1e4", scale=1.0, B=1, H_q=1)
 
 LOAD_DLSE = "tl.load(dlse_ptr + batch_head.to(tl.int64) * S_q + offs_m, mask=offs_m < S_q, other=0.0)"
 STORE_DELTA = "tl.store(delta_ptr + batch_head.to(tl.int64) * S_q + offs_m, delta, mask=offs_m < S_q)"
@@ -46,52 +44,34 @@ MUTATIONS = {
     "delta_kernel": {
         "delta without do": ("delta_tile", "delta 1", "tl.sum(o_tile.to(tl.float32), axis=1)", RAGGED),
         "do of the first head": ("delta_tile", "do_tile", "load_tile(do, b, 0 * h, start_m, S_q, D, BLOCK_M, BLOCK_D)", HEADS),
-        "o of the first rows": (
-            "delta_tile", "o_tile", "load_tile(o, b, h, 0 * start_m, S_q, D, BLOCK_M, BLOCK_D)", Case(300, 20, D=24, B=1, H_q=1)),
-        "delta in fp16": ("delta_tile", "delta 1", "tl.sum((o_tile * do_tile).to(tl.float16), axis=1).to(tl.float32)", FP32),
         "dlse is ignored": ("delta_tile", "if dlse_ptr is not None", "False", DLSE),
         "dlse with the wrong sign": ("delta_tile", "delta 2", f"-{LOAD_DLSE}", DLSE),
         "delta runs over a head's end": ("delta_kernel", "tl.store", STORE_DELTA.replace("offs_m < S_q", "offs_m >= 0"), RAGGED),
-        "a row is left unwritten": ("delta_kernel", "tl.store", STORE_DELTA.replace("< S_q", "< S_q - 1"), RAGGED),
         "every head writes the first": ("delta_kernel", "tl.store", STORE_DELTA.replace("batch_head", "0 * batch_head"), HEADS),
     },
     "dkdv_kernel": {
-        "scale is forgotten": ("add_to_dkdv", "s_t", "dot(k_tile, tl.trans(q_tile))", RAGGED),
         "p without lse": ("add_to_dkdv", "p_t 1", "tl.exp(s_t)", RAGGED),
         "no mask": ("add_to_dkdv", "if MASK", "False", CAUSAL),
         "the diagonal is hidden": ("add_to_dkdv", "p_t 2", "tl.where(offs_m[None, :] > first_seeing[:, None], p_t, 0.0)", CAUSAL),
-        "p is fp16 beside fp32 do": ("add_to_dkdv", "dv", "dot(p_t.to(tl.float16).to(do_tile.dtype), do_tile, dv)", FP32),
-        "dp of q": ("add_to_dkdv", "dp_t", "dot(v_tile, tl.trans(q_tile))", RAGGED),
         "ds without delta": ("add_to_dkdv", "ds_t", "p_t * dp_t", RAGGED),
         "dk in fp16": ("add_to_dkdv", "dk", "dot(ds_t.to(q_tile.dtype), q_tile, dk).to(tl.float16).to(tl.float32)", FP32),
-        "do of the first head": ("add_to_dkdv", "do_tile", "load_tile(do, b, 0 * h, start_m, S_q, D, BLOCK_M, BLOCK_D)", HEADS),
         "top-left mask": ("dkdv_kernel", "first_seeing", "start_n + tl.arange(0, BLOCK_N)", FEWER_QUERIES),
-        "top-left start": ("dkdv_kernel", "first_m", "start_n // BLOCK_M * BLOCK_M", FEWER_QUERIES),
         "start is rounded up": ("dkdv_kernel", "first_m", "tl.cdiv(tl.maximum(start_n + S_q - S_k, 0), BLOCK_M) * BLOCK_M", BLIND_ROWS),
         "tiles that the diagonal crosses are full": ("dkdv_kernel", "full_m", "first_m", CAUSAL),
-        "tiles that the diagonal crosses are skipped": ("dkdv_kernel", "for start_m 2", "range(full_m, full_m, BLOCK_M)", CAUSAL),
         "the ragged tile of queries is skipped": ("dkdv_kernel", "for start_m 1", "range(full_m, S_q // BLOCK_M * BLOCK_M, BLOCK_M)", RAGGED),
         "only the first head of a group": ("dkdv_kernel", "for member", "range(0, 1)", GQA),
-        "the group begins at the key head": ("dkdv_kernel", "h", "h_k + member", GQA),
         "a batch entry has H_k heads of lse and delta": ("dkdv_kernel", "row", "(b * H_k + h).to(tl.int64) * S_q", GQA),
         "dk without scale": ("dkdv_kernel", "store_tile 1", f"store_tile(dk, dk_acc, {OUTPUTS}", RAGGED),
-        "dk is stored for dv": ("dkdv_kernel", "store_tile 2", f"store_tile(dv, dk_acc, {OUTPUTS}", RAGGED),
-        "every head writes the first": ("dkdv_kernel", "store_tile 2", f"store_tile(dv, dv_acc, {OUTPUTS}".replace("h_k", "0 * h_k"), HEADS),
     },
     "dq_kernel": {
-        "scale is forgotten": ("add_to_dq", "s", "dot(q_tile, tl.trans(k_tile))", RAGGED),
         "p in base 2": ("add_to_dq", "p 1", "tl.exp2(s - lse[:, None])", RAGGED),
         "no mask": ("add_to_dq", "if MASK", "False", CAUSAL),
-        "no ragged mask where exp overflows": ("add_to_dq", "if MASK", "False", VERY_NEGATIVE),
         "the diagonal is hidden": ("add_to_dq", "p 2", "tl.where(offs_n[None, :] < last_seen[:, None], p, 0.0)", CAUSAL),
-        "dp of k": ("add_to_dq", "dp", "dot(do_tile, tl.trans(k_tile))", RAGGED),
         "delta's wrong sign": ("add_to_dq", "ds", "p * (dp + delta[:, None])", RAGGED),
-        "dq in fp16": ("add_to_dq", "return", "dot(ds.to(k_tile.dtype), k_tile, dq).to(tl.float16).to(tl.float32)", FP32),
         "key heads in turns": ("dq_kernel", "h_k", "h % H_k", GQA),
         "lse and delta of the key head": ("dq_kernel", "rows", "(b * H_q + h_k).to(tl.int64) * S_q + offs_m", GQA),
         "top-left mask": ("dq_kernel", "last_seen 2", "offs_m", FEWER_QUERIES),
         "the ragged tile of keys is skipped": ("dq_kernel", "full_n, end_n", "(S_k // BLOCK_N * BLOCK_N, S_k // BLOCK_N * BLOCK_N)", RAGGED),
-        "full tiles are skipped": ("dq_kernel", "for start_n 1", "range(0, 0, BLOCK_N)", RAGGED),
         "tiles that the diagonal crosses are full": ("dq_kernel", "full_n", "tl.cdiv(start_m + 1 + S_k - S_q, BLOCK_N) * BLOCK_N", CAUSAL),
         "top-left tiles": ("dq_kernel", "end_n", "tl.minimum(start_m + BLOCK_M, S_q)", FEWER_QUERIES),
         "dq without scale": ("dq_kernel", "store_tile", "store_tile(dq, acc, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)", RAGGED),
@@ -100,17 +80,6 @@ MUTATIONS = {
 test_copies_without_a_mistake_are_right, test_a_mistake_is_caught = mutation_tests(
     backward, MUTATIONS, functools.partial(check_backward, backward.flash_backward, config=CONFIG)
 )
-
-
-@pytest.mark.parametrize("kernel", MUTATIONS)
-def test_int32_offsets_are_caught(kernel, monkeypatch):
-    q, k, v, do = far_inputs(vast_memory(), 2)
-    small = [x.contiguous() for x in (q, k, v, do)]
-    o, lse = forward.flash_forward(*small[:3], False, 0.25, config=TILE)
-    put_in(monkeypatch, backward, kernel, "tile_pointers", "offs_s", "tl.arange(0, ROWS)[:, None]")
-    gradients = backward.flash_backward(q, k, v, o, do, lse, None, False, 0.25, config=CONFIG)
-    with pytest.raises(AssertionError):
-        assert_gradients(gradients, *small)
 
 
 # ---------------------------------------------------------------- configurations

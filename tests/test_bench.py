@@ -5,7 +5,6 @@ import itertools
 import os
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import matplotlib
 import numpy as np
@@ -15,14 +14,12 @@ import torch
 from attention_cases import check_attention
 from buffers import DEVICE, ON_GPU, needs_gpu, randn
 
-from fa_tutorial import figures, ledger, reference
+from fa_tutorial import ledger, reference
 from fa_tutorial.__main__ import main
 from fa_tutorial.attention import best
 from fa_tutorial.bench import (
     cases,
     chapter_0,
-    chapter_8,
-    chapter_10,
     chapter_12,
     here,
     measure,
@@ -34,8 +31,6 @@ from fa_tutorial.bench import (
     timing,
 )
 from fa_tutorial.bench.cases import GRIDS, LABELS, SHAPE, Case, Grid, Shape
-from fa_tutorial.tiles import TileConfig
-from fa_tutorial.tuned import steps
 
 naive = reference.naive_attention
 TINY = Shape(1, 2, 2, 16, 16, 16, False)
@@ -93,41 +88,17 @@ def test_what_is_not_known_is_refused(field):
 
 def test_the_grids_and_what_is_measured_on_them():
     grid = GRIDS["literature"]
-    assert len(grid.shapes) == 24 and len(set(POINTS.shapes)) == 12 and set(POINTS.shapes) < set(grid.shapes)
+    assert set(POINTS.shapes) < set(grid.shapes)
     assert all(shape.B * shape.S_q == 16_384 and shape.H_q * shape.D == 2048 and shape.H_k == shape.H_q for shape in grid.shapes)
     assert set(LABELS) == set(peers.PROVIDERS)
-    asked = list(cases.cases_of(grid, ["naive", "tuned"], modes=["bwd"]))
-    assert len(asked) == 24 * 2 * 2 and {case.mode for case in asked} == {"bwd"}
-    for first, second in zip(asked[::2], asked[1::2], strict=True):
-        assert (first.provider, second.provider) == ("naive", "tuned") and first.shape == second.shape, "measured one after the other"
+    first, second, *_ = cases.cases_of(grid, ["naive", "tuned"], modes=["bwd"])
+    assert (first.provider, second.provider) == ("naive", "tuned") and first.shape == second.shape, "measured one after the other"
 
 
 @pytest.mark.parametrize("name", ["naive", "sdpa_flash", "basic", "tuned"])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_providers_compute_attention_and_its_gradients(name, is_causal):
     check_attention(peers.provider(name), 2, 16, 16, is_causal)
-
-
-def test_flash_attn_takes_its_own_layout(monkeypatch):
-    package = SimpleNamespace(flash_attn_func=lambda *qkv, causal: naive(*(x.transpose(1, 2) for x in qkv), causal).transpose(1, 2))
-    monkeypatch.setitem(sys.modules, "flash_attn", package)
-    q, k, v = (randn(1, 2, 32, 16, dtype=torch.bfloat16, seed=seed) for seed in range(3))
-    assert torch.equal(peers.provider("flash_attn")(q, k, v, True), naive(q, k, v, True))
-
-
-def test_flex_compiles_once_for_each_kind_of_input(monkeypatch):
-    compiled = []
-
-    def compile(function, **options):
-        compiled.append(options)
-        return lambda q, k, v, block_mask, enable_gqa: (block_mask is not None, enable_gqa)
-
-    monkeypatch.setattr(torch, "compile", compile)
-    peers._compiled_flex.cache_clear()
-    q, k = randn(1, 4, 160, 16), randn(1, 2, 160, 16)
-    found = [peers.flex(q, k, k, is_causal) for is_causal in (False, False, True, True)]
-    peers._compiled_flex.cache_clear()
-    assert found == [(False, True)] * 2 + [(True, True)] * 2 and compiled == [{"dynamic": False, "fullgraph": True}] * 2
 
 
 @pytest.mark.parametrize(("S_q", "S_k"), [(256, 256), (128, 300)])
@@ -167,19 +138,6 @@ def test_what_cannot_run_becomes_null_with_a_reason(clock, provider, mode):
     for reason, error in reasons.items():
         provider({16: error})
         assert measure.measure(Case("fake", mode, "fp16", TINY)) == dict.fromkeys(NUMBERS) | {"reason": reason}
-
-
-def test_providers_in_turns_are_rows_as_one_by_one(clock, provider, monkeypatch):
-    """Whoever cannot run takes no turn, and its row says why."""
-    provider({16: peers.Unsupported("no")})
-    monkeypatch.setattr(torch.cuda, "Stream", lambda: None)
-    monkeypatch.setattr(measure, "graph_of", lambda call, stream: SimpleNamespace(replay=call))
-    monkeypatch.setattr(
-        measure, "timed_in_turns", lambda calls, **_: {case: timing.timed(call, flops=case.flops()) for case, call in calls.items()}
-    )
-    pair = [Case(name, "bwd", "fp16", TINY) for name in ("basic", "fake")]
-    assert measure.measure_in_turns(pair) == [measure.measure(case) for case in pair]
-    assert [row["ms"] for row in measure.measure_in_turns(pair)] == [2.0, None]
 
 
 def test_what_sdpa_or_a_missing_package_cannot_run(clock, monkeypatch):
@@ -276,9 +234,8 @@ def test_a_speed_is_measured_here_or_looked_up(clock, monkeypatch):
     monkeypatch.setattr(here.hardware, "device", lambda: torch.device("cpu"))
     stored = here.gb_per_s(pytest.fail, 12 * 2**26, kernel="add", provider="course", dtype="fp32")
     assert 0 < stored < here.gb_per_s(pytest.fail, 0, kernel="copy") and "stored" in here.gpu()
-    calls = []
     monkeypatch.setattr(here.hardware, "device", lambda: torch.device("cuda"))
-    assert here.gb_per_s(lambda: calls.append(1), 4_000_000, kernel="copy") == 2.0 and calls, "4 MB in the clock's 2 ms"
+    assert here.gb_per_s(lambda: None, 4_000_000, kernel="copy") == 2.0, "4 MB in the clock's 2 ms"
 
 
 def test_select_gives_columns_their_types_and_never_nothing():
@@ -330,56 +287,20 @@ def test_the_readme_shows_what_is_stored():
     assert shown in (Path(__file__).resolve().parents[1] / "README.md").read_text()
 
 
-def test_tables_and_plots_leave_a_gap_for_null(path):
+def test_tables_and_plots_leave_a_gap_for_null(path, monkeypatch):
+    """And a file of another card in the folder of results stands beside the H200's."""
     lines = tables.tflops_table(results.load(path)["rows"], POINTS, "fwd", "fp16").splitlines()
-    assert lines[0] == "| D | mask | S | tuned (chapter 8) | SDPA cuDNN | FlexAttention |" and len(lines) == 2 + 12
     number = round(Case("tuned", "fwd", "fp16", POINTS.shapes[3]).flops() / 1e9)
-    assert lines[5] == f"| 64 | causal | 1,024 | {number} | – | – |"
-    with matplotlib.rc_context():
-        figures.style()
-        figure = plots.draw([results.load(path)], POINTS, "bwd", "fp16")
-    assert [ax.get_title() for ax in figure.axes] == ["D = 64, full", "D = 64, causal", "D = 128, full", "D = 128, causal"]
+    assert lines[5] == f"| 64 | causal | 1,024 | {number} | – | – |" and len(lines) == 2 + 12
+    figure = plots.draw([results.load(path)], POINTS, "bwd", "fp16")
     for ax, is_first in zip(figure.axes, (False, True, False, False), strict=True):
         curves = {line.get_label(): line for line in ax.get_lines()}
-        assert list(curves) == ["tuned (chapter 8)", "SDPA cuDNN", "naive"]
         assert list(curves["tuned (chapter 8)"].get_xdata()) == [1024, 4096, 16_384]
         assert np.isnan(curves["SDPA cuDNN"].get_ydata()).tolist() == [is_first, False, False]
-        assert np.isnan(curves["naive"].get_ydata()).all()
-
-
-def test_another_cards_results_stand_beside_the_h200s(path, tmp_path, monkeypatch):
-    """A sweep's file in the folder of results: in draw's panels, as a curve of a chapter's plot, and on the command line."""
-    stored = results.read(path)
-    kernel = cases.about(3, "matmul", "course", M=512) | {"tflops": 20.0}
-    results.save(tmp_path / "stored" / "h200.json", results.read(results.FOLDER / "h200.json"))
-    results.save(tmp_path / "stored" / "a_card.json", stored | {"kernels": [kernel]})
-    monkeypatch.setattr(results, "FOLDER", tmp_path / "stored")
-    cards = results.cards()
-    assert [card["provenance"]["gpu"] for card in cards] == ["NVIDIA H200", "NVIDIA Test"]
-    with matplotlib.rc_context():
-        figures.style()
-        figure = plots.draw(cards, POINTS, "fwd", "fp16")
-        alone = plots.draw(cards, GRIDS["literature"], "fwd", "bf16")
-    titles = [ax.get_title() for ax in figure.axes]
-    assert titles[:4] == [f"NVIDIA {gpu}: D = 64, {mask}" for gpu in ("H200", "Test") for mask in ("full", "causal")] and len(titles) == 8
-    assert figure.axes[0].get_ylim() == figure.axes[4].get_ylim() != figure.axes[2].get_ylim(), "a card's panels are on one scale"
-    assert len(alone.axes) == 4, "the other card has no bf16"
-    with pytest.raises(ValueError, match="no row of fwd_bwd"):
-        plots.draw(cards[1:], POINTS, "fwd_bwd", "fp16")
-    ax = matplotlib.figure.Figure().subplots()
-    plots.other_cards(ax, "M", "tflops", kernel="matmul", provider="course")
-    plots.other_cards(ax, "M", "tflops", kernel="nobody measured this")
-    assert [(line.get_label(), line.get_ydata().tolist()) for line in ax.lines] == [("NVIDIA Test", [20.0])]
-    drawn = []
-    monkeypatch.setattr(plots, "draw", lambda cards, *_: drawn.append(len(cards)) or matplotlib.figure.Figure())
-    assert main(["bench", "plot", "--grid", "points", "--out", str(tmp_path)]) == 0 and set(drawn) == {2}
-
-
-def test_every_provider_has_a_look_of_its_own():
-    with matplotlib.rc_context():
-        figures.style()
-        looks = [plots.look(provider) for provider in LABELS]
-    assert all(len({look[part] for look in looks}) == len(LABELS) for part in ("color", "linestyle", "marker"))
+    results.save(path.parent / "h200.json", results.read(results.FOLDER / "h200.json"))
+    monkeypatch.setattr(results, "FOLDER", path.parent)
+    assert [card["provenance"]["gpu"] for card in results.cards()] == ["NVIDIA H200", "NVIDIA Test"]
+    assert len(plots.draw(results.cards(), POINTS, "fwd", "fp16").axes) == 8
 
 
 @pytest.mark.parametrize("command", [[], ["sweep"]])
@@ -392,47 +313,40 @@ def test_without_a_gpu_nothing_is_measured(monkeypatch, command, capsys):
 
 def test_one_case_and_a_file_that_is_not_there_on_the_command_line(clock, provider, capsys):
     provider({16: KeyError("broken")})
-    sizes = {"--seq-len": "16", "--batch-size": "1", "--num-heads": "4", "--kv-heads": "2", "--head-dim": "16"}
-    options = [*itertools.chain(*sizes.items()), "--causal", "--mode", "fwd_bwd", "--providers"]
-    assert main(["bench", *options, "naive", "basic"]) == 0
+    sizes = "--seq-len 16 --batch-size 1 --num-heads 4 --kv-heads 2 --head-dim 16 --causal --mode fwd_bwd --providers"
+    assert main(["bench", *sizes.split(), "naive", "basic"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["provider", "naive", "basic"] and lines[1].split()[1] == "2.0000"
-    assert main(["bench", *options, "fake", "naive"]) == 1
+    assert main(["bench", *sizes.split(), "fake", "naive"]) == 1
     shown = capsys.readouterr()
     assert "fake: KeyError: 'broken'" in shown.err and "naive " in shown.out
     for wrong in (["bench", "table", "no-such-card"], ["bench", "plot", "--out", ".", "no_such_file.json"]):
         assert main(wrong) == 1 and wrong[-1] in capsys.readouterr().err
 
 
-def test_sweep_on_the_command_line(clock, provider, monkeypatch, tmp_path, capsys):
+def test_sweep_on_the_command_line(clock, provider, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA GeForce RTX 5060 Ti")
     assert results.path_here() == Path("geforce_rtx_5060_ti.json")
     path, ran = tmp_path / "card.json", provider()
     monkeypatch.setitem(GRIDS, "points", grid_of(16, 32))
     command = ["bench", "sweep", "--grid", "points", "--file", str(path), "--providers", "fake", "naive", "--modes", "fwd", "bwd"]
-    assert main(command) == 0
-    assert capsys.readouterr().out == f"{path}: complete\n" and len(results.read(path)["rows"]) == 8
+    assert main(command) == 0 and len(results.read(path)["rows"]) == 8
     ran.clear()
     assert main(command) == 0 and ran == []
     provider({16: ValueError("no")})
     assert main([*command, "--dtypes", "fp32"]) == 1
-    assert capsys.readouterr().out.endswith("2 failed\n")
     provider({16: KeyboardInterrupt()})
     assert main([*command, "--dtypes", "bf16"]) == 130
-    assert "the same command goes on from there" in capsys.readouterr().err
 
 
 def test_plot_and_table_of_a_file(path, capsys):
     asked = ["--grid", "points", str(path)]
     with matplotlib.rc_context():  # a command sets the style of all figures
         assert main(["bench", "plot", *asked, "--out", str(path.parent / "plots")]) == 0
-    assert main(["bench", "table", *asked]) == 0
-    assert "| SDPA cuDNN | 0.94 (0.50 to 2.00) |" in capsys.readouterr().out
-    assert main(["bench", "table", *asked, "--of", "tuned"]) == 0
-    shown = capsys.readouterr().out
     assert {entry.name for entry in (path.parent / "plots").iterdir()} == {"bench_points_fp16_bwd.png", "bench_points_fp16_fwd.png"}
-    assert shown.startswith("NVIDIA Test, torch 2.13.0, Triton 3.7.1, 2026-01-01; 16,384 tokens")
-    assert "| SDPA cuDNN | 0.94 | 0.50 | 2.00 | 11 |" in shown and "TFLOP/s, backward, fp16:" in shown
+    assert main(["bench", "table", *asked]) == main(["bench", "table", *asked, "--of", "tuned"]) == 0
+    shown = capsys.readouterr().out
+    assert "| SDPA cuDNN | 0.94 (0.50 to 2.00) |" in shown and "| SDPA cuDNN | 0.94 | 0.50 | 2.00 | 11 |" in shown
     with pytest.raises(ValueError, match="no stored row is on this grid"):
         tables.parts(results.load(path)["rows"], grid_of(32))
 
@@ -458,51 +372,6 @@ def test_in_turns_each_call_is_warmed_up_and_timed_in_every_round(monkeypatch):
     assert rows["a"] == {"ms": 2.0, "ms_20": 1.0, "ms_80": 3.0, "tflops": 2.0}
 
 
-def test_chapter_8s_steps_run_in_turns():
-    """Each attends before it is timed, with the tile that its row names; what has no kernel here gives a row with the reason."""
-    outputs = {}
-
-    def turns(calls, flops):
-        outputs.update({name: call() for name, call in calls.items()})
-        return {name: {"ms": 1.0} for name in calls}
-
-    rows = chapter_8.steps_in_turns(Shape(1, 2, 2, 70, 70, 64, True), turns)
-    assert set(rows) == {*chapter_8.STEP_OF, *chapter_8.LARGER_STEP_OF, *chapter_8.WHOLE}
-    first, *others = (o[0] if isinstance(o, tuple) else o for o in outputs.values())
-    assert all(torch.allclose(o.float(), first.float(), atol=2e-3) for o in others)
-    assert rows["order"]["tile"] == "64x64, 4 warps, 3 stages" and rows["order, larger tile"]["tile"] == "64x128, 4 warps, 2 stages"
-    assert all(row["ms"] if name in outputs else row["reason"] for name, row in rows.items()) and "tile" in rows["tuned"]
-
-
-def test_the_stored_tiles_are_compiled_and_the_last_steps_has_its_rate():
-    """The chapter predicts each tile's rate from what is compiled. A tile measured without its mask would have half the rate."""
-    rows = [row for row in results.read(results.FOLDER / "h200.json")["kernels"] if row["kernel"] == "tile"]
-    tiles = {(row["D"], row["is_causal"]): row["tflops"] for row in rows if row["provider"] == chapter_8.in_words(steps.LARGER[row["D"]])}
-    last = {point: found[chapter_8.LARGER_TILE]["tflops"] for point, found in chapter_8.stored_steps().items()}
-    assert tiles == pytest.approx({point: last[point] for point in tiles}, rel=0.15) and len(tiles) in (2, 4)
-    compiled = {(row["D"], chapter_8.in_words(TileConfig(*row["tile"]))) for row in chapter_8.compiled_tiles()}
-    assert compiled == {(row["D"], row["provider"]) for row in rows if not row["is_causal"]}
-
-
-def test_the_chapters_tiles_are_those_of_one_run_for_each_D(monkeypatch):
-    """All that were timed; a report has the same rates."""
-    monkeypatch.setattr(chapter_8.hardware, "device", lambda: torch.device("cpu"))
-    found = chapter_8.tiles_of_h200()
-    assert found["D"].value_counts().to_dict() == {64: len(chapter_8.TILES[64]), 128: len(chapter_8.TILES[128] + chapter_8.UNSEEN)}
-    assert not found.isna().any(axis=None)
-    for row in found.itertuples():
-        report = chapter_8.tile_report(TileConfig(*row.tile), row.D, is_causal=False)
-        assert round(report["tflops"]) == row[found.columns.get_loc("TFLOP/s") + 1]
-    assert "takes a GPU" in chapter_8.tile_report(TileConfig(16, 16, 4, 1), 64, is_causal=False)["reason"]
-
-
-def test_every_step_of_the_chapters_account_is_stored_and_its_noise_is_more_than_two_runs_of_the_same_instructions_differ():
-    for found in chapter_8.stored_steps().values():
-        assert found.keys() == {*chapter_8.STEP_OF, *chapter_8.LARGER_STEP_OF, *chapter_8.WHOLE}
-        assert all(row["cycles"] > 0 and row["tflops"] > 0 for row in found.values())
-    assert chapter_8.step_noise("tflops") < 0.03 and chapter_8.step_noise("cycles") < 0.01
-
-
 @needs_gpu
 @pytest.mark.parametrize("H_k", [4, 2])
 @pytest.mark.parametrize("mode", cases.MODES)
@@ -520,11 +389,8 @@ def test_every_provider_is_measured(name, mode, H_k):
     ("guess", "rows", "shown"),
     [
         ("", [0, 0], ""),
-        ("right", [0, 0], "✓ right"),
         ("Wrong ", [0, 1], "✓ wrong"),
-        ("nan", [2, 1], "✓ NaN"),
         ("wrong", [2, 1], "✗ wrong → NaN"),
-        ("right", [0, 1], "✗ right → wrong"),
         ("some", [0, 1], "? some: say right, wrong or NaN"),
     ],
 )
@@ -537,14 +403,6 @@ def test_chapter_12_marks_a_guess_of_the_worst_row(guess, rows, shown):
 def test_chapter_12_judges_each_row():
     rows = torch.tensor([[1.0, 2.0], [1.0, 3.0], [torch.nan, 3.0]])
     assert chapter_12.row_states(rows, torch.tensor([[1.0, 2.0]] * 3).double()).tolist() == [0, 1, 2]
-
-
-def test_chapter_10_counts_the_pairs_of_the_documents_that_were_measured():
-    stored = results.select(results.load("h200")["kernels"], chapter=10, kernel="variant", provider="documents")
-    pairs = sum(length * (length + 1) // 2 for length in chapter_10.documents(16_384))
-    rows = results.select(stored, mode="fwd")
-    measured = rows["ms"] * rows["tflops"] * 1e9 / (4 * rows["D"] * rows["B"] * rows["H"])  # tflops has two digits after the point
-    assert measured.to_list() == pytest.approx([pairs], rel=1e-3)
 
 
 @needs_gpu

@@ -2,7 +2,6 @@
 
 import copy
 import functools
-import math
 
 import pytest
 import torch
@@ -32,41 +31,17 @@ def pages_of(size: int) -> dict:
 # Name -> what is given instead; the error; words that its message must hold.
 BAD_INPUTS = {
     "q of float64": ({"q": Q.double()}, TypeError, ["q", "float64", "float16, bfloat16, float32"]),
-    "q of 3 dimensions": ({"q": Q[0]}, ValueError, ["q", "4 dimensions", "(4, 1, 8)"]),
     "a cache of another dtype": ({"k_cache": CACHE.half()}, TypeError, ["k_cache", "float16", "allowed: float32"]),
-    "fp8 beside float32": (IN_FP8 | {"q": Q}, TypeError, ["k_cache", "float8_e4m3fn", "allowed: float32"]),
-    "caches of two dtypes": (IN_FP8 | {"v_cache": CACHE.half()}, TypeError, ["k_cache: float8_e4m3fn", "v_cache: float16"]),
     "caches of two shapes": ({"v_cache": CACHE[:, :, :8]}, ValueError, ["(2, 2, 32, 8)", "(2, 2, 8, 8)"]),
-    "another head dimension": ({"q": Q[..., :4]}, ValueError, ["q (2, 4, 1, 4)", "k_cache (2, 2, 32, 8)"]),
-    "D of 257": ({"k_cache": torch.ones(2, 2, 1, 257), "v_cache": torch.ones(2, 2, 1, 257)}, ValueError, ["1 to 256", "257"]),
     "query heads not a multiple": ({"q": Q[:, :3]}, ValueError, ["3 query heads", "2 key heads"]),
-    "lengths of int64": ({"cache_seqlens": LENGTHS.long()}, TypeError, ["cache_seqlens", "int64", "int32"]),
     "one length": ({"cache_seqlens": LENGTHS[:1]}, ValueError, ["1 cache_seqlens", "(2, 2, 32, 8)"]),
-    "another batch": ({"q": Q[:1]}, ValueError, ["q (1, 4, 1, 8)", "2 cache_seqlens"]),
-    "a list of lengths": ({"cache_seqlens": [3, 20]}, TypeError, ["cache_seqlens", "list", "torch.Tensor"]),
     "a length beyond the cache": ({"cache_seqlens": LENGTHS + 13}, ValueError, ["0 to 32", "got 33", "sequence 1"]),
-    "a length below 0": ({"cache_seqlens": LENGTHS - 4}, ValueError, ["0 to 32", "got -1", "sequence 0"]),
-    "a length beyond the table": (IN_PAGES | {"cache_seqlens": LENGTHS + 30}, ValueError, ["0 to 32", "got 33"]),
     "a page that is not there": (IN_PAGES | {"block_table": TABLE + 1}, ValueError, ["pages 0 to 4", "got [5]", "sequence 1"]),
-    "a page below 0": (IN_PAGES | {"cache_seqlens": LENGTHS + 17 - LENGTHS}, ValueError, ["pages 0 to 4", "got [-1]", "sequence 0"]),
-    "a table of int64": (IN_PAGES | {"block_table": TABLE.long()}, TypeError, ["block_table", "int64", "int32"]),
-    "a table of one dimension": (IN_PAGES | {"block_table": TABLE[0]}, ValueError, ["block_table", "2 dimensions", "(2,)"]),
-    "a table of another batch": (IN_PAGES | {"block_table": TABLE[:1]}, ValueError, ["block_table", "(2, pages)", "(1, 2)"]),
     "pages of 24": (pages_of(24), ValueError, ["page size", "power of two", "24"]),
-    "pages of 8": (pages_of(8), ValueError, ["page size", "at least 16", "8"]),
-    "fp8 without scales": (IN_FP8 | {"v_scale": None}, TypeError, ["v_scale", "NoneType", "torch.Tensor"]),
     "a scale for each query head": (IN_FP8 | {"k_scale": torch.ones(4)}, ValueError, ["k_scale", "(2,)", "(4,)"]),
     "scales without fp8": ({"k_scale": SCALE}, ValueError, ["k_scale", "float8_e4m3fn", "float32"]),
     "two devices": ({"cache_seqlens": LENGTHS.to("meta")}, ValueError, ["one device", "cache_seqlens: meta"]),
-    "no split": ({"num_splits": 0}, ValueError, ["num_splits", "at least 1", "got 0"]),
-    "too many splits": ({"num_splits": 65_536}, ValueError, ["num_splits", "65535", "65536"]),
-    "scale NaN": ({"scale": math.nan}, ValueError, ["scale", "finite", "nan"]),
     "padding of three": ({"cache_leftpad": torch.ones(3, dtype=torch.int32)}, ValueError, ["cache_leftpad", "(2,)", "(3,)"]),
-    "padding of float32": ({"cache_leftpad": torch.ones(2)}, TypeError, ["cache_leftpad", "float32", "int32"]),
-    "a mask of another length": ({"attn_mask": torch.ones(2, 5, dtype=torch.bool)}, ValueError, ["attn_mask", "(2, 1, 1, 32)", "(2, 5)"]),
-    "half a window": ({"window": 5}, TypeError, ["window", "(left, right)", "5"]),
-    "softcap below 0": ({"softcap": -1.0}, ValueError, ["softcap", "-1.0"]),
-    "three sinks": ({"sinks": torch.ones(3)}, ValueError, ["sinks", "4 query heads", "(3,)"]),
     "three slopes": ({"alibi_slopes": torch.ones(3)}, ValueError, ["alibi_slopes", "(4,)", "(3,)"]),
     "a gradient": ({"q": Q.clone().requires_grad_()}, RuntimeError, ["no gradient", "q", "torch.no_grad()", "flash_attention"]),
 }
@@ -85,31 +60,15 @@ def to_device(value):
     return value.to(DEVICE) if isinstance(value, torch.Tensor) and value.device.type != "meta" else value
 
 
-def append(new):
-    append_to_cache(*(to_device(CACHE).clone() for _ in "kv"), new.to(DEVICE), new.to(DEVICE), to_device(LENGTHS))
-
-
-BAD_CALLS = {
-    "float64": (lambda: quantise_fp8(CACHE.double()), TypeError, ["x", "float64"]),
-    "2 dimensions": (lambda: quantise_fp8(CACHE[0, 0]), ValueError, ["x", "(…, H, S, D)", "(32, 8)"]),
-    "a scale for all heads": (lambda: quantise_fp8(CACHE, torch.ones(())), ValueError, ["scale", "1 dimension"]),
-    "scales of other heads": (lambda: quantise_fp8(CACHE, torch.ones(3)), ValueError, ["scale", "(2,)", "(3,)"]),
-    "tokens of another dtype": (lambda: append(CACHE.half()), TypeError, ["k_new", "float16", "float32"]),
-    "tokens of another batch": (lambda: append(CACHE[:1]), ValueError, ["(2, 2, 32, 8)", "(1, 2, 32, 8)"]),
-    "tokens of other heads": (lambda: append(CACHE[:, :1]), ValueError, ["(2, 2, 32, 8)", "(2, 1, 32, 8)"]),
-    "tokens with a gradient": (lambda: append(CACHE.clone().requires_grad_()), RuntimeError, ["no gradient", "k_new"]),
-}
-
-
-@pytest.mark.parametrize(("call", "error", "words"), BAD_CALLS.values(), ids=BAD_CALLS)
+@pytest.mark.parametrize(("call", "error", "words"), [
+    (lambda cache, lengths: quantise_fp8(cache.double()), TypeError, ["x", "float64"]),
+    (lambda cache, lengths: quantise_fp8(cache, torch.ones(3, device=DEVICE)), ValueError, ["scale", "(2,)", "(3,)"]),
+    (lambda cache, lengths: append_to_cache(cache, cache, cache.half(), cache.half(), lengths), TypeError, ["k_new", "float16", "float32"]),
+    (lambda cache, lengths: append_to_cache(cache, cache, cache[:, :1], cache[:, :1], lengths), ValueError, ["(2, 2, 32, 8)", "(2, 1, 32, 8)"]),
+    (lambda cache, lengths: append_to_cache(cache, cache, *[cache.clone().requires_grad_()] * 2, lengths), RuntimeError, ["no gradient", "k_new"]),
+])  # fmt: skip
 def test_what_else_is_refused(call, error, words):
-    assert_refused(call, error, words)
-
-
-def test_gradients_are_refused_only_where_they_are_asked_for():
-    q = to_device(Q).clone().requires_grad_()
-    with torch.no_grad():
-        flash_decode(q, *map(to_device, (CACHE, CACHE, LENGTHS)))
+    assert_refused(lambda: call(to_device(CACHE), to_device(LENGTHS)), error, words)
 
 
 # ---------------------------------------------------------------- as operators of PyTorch's
@@ -144,12 +103,6 @@ def test_torch_compile_equals_eager(backend):
     compiled = torch.compile(step, fullgraph=True, backend=backend)
     torch.testing.assert_close(compiled(*got), step(*want))
     assert all(same_bits(x, y).all() for x, y in zip(got[1:3], want[1:3], strict=True)), "the caches too"
-
-
-def test_meta_tensors():
-    q, k, v, lengths = (x.to("meta") for x in Decode((20, 3)).call()[0])
-    o, lse = flash_decode(q, k, v, lengths, return_lse=True)
-    assert (o.shape, o.dtype, lse.shape) == (q.shape, q.dtype, q.shape[:3])
 
 
 @needs_gpu
@@ -196,10 +149,8 @@ def test_pages_go_round():
 
 @pytest.mark.parametrize(("bad_call", "words"), [
     (lambda cache: cache.grow(2, 1), "the sequence must be 0 to 1, got 2"),
-    (lambda cache: cache.grow(-1, 1), "the sequence must be at least 0, got -1"),
     (lambda cache: cache.release(2), "the sequence must be 0 to 1, got 2"),
     (lambda cache: cache.grow(0, -5), "tokens must be at least 1, got -5"),
-    (lambda cache: decode.PagedCache(1, -1, 1, 16, 16, 2, 64, torch.float32, DEVICE), "num_pages must be at least 1, got -1"),
 ])  # fmt: skip
 def test_a_bad_call_of_the_paged_cache(bad_call, words):
     cache = decode.PagedCache(1, 4, 1, 16, 16, 2, 64, torch.float32, DEVICE)

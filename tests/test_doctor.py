@@ -68,11 +68,7 @@ COMBINATIONS = {
     "no-headers": (SERVER, {"python_headers": False}, BROKEN, "Python.h is not found", "python3-dev"),
     "no-triton-linux": (LAPTOP, {"triton": None, "interpreter": False}, BROKEN, "Triton is not installed", "constraints.txt"),
     "no-triton-macos": (LAPTOP, {"triton": None, "interpreter": False, "system": "Darwin"}, NOTE, "not published for Darwin", "WSL2"),
-    "no-triton-windows": (LAPTOP, {"triton": None, "interpreter": False, "system": "Windows"}, NOTE, "not published for Windows", "WSL2"),
     "old-torch": (LAPTOP, {"torch": "2.10.1"}, NOTE, "torch 2.10.1 is outside", "constraints.txt"),
-    "new-torch": (LAPTOP, {"torch": "2.15.0"}, NOTE, "torch 2.15.0 is outside", "constraints.txt"),
-    "new-triton": (LAPTOP, {"triton": "3.10.0"}, NOTE, "Triton 3.10.0 is outside", "constraints.txt"),
-    "old-numpy": (LAPTOP, {"numpy": "1.26.4"}, NOTE, "NumPy 1.26.4 is outside", "constraints.txt"),
     "no-lab": (LAPTOP, {"jupyterlab": False}, NOTE, "JupyterLab is not installed", "pip install"),
     "no-state": (LAPTOP, {"state_writable": False}, NOTE, "progress is not kept", "FA_TUTORIAL_STATE"),
 }
@@ -86,19 +82,20 @@ def test_bad_combination_is_found_with_its_remedy(facts, change, broken, what, r
     assert str(finding).startswith("broken" if broken else "note")
 
 
-GOOD = {
-    "laptop": (LAPTOP, {}),
-    "server": (SERVER, {}),
-    "numpy-2.3-triton-3.6": (LAPTOP, {"triton": "3.6.0", "numpy": "2.3.5"}),
-    "numpy-2.4-triton-3.8": (LAPTOP, {"triton": "3.8.0", "numpy": "2.4.6"}),
-    "cuda-torch-without-gpu": (LAPTOP, {"torch": "2.13.0", "torch_cuda": "13.0"}),
-    "build-from-source": (LAPTOP, {"torch": "2.14.0a0+git1", "triton": "3.8.0"}),
-}
+GOOD = (
+    (LAPTOP, {}),
+    (SERVER, {}),
+    (LAPTOP, {"triton": "3.6.0", "numpy": "2.3.5"}),
+    (LAPTOP, {"triton": "3.8.0", "numpy": "2.4.6"}),
+    (LAPTOP, {"torch": "2.14.0a0+git1", "torch_cuda": "13.0"}),
+)
 
 
-@pytest.mark.parametrize(("facts", "change"), GOOD.values(), ids=GOOD)
-def test_nothing_is_found_on_a_good_machine(facts, change):
+@pytest.mark.parametrize(("facts", "change"), GOOD)
+def test_nothing_is_found_on_a_good_machine(facts, change, tmp_path):
     assert doctor.examine(dataclasses.replace(facts, **change)) == []
+    (tmp_path / "file").write_text("")
+    assert doctor.writable(tmp_path / "new" / "folder") and not doctor.writable(tmp_path / "file" / "folder")
 
 
 def test_missing_dependencies_are_named_before_any_of_them_is_imported(tmp_path):
@@ -128,16 +125,10 @@ def test_a_kernel_that_is_wrong_or_fails_is_broken(monkeypatch, capsys):
     assert main(["doctor"]) == 1 and "1 broken" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("change", "status"), [({}, 0), ({"state_writable": False}, 0), ({"triton_came_first": True}, 1)])
+@pytest.mark.parametrize(("change", "status"), [({"state_writable": False}, 0), ({"triton_came_first": True}, 1)])
 def test_exit_status(change, status, monkeypatch, capsys):
     monkeypatch.setattr(doctor, "gather", lambda: dataclasses.replace(LAPTOP, **change))
     assert main(["doctor"]) == status
     shown = capsys.readouterr().out
     assert ("Nothing is broken." in shown) is (status == 0)
     assert ("a tiled matmul ran" in shown) is (status == 0)
-
-
-def test_folder_that_cannot_be_made_is_not_writable(tmp_path):
-    (tmp_path / "file").write_text("")
-    assert doctor.writable(tmp_path / "new" / "folder")
-    assert not doctor.writable(tmp_path / "file" / "folder")

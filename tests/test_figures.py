@@ -2,13 +2,11 @@
 
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
 import draw
-from draw import chapter_8
 from draw.__main__ import save
 from fa_tutorial import figures
 
@@ -24,24 +22,6 @@ def test_image_is_drawn(name, tmp_path):
 
 def test_every_stored_image_is_drawn_by_code():
     assert {path.name for path in (ROOT / "images").iterdir() if path.is_file()} == set(draw.IMAGES)
-
-
-@pytest.mark.parametrize(("num_stages", "units"), [(2, 13), (3, 11), (4, 11)])
-def test_pipeline_never_holds_more_tiles_than_stages(num_stages, units):
-    steps = chapter_8.pipeline(num_stages)
-    assert steps[-1].end == units
-    for time in range(units):
-        assert sum(step.load <= time < step.end for step in steps) <= num_stages
-        assert sum(step.begin <= time < step.end for step in steps) <= 1
-    assert all(step.arrived <= step.begin for step in steps)
-
-
-def test_every_line_of_a_plot_has_its_own_colour_and_dash():
-    with matplotlib.rc_context():
-        figures.style()
-        lines = list(matplotlib.rcParams["axes.prop_cycle"])
-    assert {line["color"] for line in lines} == set(figures.COLOURS.values()) - {figures.COLOURS["yellow"]}
-    assert len({str(line["linestyle"]) for line in lines}) == len(lines)
 
 
 def test_roofline_passes_through_ridge_and_points():

@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from attention_cases import VIEWS, Case, causal, on_hopper, same
+from attention_cases import Case, causal, on_hopper, same
 from buffers import DEVICE, guarded_outputs, unchanged
 from mutants import mutation_tests_alone
 
@@ -75,20 +75,12 @@ def test_quantise_divides_a_block_by_its_largest_and_rounds(S, D, quantise):
 def test_vs_columns_are_its_rows_in_key_order(S, D, quantise):
     x = draw(2, 3, S, D)
     rows, columns = quantise(x), quantise(x, as_columns=True)
+    assert sorted(key_order(p) for p in range(16)) == list(range(16))
     assert torch.equal(rows.scales, columns.scales) and columns.values.shape[3] == -(-S // 16) * 16
+    zeros, zero_scales = quantise(torch.zeros_like(x))
+    assert not zeros.float().any() and (zero_scales > 0).all()
     padded = torch.nn.functional.pad(rows.values.float(), (0, 0, 0, -S % 16))
     assert torch.equal(columns.values.float(), padded[:, :, key_order(torch.arange(padded.shape[2]))].mT)
-
-
-def test_key_order_is_a_permutation_of_each_16():
-    assert sorted(key_order(p) for p in range(48)) == list(range(48))
-    assert [key_order(p) // 16 for p in range(48)] == [p // 16 for p in range(48)]
-
-
-@both
-def test_a_block_of_zeros_stays_zero(quantise):
-    values, scales = quantise(torch.zeros(1, 1, 130, 64, dtype=torch.float16, device=DEVICE))
-    assert not values.float().any() and (scales > 0).all()
 
 
 @pytest.mark.parametrize("D", [64, 128])
@@ -117,45 +109,15 @@ def test_sums_of_ones_are_exact_up_to_2_to_the_14_and_then_stand_still():
     assert model.tensor_core_sum(ones, ones, zero) == 2**14
 
 
-def test_a_sum_needs_operands_of_one_length():
-    with pytest.raises(ValueError, match="the last dimension of both is summed"):
-        model.tensor_core_sum(torch.ones(1, 2).double(), torch.ones(2, 1).double(), torch.zeros(1, 2).double())
-
-
-def test_what_is_cut_is_cut_towards_zero_from_13_bits_below_the_largest():
-    a = torch.tensor([[256.0, 1.0, -1.0, 2**-5, -(2**-6)]], dtype=torch.float64)
-    b = torch.ones_like(a)
-    assert model.tensor_core_sum(a, b, torch.zeros(1, 1, dtype=torch.float64)) == 256 + 2**-5
-    assert model.tensor_core_sum(-a, b, torch.zeros(1, 1, dtype=torch.float64)) == -256 - 2**-5
-
-
-def test_a_factor_of_zero_aligns_nothing():
-    a, b = torch.tensor([[[0.0, 2**-6]], [[256.0, 2**-6]]], dtype=torch.float64)
-    assert model.tensor_core_sum(a, b, torch.zeros(1, 1, dtype=torch.float64)) == 2**-12
-
-
-def sum_in_blocks(a, b):
-    """a bᵀ by a chain for each BLOCK of products; the chains are added in float64."""
-    zeros = torch.zeros(len(a), len(b), dtype=torch.float64)
-    return sum(model.tensor_core_sum(x, y, zeros) for x, y in zip(a.split(BLOCK, 1), b.split(BLOCK, 1), strict=True))
-
-
-def test_a_long_chain_of_positive_numbers_loses_and_blocks_do_not():
-    """(14.7): a third of K / 2¹⁴, at most."""
-    a, b = (model.to_e4m3(torch.rand(4, 4096, generator=RANDOM, dtype=torch.float64)) for _ in range(2))
-    truth, zeros = a @ b.T, torch.zeros(4, 4, dtype=torch.float64)
-    chain, blocks = model.tensor_core_sum(a, b, zeros) / truth - 1, sum_in_blocks(a, b) / truth - 1
-    assert (chain < -0.03).all() and (chain > -4096 / 2**14 / 3).all()
-    assert (blocks.abs() < 1e-3).all()
-
-
 def test_the_model_gives_what_an_h200_gave():
     """Sums of positive numbers, and of p and v with a mean: the mean error is within 6 % of the measured one, and 1e-4."""
     h200 = results.load("h200")
     for kind, K, way in itertools.product(("uniform", "p v, mean 1"), (1024, 4096), ("chain", "blocks")):
         measured = chapter_14.row(h200, kernel="sums", data=kind, K=K, provider=way)["mean"]
         a, b = chapter_14.factors(kind, 8, K)
-        found = sum_in_blocks(a, b) if way == "blocks" else model.tensor_core_sum(a, b, torch.zeros(8, 8, dtype=torch.float64))
+        length = BLOCK if way == "blocks" else K
+        parts = zip(a.split(length, 1), b.split(length, 1), strict=True)
+        found = sum(model.tensor_core_sum(x, y, torch.zeros(8, 8, dtype=torch.float64)) for x, y in parts)
         assert chapter_14.error_of(found, a @ b.T)["mean"] == pytest.approx(measured, rel=0.06, abs=1e-4)
 
 
@@ -174,12 +136,6 @@ def test_the_stand_in_by_blocks_is_as_accurate_as_an_h200_and_one_chain_is_not()
     means = [chapter_14.error_of(o, truth)["mean"] for o in fp8.emulated(q, k, v, *ways)]
     assert means[1] < means[0] - 2e-4 and means[1] == pytest.approx(measured, abs=3e-4) and means[2] < -0.05, means
     assert means[3] > 0.01, "l loses more than acc"
-
-
-@pytest.mark.parametrize("steps", (chapter_14.FULLY, chapter_14.HALF))
-def test_every_stored_model_is_worse_in_fp8(steps):
-    models = chapter_14.stored_models(steps)
-    assert (models["plain"] > models["float32"]).all()
 
 
 # ---------------------------------------------------------------- attention
@@ -213,10 +169,8 @@ def check(case: Case, rotate: bool = False) -> None:
         o, lse, *reference.attention(q, k, v, case.is_causal, scale), 1.5 * ERROR * math.sqrt(2 + 2 * spread**2), 0.2 * spread + 0.02
     )
     q8, k8, v8 = fp8.quantised(q, k, v, scale, rotate)
-    exact = undone(q8, q.shape[2]) / math.log2(math.e), undone(k8, k.shape[2]), undone(v8, k.shape[2], as_columns=True)[..., : case.D]
-    exact = [x.expand(*x.shape[:3], max(x.shape[3], case.D)) for x in exact]
-    D = max(exact[0].shape[3], case.D)
-    exact[2] = torch.nn.functional.pad(exact[2], (0, D - exact[2].shape[3]))
+    exact = [undone(q8, q.shape[2]) / math.log2(math.e), undone(k8, k.shape[2]), undone(v8, k.shape[2], as_columns=True)[..., : case.D]]
+    exact[2] = torch.nn.functional.pad(exact[2], (0, exact[0].shape[3] - case.D))
     truth, truth_lse = reference.attention(*exact, case.is_causal, 1.0)
     assert_close(o, lse, truth[..., : case.D], truth_lse, 1.3 * ERROR, 0.04)
 
@@ -225,7 +179,7 @@ def check(case: Case, rotate: bool = False) -> None:
 HARD = [(Case(S_q, S_k, B=1, is_causal=is_causal), S_q % 2 == 0) for S_q, S_k in LENGTHS for is_causal in (False, True)]
 HARD += [(Case(70, 140, D=D, dtype=torch.bfloat16 if D % 16 else torch.float16), D % 16 == 0) for D in (8, 40, 64, 72, 128)]
 HARD += [(Case(70, 150, H_q=H_q, H_k=H_k, is_causal=True), False) for H_q, H_k in ((6, 2), (4, 1))]
-HARD += [(Case(37, 145, B=1, view=view), False) for view in VIEWS]
+HARD += [(Case(37, 145, B=1, view=view), False) for view in ("four strides", "k and v expanded from one head", "storage offset of one")]
 HARD += [(Case(70, 150, scale=scale, is_causal=True), False) for scale in (0.3, 0.0, -0.1)]
 HARD += [(Case(70, 300, values=values), False) for values in ("equal keys", "growing maximum", "falling maximum")]
 
@@ -240,11 +194,6 @@ def test_a_constant_v_comes_out_exact():
     q, k, _ = Case(70, 300).data()
     o = flash_attention_fp8(q, k, torch.full_like(k, 7.0))
     torch.testing.assert_close(o, torch.full_like(q, 7.0), rtol=2e-3, atol=0)
-
-
-def test_nan_beyond_the_end_changes_nothing():
-    case = Case(70, 150)
-    assert same(attend(case), attend(case, q_k_v=case.data()))
 
 
 @pytest.mark.parametrize(
@@ -282,8 +231,6 @@ def test_operator_and_autocast():
         (lambda q, k, v: ((q[..., :60], k[..., :60], v[..., :60]), {}), ValueError, "multiple of 8"),
         (lambda *qkv: ([x.repeat(1, 1, 1, 3) for x in qkv], {}), ValueError, "1 to 128"),
         (lambda q, k, v: ((q, k, v[:, :, :3]), {}), ValueError, "one shape"),
-        (lambda *qkv: (qkv, {"scale": math.nan}), ValueError, "scale"),
-        (lambda *qkv: (qkv, {"is_causal": 1}), TypeError, "is_causal"),
         (lambda *qkv: (qkv, {"rotate": "yes"}), TypeError, "rotate"),
         (lambda q, k, v: ((q, k.requires_grad_(), v), {}), RuntimeError, "no gradient, and k requires one"),
     ],
@@ -292,12 +239,6 @@ def test_bad_input(change, error, words):
     qkv, options = change(*Case(9, 9).data())
     with pytest.raises(error, match=words):
         flash_attention_fp8(*qkv, **options)
-
-
-def test_without_grad_a_leaf_may_ask_for_one():
-    q, k, v = Case(9, 9).data()
-    with torch.no_grad():
-        assert not flash_attention_fp8(q, k.requires_grad_(), v).requires_grad
 
 
 # ---------------------------------------------------------------- on Hopper

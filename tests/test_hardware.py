@@ -56,7 +56,7 @@ flash_attention(q, q, q)
     assert run.stderr.splitlines()[-1].startswith("RuntimeError: Triton was imported before fa_tutorial")
 
 
-@pytest.mark.parametrize(("value", "on"), [("1", True), ("true", True), ("YES", True), ("0", False), ("", False), (None, False)])
+@pytest.mark.parametrize(("value", "on"), [("1", True), ("YES", True), ("0", False), (None, False)])
 def test_interpreter_on_reads_the_switch(value, on, monkeypatch):
     monkeypatch.delenv(hardware.INTERPRETER_SWITCH, raising=False)
     if value is not None:
@@ -64,54 +64,31 @@ def test_interpreter_on_reads_the_switch(value, on, monkeypatch):
     assert hardware.interpreter_on() is on
 
 
-def test_a_gpu_leaves_the_switch_alone(monkeypatch, capsys):
-    monkeypatch.delenv(hardware.INTERPRETER_SWITCH, raising=False)
+@pytest.mark.parametrize("interpreter", [False, True])
+def test_a_machine_with_a_gpu(interpreter, monkeypatch):
+    """The interpreter keeps kernels on the CPU beside it, where it is switched on; that is left as it is."""
     monkeypatch.setattr(hardware, "has_gpu", lambda: True)
+    monkeypatch.delenv(hardware.INTERPRETER_SWITCH, raising=False)
     hardware.select_backend()
     assert hardware.INTERPRETER_SWITCH not in os.environ
-    assert capsys.readouterr() == ("", "")
-
-
-def pretend_gpu(monkeypatch, interpreter: bool) -> None:
     monkeypatch.setenv(hardware.INTERPRETER_SWITCH, "1" if interpreter else "0")
-    monkeypatch.setattr(hardware, "has_gpu", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA H200")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: SimpleNamespace(shared_memory_per_block_optin=232_448))
+    assert hardware.device() == torch.device("cpu" if interpreter else "cuda")
+    assert ("in the interpreter" if interpreter else "on NVIDIA H200 (compute capability 9.0)") in hardware.describe()
+    assert interpreter or (hardware.capability(), hardware.shared_memory_limit()) == (90, 232_448)
 
 
-def test_what_a_gpu_can_do(monkeypatch):
-    pretend_gpu(monkeypatch, interpreter=False)
-    assert hardware.device() == torch.device("cuda")
-    assert hardware.capability() == 90 and hardware.shared_memory_limit() == 232_448
-    assert hardware.describe() == "Triton kernels run on NVIDIA H200 (compute capability 9.0)."
-
-
-def test_interpreter_keeps_kernels_on_the_cpu_beside_a_gpu(monkeypatch):
-    pretend_gpu(monkeypatch, interpreter=True)
-    assert hardware.device() == torch.device("cpu")
-    assert "in the interpreter" in hardware.describe()
-
-
-@without_gpu
-def test_what_a_machine_without_a_gpu_can_do():
-    assert hardware.device() == torch.device("cpu")
-    assert hardware.capability() is None and hardware.shared_memory_limit() is None
-
-
-def test_description_of_a_machine_that_cannot_run_kernels(monkeypatch):
+def test_a_machine_without_a_gpu_where_the_interpreter_is_off(monkeypatch):
     monkeypatch.setenv(hardware.INTERPRETER_SWITCH, "0")
     monkeypatch.setattr(hardware, "has_gpu", lambda: False)
+    assert hardware.capability() is None and hardware.shared_memory_limit() is None
     assert "'0': kernels cannot run" in hardware.describe()
-    monkeypatch.setattr(hardware, "has_triton", lambda: False)
-    assert hardware.describe().startswith("No Triton here.")
-
-
-@pytest.mark.parametrize(("system", "words"), [("Linux", "constraints.txt"), ("Darwin", "container"), ("Windows", "WSL2")])
-def test_what_to_do_without_triton(system, words, monkeypatch):
-    monkeypatch.setattr(hardware.platform, "system", lambda: system)
-    assert words in hardware.without_triton()
+    for system, words in (("Linux", "constraints.txt"), ("Darwin", "container"), ("Windows", "WSL2")):
+        monkeypatch.setattr(hardware.platform, "system", lambda system=system: system)
+        assert words in hardware.without_triton()
 
 
 def test_without_triton():

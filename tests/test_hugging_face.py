@@ -1,8 +1,6 @@
 """Models of Hugging Face's transformers, small and with random weights, give with this attention the logits, gradients and tokens
 that they give with the library's eager one. Skipped without transformers."""
 
-import sys
-
 import pytest
 import torch
 from buffers import DEVICE
@@ -116,12 +114,6 @@ def test_dropout_in_training_differs_each_time_and_is_right_in_the_mean():
     standard_error = runs.std(0) / 10
     assert float(((runs.mean(0) - want).abs() / (standard_error + 1e-3)).mean()) < 1.2
     assert torch.isfinite(model.train()(**given).logits).all()
-
-
-def test_without_transformers_it_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ImportError, match=r"needs transformers: .* -m pip install"):
-        hugging_face.register("fa_tutorial")
 
 
 def test_what_it_does_not_have_is_named_with_the_layer_that_asks():

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from fa_tutorial import hardware, interpreter
+from fa_tutorial import hardware
 from fa_tutorial.matmul import matmul, tl
 
 pytestmark = pytest.mark.skipif(not hardware.interpreter_on(), reason="no interpreter runs here")
@@ -18,11 +18,3 @@ def test_functions_are_replaced_once_a_launch_and_put_back(monkeypatch):
     matmul(torch.ones(40, 40), torch.ones(40, 40))
     assert len(modules) == len(set(modules)) > 0
     assert tl.load is load and tritons._patch_lang is counted
-
-
-def test_a_second_call_changes_nothing():
-    from triton.runtime import interpreter as tritons
-
-    launch = tritons.GridExecutor.__call__
-    interpreter.hasten()
-    assert tritons.GridExecutor.__call__ is launch

@@ -52,10 +52,11 @@ def test_layouts(launcher, own, shapes, name):
 
 
 @launchers
-def test_offsets_of_2_to_the_31_and_more(launcher, own, shapes):
+@pytest.mark.parametrize("strides", [(2**30, 1), (1, 2**30)], ids=["rows", "columns"])
+def test_offsets_of_2_to_the_31_and_more(launcher, own, shapes, strides):
     data = inputs([(3, 3)] * len(shapes), torch.float16)
     memory = vast_memory()
-    far = [far_apart(memory, x, (2**30, 1), offset=64 * i) for i, x in enumerate(data)]
+    far = [far_apart(memory, x, strides, offset=64 * i) for i, x in enumerate(data)]
     assert_as_accurate(launcher(*far), own(*(x.double() for x in data)), own(*data))
 
 

@@ -40,42 +40,27 @@ def test_flops_by_pytorchs_counter(B, H, S_q, S_k, D):
         o.sum().backward()
         q @ k.transpose(-1, -2)
     assert ledger.backward_flops(B, H, S_q, S_k, D) == counter.get_total_flops()
-
-
-def test_causal_flops_count_the_pairs_that_are_seen():
-    for S_q, S_k in itertools.product(LENGTHS, LENGTHS):
-        assert ledger.attention_flops(2, 3, S_q, S_k, 4, True) == 4 * 2 * 3 * 4 * ledger.visible_pairs(S_q, S_k, True)
-
-
-def test_backward_flops_are_two_and_a_half_times_the_forwards():
-    for S_q, S_k, is_causal in itertools.product(LENGTHS, LENGTHS, (False, True)):
-        forward = ledger.attention_flops(2, 3, S_q, S_k, 4, is_causal)
-        assert 2 * ledger.backward_flops(2, 3, S_q, S_k, 4, is_causal) == 5 * forward
-        split = ledger.backward_flops(2, 3, S_q, S_k, 4, is_causal, matmuls=ledger.SPLIT_BACKWARD_MATMULS)
-        assert 2 * split == 7 * forward and type(split) is int
-
-
-def test_score_bytes_is_the_size_of_the_matrix():
-    for shape in [(1, 1, 1, 1), (2, 3, 5, 7), (2, 0, 5, 7)]:
-        for dtype in (torch.float16, torch.float32):
-            s = torch.empty(shape, dtype=dtype)
-            assert ledger.score_bytes(*shape, s.element_size()) == s.numel() * s.element_size()
+    split = ledger.backward_flops(B, H, S_q, S_k, D, matmuls=ledger.SPLIT_BACKWARD_MATMULS)
+    assert 2 * split == 7 * ledger.attention_flops(B, H, S_q, S_k, D) and type(split) is int
+    for flops in (ledger.attention_flops, ledger.backward_flops):
+        assert flops(B, H, S_q, S_k, D, True) * S_q * S_k == flops(B, H, S_q, S_k, D) * ledger.visible_pairs(S_q, S_k, True)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_naive_hbm_bytes_kernel_by_kernel(dtype):
-    for B, H, S_q, S_k, D in itertools.product((0, 1, 2), (1, 3), (0, 1, 5), (0, 1, 6), (1, 4)):
+    for B, H, S_q, S_k, D in itertools.product((0, 2), (1, 3), (0, 5), (0, 6), (4,)):
         q, o = torch.empty(2, B, H, S_q, D, dtype=dtype)
         k, v = torch.empty(2, B, H, S_k, D, dtype=dtype)
         s, p = torch.empty(2, B, H, S_q, S_k, dtype=dtype)
         kernels = [((q, k), (s,)), ((s,), (p,)), ((p, v), (o,))]  # (reads, writes)
         moved = sum(x.numel() * x.element_size() for reads, writes in kernels for x in (*reads, *writes))
         assert ledger.naive_hbm_bytes(B, H, S_q, S_k, D, dtype.itemsize) == moved
+        assert ledger.score_bytes(B, H, S_q, S_k, dtype.itemsize) == s.nbytes
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 def test_flash_hbm_bytes_by_walking_the_blocks(dtype):
-    for S_q, S_k, D, block_m in itertools.product((0, 1, 5, 8), (0, 1, 7), (1, 4), (1, 3, 8, 16)):
+    for S_q, S_k, D, block_m in itertools.product((0, 5, 8), (0, 7), (4,), (1, 3, 16)):
         q, k, v = torch.empty(S_q, D, dtype=dtype), torch.empty(S_k, D, dtype=dtype), torch.empty(S_k, D, dtype=dtype)
         o, lse = torch.empty_like(q), torch.empty(S_q)
         moved = 0

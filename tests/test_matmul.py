@@ -18,16 +18,15 @@ from buffers import (
     vast_memory,
 )
 from mutants import assert_caught, each, mutant
-from triton import cdiv, jit
-from triton import language as tl
+from triton import cdiv
 
 from fa_tutorial import hardware, matmul
 from fa_tutorial.exercises import catalogue
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NaN and inf are what some broken kernels compute
 CONFIG = matmul.choose_config(torch.float16, hardware.shared_memory_limit() if DEVICE.type == "cuda" else None)
-SMALL = [(1, 1, 1), (17, 17, 1), (1, 15, 16), (15, 1, 17), (17, 16, 15), (16, 16, 16), (33, 47, 31)]
-LONG = [(1000, 17, 16), (17, 1000, 16), (17, 16, 1000), (1000, 1, 1), (1, 1000, 1), (1, 1, 1000)]
+SMALL = [(1, 1, 1), (1, 15, 16), (17, 16, 15), (33, 47, 31)]
+LONG = [(1000, 17, 16), (17, 1000, 16), (1, 1, 1000)]
 AROUND_A_TILE = [(CONFIG.block_m + i, CONFIG.block_n - i, CONFIG.block_k + i) for i in (-1, 0, 1)]
 
 
@@ -38,8 +37,10 @@ def product(a, b):
 
 def scores_values(q, k, v, scale):
     """As product, for scale · (q kᵀ) v."""
-    truth = scale * (q.double() @ k.double().T) @ v.double()
-    return truth, (scale * (q @ k.T)) @ v
+    truth, s = scale * (q.double() @ k.double().T) @ v.double(), scale * (q @ k.T)
+    if q.dtype == torch.float32:  # added up key after key, as in the kernel: a GPU's matmul adds parts, and errs less
+        return truth, sum((s[:, j, None] * v[j] for j in range(len(v))), torch.zeros_like(q))
+    return truth, s @ v
 
 
 # ---------------------------------------------------------------- the launchers
@@ -59,20 +60,20 @@ def test_matmul(size, dtype):
     check_matmul(randn(M, K, dtype=dtype) / math.sqrt(K), randn(K, N, dtype=dtype, seed=1))  # near 1, which the bound's 1e-5 is meant for
 
 
-@pytest.mark.parametrize("group", [1, 2, 3, 8])
+@pytest.mark.parametrize("group", [1, 2, 8])
 def test_matmul_with_a_config(group):
+    """On the device, too, each program has the tile that grouped_tile gives it: one twice, and another would be missing."""
     config = matmul.MatmulConfig(16, 32, 16, num_warps=4, num_stages=2, group=group)
-    check_matmul(randn(50, 20), randn(20, 70, seed=1), config=config)
+    check_matmul(randn(100, 20), randn(20, 70, seed=1), config=config)
 
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.float64])
 @pytest.mark.parametrize("size", [*SMALL, *LONG], ids=str)
 def test_blocked_matmul(size, dtype):
-    """The twin in PyTorch, by tiles around the matrices' sizes."""
+    """The twin in PyTorch."""
     M, N, K = size
     a, b = randn(M, K, dtype=dtype), randn(K, N, dtype=dtype, seed=1)
-    for blocks in ((16, 32, 24), (64, 1, 7), (7, 64, 64)) if max(size) < 64 else ((16, 32, 24),):
-        assert_as_accurate(matmul.blocked_matmul(a, b, *blocks), *product(a, b))
+    assert_as_accurate(matmul.blocked_matmul(a, b, 16, 32, 24), *product(a, b))
 
 
 @pytest.mark.parametrize("multiply", [matmul.matmul, lambda a, b: matmul.blocked_matmul(a, b, 16, 16, 16)], ids=["kernel", "twin"])
@@ -87,27 +88,15 @@ def test_nothing_and_nan(multiply):
 
 
 @dtypes
-@pytest.mark.parametrize(
-    "size", [(1000, 17, 16), (17, 1000, 16), (1, 1, 1), (1, 1, 128), (17, 33, 128), (65, 64, 63), (16, 15, 17)], ids=str
-)
+@pytest.mark.parametrize("size", [(300, 17, 16), (17, 300, 16), (1, 1, 1), (17, 33, 128), (65, 64, 63), (0, 5, 8), (5, 0, 8)], ids=str)
 def test_scores_times_values(size, dtype):
     S_q, S_k, D = size
     q, k, v = (randn(S, D, dtype=dtype, seed=seed) for seed, S in enumerate((S_q, S_k, S_k)))
-    for scale in (1 / math.sqrt(D * S_k), 0.0, -2):
+    for scale in (1 / math.sqrt(D * max(S_k, 1)), 0.0, -2):
         with unchanged(q, k, v), guarded_outputs():
             o = matmul.scores_times_values(q, k, v, scale)
         assert o.is_contiguous()
         assert_as_accurate(o, *scores_values(q, k, v, scale))
-
-
-def test_scores_times_values_of_nothing():
-    assert matmul.scores_times_values(randn(0, 8), randn(5, 8), randn(5, 8)).shape == (0, 8)
-    assert torch.equal(matmul.scores_times_values(randn(5, 8), randn(0, 8), randn(0, 8)), torch.zeros(5, 8, device=DEVICE))
-
-
-def test_the_solution_of_3_1_stays_on_its_inputs_device():
-    a = torch.empty(3, 3, device="meta")
-    assert catalogue.find("3.1").solution(a, a, 2, 2, 2).device == a.device
 
 
 # ---------------------------------------------------------------- the kernels, and broken ones
@@ -124,28 +113,9 @@ def check_matmul_kernel(kernel, M=17, N=33, K=23, dtype=torch.float32, positive=
     assert_as_accurate(c, *product(a, b))
 
 
-def check_scores_values_kernel(kernel, S_q=17, S_k=23, D=11):
-    q, k, v = randn(S_q, D), randn(S_k, D, seed=1), randn(S_k, D, seed=2)
-    strides = (D + 1, 1), (1, S_k + 2), (2 * D + 3, 2)
-    inputs = [in_nan(x, stride) for x, stride in zip((q, k, v), strides, strict=True)]
-    with unchanged(*inputs), guarded_outputs():
-        o = torch.empty_strided((S_q, D), (3 * D, 3), dtype=torch.float32, device=DEVICE)
-        kernel[(2,)](*inputs, o, S_q, S_k, D, 0.3, *itertools.chain(*strides), 3 * D, 3, BLOCK_M=16, BLOCK_N=16, BLOCK_D=16)
-    assert_as_accurate(o, *scores_values(q, k, v, 0.3))
-
-
 A_MASK, B_MASK = "mask_m & (offs_k[None, :] < K - k)", "mask_n & (offs_k[:, None] < K - k)"
 A, B = f"tl.load(a_ptrs, mask={A_MASK}, other=0.0)", f"tl.load(b_ptrs, mask={B_MASK}, other=0.0)"
 TILES = "grouped_tile_device(tl.program_id(0), tl.cdiv(M, BLOCK_M), tl.cdiv(N, BLOCK_N), GROUP)"
-K_T = (
-    "tl.load(k_ptr + offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks, mask=(offs_d[:, None] < D) & (offs_n[None, :] < S_k), "
-    "other=0.0)"
-)
-V = (
-    "tl.load(v_ptr + offs_n[:, None] * stride_vs + offs_d[None, :] * stride_vd, mask=(offs_n[:, None] < S_k) & (offs_d[None, :] < D), "
-    "other=0.0)"
-)
-CHECKS = {"matmul_kernel": check_matmul_kernel, "scores_values_kernel": check_scores_values_kernel}
 # The kernel -> name of the mistake -> its statement, what stands there instead (see mutants.py), and the check's sizes.
 MUTATIONS = {
     "matmul_kernel": {
@@ -158,19 +128,12 @@ MUTATIONS = {
         "accumulator in fp16": ("acc 2", "dot(a, b, acc).to(tl.float16).to(tl.float32)", 3, 4, 2000, torch.float16, True),
         "no mask at the store": ("tl.store", "tl.store(c_ptrs, acc.to(c_ptr.dtype.element_ty), mask=mask_n)"),
     },
-    "scores_values_kernel": {
-        "no mask on the keys": ("v", V.replace("offs_n[:, None] < S_k", "offs_n[:, None] >= 0")),
-        "no mask on D": ("k_t", K_T.replace("offs_d[:, None] < D", "offs_d[:, None] >= 0")),
-        "strides of v for k": ("k_t", K_T.replace("stride_k", "stride_v")),
-        "no scale": ("s", "dot(q, k_t)"),
-        "accumulator overwritten": ("acc 2", "dot(s.to(v.dtype), v)"),
-    },
 }
 
 
 @each(MUTATIONS)
 def test_a_mistake_is_caught(mutation):
-    assert_caught(matmul, CHECKS, mutation)
+    assert_caught(matmul, {"matmul_kernel": check_matmul_kernel}, mutation)
 
 
 # ---------------------------------------------------------------- far offsets
@@ -197,22 +160,10 @@ def test_matmul_kernel_beyond_32_bits():
         check_matmul_far_apart(int32, (1, 2**27), (2**27, 1))
 
 
-@pytest.mark.parametrize("kernel", [matmul.scores_values_kernel, catalogue.find("3.5").solution], ids=["package", "3.5"])
-@pytest.mark.parametrize("strides", [(2**30, 1), (1, 2**30)], ids=["rows", "columns"])
-def test_scores_values_kernel_beyond_32_bits(kernel, strides):
-    q, k, v = (randn(3, 3, dtype=torch.float16, seed=seed) for seed in range(3))
-    memory = vast_memory()
-    far = [far_apart(memory, x, strides, offset=64 * i) for i, x in enumerate((q, k, v))]
-    with guarded_outputs():
-        o = torch.empty((3, 3), dtype=torch.float16, device=DEVICE)
-        kernel[(1,)](*far, o, 3, 3, 3, 1.0, *strides * 3, 3, 1, BLOCK_M=16, BLOCK_N=16, BLOCK_D=16)
-    assert_as_accurate(o, *scores_values(q, k, v, 1.0))
-
-
 # ---------------------------------------------------------------- the order of tiles
 
 
-@pytest.mark.parametrize(("tiles_m", "tiles_n"), [*itertools.product(range(1, 8), repeat=2)])
+@pytest.mark.parametrize(("tiles_m", "tiles_n"), [*itertools.product((1, 2, 4, 7), repeat=2)])
 def test_grouped_tile_is_a_permutation(tiles_m, tiles_n):
     every = set(itertools.product(range(tiles_m), range(tiles_n)))
     for group in range(1, 8):
@@ -222,35 +173,9 @@ def test_grouped_tile_is_a_permutation(tiles_m, tiles_n):
         assert bands == sorted(bands), "a band of rows is finished before the next begins"
         columns = [(m // group, n) for m, n in tiles]
         assert columns == sorted(columns), "within a band the row changes fastest"
-
-
-@jit
-def tile_ids_kernel(out_ptr, tiles_m, tiles_n, GROUP: tl.constexpr):
-    pid = tl.program_id(0)
-    tile_m, tile_n = matmul.grouped_tile_device(pid, tiles_m, tiles_n, GROUP)
-    tl.store(out_ptr + 2 * pid, tile_m)
-    tl.store(out_ptr + 2 * pid + 1, tile_n)
-
-
-@pytest.mark.parametrize("group", [1, 2, 5])
-def test_grouped_tile_on_the_device_agrees(group):
-    for tiles_m, tiles_n in [(1, 1), (1, 7), (7, 1), (2, 3), (4, 4), (5, 6), (7, 2), (7, 7)]:
-        out = torch.full((tiles_m * tiles_n, 2), -1, dtype=torch.int32, device=DEVICE)
-        tile_ids_kernel[(tiles_m * tiles_n,)](out, tiles_m, tiles_n, GROUP=group)
-        assert [tuple(tile) for tile in out.tolist()] == [matmul.grouped_tile(pid, tiles_m, tiles_n, group) for pid in range(len(out))]
-
-
-def test_strips_per_wave_by_counting():
-    for tiles_m, tiles_n, group, wave in itertools.product((1, 3, 7), (1, 4, 6), (1, 2, 5), (1, 4, 50)):
-        programs = range(tiles_m * tiles_n)
-        counted = []
-        for start in programs[::wave]:
-            strips = set()
-            for pid in programs[start : start + wave]:
-                tile_m, tile_n = matmul.grouped_tile(pid, tiles_m, tiles_n, group)
-                strips |= {("a", tile_m), ("b", tile_n)}
-            counted.append(len(strips))
-        assert matmul.strips_per_wave(tiles_m, tiles_n, group, wave) == counted
+        waves = [tiles[start : start + 4] for start in range(0, len(tiles), 4)]
+        strips = [len({m for m, _ in wave}) + len({n for _, n in wave}) for wave in waves]
+        assert matmul.strips_per_wave(tiles_m, tiles_n, group, 4) == strips
 
 
 # ---------------------------------------------------------------- what is chosen
@@ -261,8 +186,6 @@ def test_strips_per_wave_by_counting():
 def test_chosen_config_fits(kilobytes, dtype):
     config = matmul.choose_config(dtype, kilobytes * 1024)
     assert config.shared_bytes(dtype.itemsize) <= kilobytes * 1024
-    larger = [
-        other for other in (*matmul.HALF_CONFIGS, *matmul.FULL_CONFIGS) if other.block_m * other.block_n > config.block_m * config.block_n
-    ]
+    larger = [other for other in matmul.HALF_CONFIGS if other.block_m * other.block_n > config.block_m * config.block_n]
     if dtype != torch.float32:
         assert all(other.shared_bytes(dtype.itemsize) > kilobytes * 1024 for other in larger), "a larger tile would fit"

@@ -1,14 +1,7 @@
 """tools/measure: what it measures is what is stored, its kernels attend, and an interruption keeps every finished row."""
 
-import ast
-import contextlib
 import functools
-import json
-import runpy
-import sys
-import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,12 +12,10 @@ from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import results, sweep, timing
 from fa_tutorial.bench.cases import Shape, about
 from fa_tutorial.tiles import TileConfig
-from fa_tutorial.tuned import steps
 from measure import __main__ as command
 from measure import (
     backward_orders,
     chapter_8,
-    chapter_9,
     chapter_10,
     chapter_11,
     chapter_12,
@@ -32,7 +23,6 @@ from measure import (
     clocks,
     finished_clock,
     fp8_parts,
-    stamps,
 )
 
 TOOLS = Path(__file__).resolve().parents[1] / "tools"
@@ -72,20 +62,6 @@ def test_an_interruption_keeps_every_finished_row(monkeypatch, tmp_path, capsys)
     assert capsys.readouterr().out == f"{path}: complete\n" and list(tmp_path.iterdir()) == [path]
 
 
-def test_without_a_gpu_nothing_is_measured(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(timing.hardware, "device", lambda: torch.device("cpu"))
-    assert command.main([str(tmp_path / "card.json")]) == 1 and list(tmp_path.iterdir()) == []
-    assert "measuring needs a CUDA GPU" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("tool", ["measure", "compile_report.py", "machine_code.py", "store_notebooks.py"])
-def test_each_tool_has_a_help(tool, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [tool, "--help"])
-    with pytest.raises(SystemExit) as ended:
-        runpy.run_path(str(TOOLS / tool), run_name="__main__")
-    assert ended.value.code == 0 and capsys.readouterr().out.startswith("usage: ")
-
-
 @pytest.mark.parametrize("variant", chapter_10.CONTESTS)
 def test_a_variant_is_measured_beside_the_same_one(variant, monkeypatch):
     """FlexAttention runs eagerly here, and the window is shorter, so that it hides something."""
@@ -110,75 +86,27 @@ def test_chapter_8s_kernels_are_measured():
     assert 0 < row["graph_us"] < row["call_us"] < 1e5
 
 
-@pytest.mark.parametrize("D", [64, 128])
-def test_a_loop_with_wastes_still_computes_attention(monkeypatch, D):
-    """Each is compared with the tuned forward before it is counted."""
-    monkeypatch.setattr(chapter_8.steps, "STEPS", dict(chapter_8.steps.STEPS))
-    row = dict.fromkeys(("loop", "MUFU.EX2", "LDL", "registers", "shared_bytes"), D)
-    monkeypatch.setattr(chapter_8.sass, "counted", lambda step, tiles, attend: [dict.fromkeys(("D", *row), n) for n in tiles])
-    monkeypatch.setattr(chapter_8, "counted_in_turns", lambda calls, flops: {name: {"o": call()[0]} for name, call in calls.items()})
-    rows = chapter_8._wastes_in_turns(Shape(1, 2, 1, 70, 200, D, False))
-    assert list(rows) == list(chapter_8.WASTES) and len({chapter_8.wasteful(name) for name in rows}) == 4
-    assert all(found["o"].shape == (1, 2, 70, D) and row.items() <= found.items() for found in rows.values())
+@needs_gpu
+def test_two_calls_take_twice_the_cycles_of_one():
+    x = timing.randn(4096, 4096)
+    before = clocks.read_clocks()
+    cycles = clocks.cycles_in_turns({"one": lambda: x @ x, "two": lambda: (x @ x, x @ x)})
+    assert cycles["two"] == pytest.approx(2 * cycles["one"], rel=0.1)
+    fastest = float(hardware.nvidia_smi("clocks.max.sm").split()[0])
+    passed, ns = (clocks.read_clocks() - before).double().median(0).values.tolist()
+    assert 0.2 * fastest < passed / ns * 1e3 <= 1.01 * fastest
 
 
-def test_the_loop_as_given_is_the_one_that_exercise_8_5_gives():
-    page = json.loads((TOOLS.parent / "notebooks" / "08_tuning.ipynb").read_text(encoding="utf-8"))
-    [starter] = ("".join(cell["source"]) for cell in page["cells"] if "".join(cell["source"]).startswith("@triton.jit\ndef attend("))
-    [given], [measured] = (ast.parse(text).body for text in (starter, chapter_8.wasteful("as given")))
-    assert isinstance(given.body.pop(1), ast.Raise)
-    assert [ast.dump(line) for line in given.body[1:]] == [ast.dump(line) for line in measured.body[1:]]
-
-
-@pytest.mark.parametrize("mode", ["fwd", "bwd"])
-def test_what_auto_goes_by_is_one_launchers_time(monkeypatch, mode):
-    """The backward's by itself: its three gradients, where the forward gives o and lse."""
-    ran = []
-    monkeypatch.setattr(chapter_9, "graph_of", lambda call: SimpleNamespace(replay=call))
-    monkeypatch.setattr(chapter_9, "repeated_us", lambda replay: [ran.extend(replay()), 1.0][1])
-    assert chapter_9._auto_rule_row("tuned", 32, 16, 2, True, mode) == {"graph_us": 1.0}
-    assert [x.dim() for x in ran] == ([4, 3] if mode == "fwd" else [4, 4, 4])
-
-
-def test_a_stamp_that_a_loop_does_not_store_is_the_one_before_it():
-    assert stamps.completed(torch.tensor([[5, 0, 7, 9, 0, 11, 0]])).tolist() == [[5, 5, 7, 9, 9, 11, 11]]
-
-
-def test_two_consumers_that_alternate_are_never_at_a_softmax_together():
-    clock = torch.arange(60)[:, None] * 1000 + torch.tensor([0, 10, 110, 610, 660])  # [blocks, stamps]
-    neither, one, both = stamps.softmax_at_once(torch.stack([clock, clock + 500]))
-    assert neither == pytest.approx(0, abs=0.02) and one == pytest.approx(1, abs=0.02) and both == 0
-    assert stamps.softmax_at_once(torch.stack([clock, clock]))[1:] == [0, pytest.approx(0.5, abs=0.02)]
-    assert stamps.mean_parts(clock[None, None]) == {"tiles": 10, "turn": 100, "stop": 500, "softmax": 50, "end": 340}
-
-
-@pytest.mark.parametrize("is_causal", [False, True])
-def test_a_changed_kernel_still_computes_attention(monkeypatch, is_causal):
-    """One loop for two in chapter 5, tiles that are transposed later in chapter 7: each is compared with the kernel before it is timed."""
-    monkeypatch.setattr(chapters_0_to_7, "timed_in_turns", lambda calls, flops: {name: call() for name, call in calls.items()})
-    monkeypatch.setattr(chapters_0_to_7, "graphs_in_turns", lambda calls, rounds: {name: {} for name in calls})
-    monkeypatch.setattr(chapters_0_to_7, "room_of", lambda compiled: {})
-    shape = Shape(1, 2, 1, 70, 80, 64, is_causal)
-    assert len(chapters_0_to_7._loops_in_turns(shape)) == 2
-    assert len(chapters_0_to_7._transposed_in_turns(shape)) == 2
-
-
-def test_each_step_from_dkdv_kernel_to_one_loop_gives_dk_and_dv_and_the_last_ones_dq(monkeypatch):
-    """_steps_in_turns compares them with two loops."""
-    monkeypatch.setattr(chapters_0_to_7, "graphs_in_turns", lambda calls, rounds: {name: {"gave": call()} for name, call in calls.items()})
-    monkeypatch.setattr(chapters_0_to_7, "time_call", lambda call, *_: SimpleNamespace(ms=1))
-    monkeypatch.setattr(chapters_0_to_7, "room_of", lambda compiled: {})
-    rows = chapters_0_to_7._steps_in_turns(Shape(1, 1, 1, 64, 96, 64, False))
-    assert list(rows) == list(chapters_0_to_7.STEPS)
-    two, one = rows[chapters_0_to_7.STEPS[0]], rows[chapters_0_to_7.STEPS[-1]]
-    assert torch.allclose(one["gave"].float(), two["gave"][0].float(), atol=2e-3)
-    assert two["dq_differ"] == one["dq_differ"] == 0  # the interpreter's programs come in one order
-
-
-def test_each_launch_of_the_backward_by_itself_gives_what_all_three_give(monkeypatch):
-    monkeypatch.setattr(chapters_0_to_7, "graphs_in_turns", lambda calls, rounds: {name: call() for name, call in calls.items()})
-    delta, dkdv, dq, every = chapters_0_to_7._launches_in_turns(Shape(1, 2, 2, 64, 64, 64, True)).values()
-    assert delta.shape == (1, 2, 64) and torch.equal(dq[0], every[0]) and all(map(torch.equal, dkdv[1:], every[1:]))
+@needs_gpu
+def test_chapter_12s_kernels_are_measured(monkeypatch):
+    """Each against FA2's o, on Hopper, where there are both instructions."""
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("wgmma is Hopper's")
+    monkeypatch.setattr(chapter_12, "TILES", [TileConfig(64, 64, 4, 2)])
+    monkeypatch.setattr(chapter_12, "LOOP_TILES", [(64, 64, 4)])
+    rows = chapter_12.kernels_in_turns(Shape(1, 2, 2, 256, 256, 64, False))
+    assert list(rows) == ["sdpa_flash", *chapter_12.LOOPS, *chapter_12.INSTRUCTIONS]
+    assert all(0 < row["ms_20"] <= row["ms"] <= row["ms_80"] < 100 for row in rows.values())
 
 
 def test_the_matmul_without_loads_multiplies_its_first_tiles_in_every_step():
@@ -211,56 +139,6 @@ def test_the_packages_step_with_its_keys_in_l2_is_attention_to_two_tiles_of_each
     o, plain = (chapter_11._package_call(name, Shape(1, 2, 1, 1, 512, 16, True))[0]() for name in ("decode, keys in L2", "decode"))
     assert torch.allclose(o.double(), reference.attention(q, k, v)[0], atol=1e-5)
     assert torch.allclose(plain.double(), reference.attention(q, *kv)[0], atol=1e-5)
-
-
-@needs_gpu
-def test_two_calls_take_twice_the_cycles_of_one():
-    x = timing.randn(4096, 4096)
-    before = clocks.read_clocks()
-    cycles = clocks.cycles_in_turns({"one": lambda: x @ x, "two": lambda: (x @ x, x @ x)})
-    assert cycles["two"] == pytest.approx(2 * cycles["one"], rel=0.1)
-    fastest = float(hardware.nvidia_smi("clocks.max.sm").split()[0])
-    passed, ns = (clocks.read_clocks() - before).double().median(0).values.tolist()
-    assert 0.2 * fastest < passed / ns * 1e3 <= 1.01 * fastest
-
-
-def test_power_clock_and_cycles_are_of_the_same_calls(monkeypatch):
-    """Of a card that draws 600 W at 1,500 MHz, and works on a call for 2 ms or 4 ms."""
-    samples, passed = [], [0]
-
-    def repeat(call, seconds):
-        samples.append((time.perf_counter(), 600.0))
-        passed[0] += 50 * call()
-        return 50
-
-    monkeypatch.setattr(clocks, "require_gpu", lambda: None)
-    monkeypatch.setattr(clocks, "power_samples", lambda: contextlib.nullcontext(samples))
-    monkeypatch.setattr(clocks, "read_clocks", lambda: torch.tensor([[3 * passed[0] // 2, passed[0]]] * 4))
-    monkeypatch.setattr(clocks, "_repeat", repeat)
-    rows = clocks.powered_in_turns({"short": lambda: 2_000_000, "long": lambda: 4_000_000}, flops=10**12)
-    for name, ms in (("short", 2), ("long", 4)):
-        numbers = {"cycles": ms * 1_500_000, "mhz": 1500, "tflops": 1000 / ms, "ms": ms, "watts": 600}
-        assert rows[name] == pytest.approx(numbers)
-
-
-def test_all_orders_of_programs_are_measured_and_give_the_same(monkeypatch):
-    monkeypatch.setattr(steps, "STEPS", dict(steps.STEPS))
-    monkeypatch.setattr(chapter_8, "graph_of", lambda call: SimpleNamespace(replay=call))
-    monkeypatch.setattr(chapter_8, "timed_in_turns", lambda calls, **options: {name: {"o": call()[0]} for name, call in calls.items()})
-    first, *others = chapter_8._orders_in_turns(Shape(1, 2, 2, 70, 70, 64, True)).values()
-    assert len(others) == 1 and all(torch.equal(first["o"], row["o"]) for row in others)
-
-
-@needs_gpu
-def test_chapter_12s_kernels_are_measured(monkeypatch):
-    """Each against FA2's o, on Hopper, where there are both instructions."""
-    if torch.cuda.get_device_capability()[0] != 9:
-        pytest.skip("wgmma is Hopper's")
-    monkeypatch.setattr(chapter_12, "TILES", [TileConfig(64, 64, 4, 2)])
-    monkeypatch.setattr(chapter_12, "LOOP_TILES", [(64, 64, 4)])
-    rows = chapter_12.kernels_in_turns(Shape(1, 2, 2, 256, 256, 64, False))
-    assert list(rows) == ["sdpa_flash", *chapter_12.LOOPS, *chapter_12.INSTRUCTIONS]
-    assert all(0 < row["ms_20"] <= row["ms"] <= row["ms_80"] < 100 for row in rows.values())
 
 
 def test_what_the_finished_kernels_are_changed_at_stands_in_their_source():

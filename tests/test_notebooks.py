@@ -81,16 +81,8 @@ def notebook_of(*cells: nbformat.NotebookNode) -> nbformat.NotebookNode:
     return notebook
 
 
-def not_run() -> dict:
-    notebook = notebook_of(code("x = 1"), code("y = 1"))
-    notebook["cells"][0]["execution_count"] = 7
-    return notebook
-
-
 BROKEN = {
     "print without output": (rules.missing_outputs, notebook_of(code("for x in y:\n    print(x)"))),
-    "check without output": (rules.missing_outputs, notebook_of(code('check("0.1", f)'))),
-    "plot without output": (rules.missing_outputs, notebook_of(code("plt.show()"))),
     "value without output": (rules.missing_outputs, notebook_of(code("x = 1\nx + 1"))),
     "skipped": (rules.missing_outputs, notebook_of(code("x = 1", tags=("nbval-skip",)))),
     "error": (rules.outputs_that_vary, notebook_of(code("1 / 0", new_output("error", ename="ZeroDivisionError")))),
@@ -100,11 +92,7 @@ BROKEN = {
     "path in the text": (rules.machine_traces, notebook_of(new_markdown_cell("It lies in `/tmp/course`."))),
     "host": (rules.machine_traces, notebook_of(code("print(p)", stream("served by 10.0.0.7\n")))),
     "registry": (rules.machine_traces, notebook_of(new_markdown_cell("from anaconda.org"))),
-    "not run in order": (rules.cells_not_run, not_run()),
-    "a wide line of source": (
-        rules.wide_source,
-        notebook_of(code("display_source(f)", new_output("display_data", {"text/markdown": f"```python\n{'x' * 106}\n```"}))),
-    ),
+    "not run": (rules.cells_not_run, new_notebook(cells=[code("x = 1")])),
 }
 GOOD = notebook_of(
     new_markdown_cell("# 0"), code("import torch\n\ntorch.manual_seed(0)"), code("def f():\n    print(1)"), code("print(1)", stream("1\n"))
@@ -132,21 +120,12 @@ HEADING = new_markdown_cell("The peak.\n\n### Exercise 0.2 (★, 5 minutes)\n\nW
     [
         (rules.exercise_cells, [code(STARTER), code(CHECK)], True),
         (rules.exercise_cells, [code(STARTER)], False),
-        (rules.exercise_cells, [code(CHECK)], False),
         (rules.exercise_cells, [code(STARTER), code("x = 1"), code(CHECK)], False),
         (rules.exercise_cells, [code(STARTER), code(CHECK), code(STARTER), code(CHECK)], False),
         (rules.exercise_headings, [TIME, HEADING, code(STARTER)], True),
-        (rules.exercise_headings, [TIME, HEADING, new_markdown_cell("A remark."), code(STARTER)], True),
         (rules.exercise_headings, [TIME, code(STARTER)], False),
         (rules.exercise_headings, [TIME, HEADING, new_markdown_cell("## Another section"), code(STARTER)], False),
-        (rules.exercise_headings, [TIME, code(STARTER), HEADING], False),
-        (rules.exercise_headings, [TIME, HEADING, HEADING, code(STARTER)], False),
         (rules.exercise_headings, [TIME, new_markdown_cell("### Exercise 0.2 (5 minutes)"), code(STARTER)], False),
-        (
-            rules.exercise_headings,
-            [new_markdown_cell("**Time.** About 60 minutes, 6 of them for the exercises."), HEADING, code(STARTER)],
-            False,
-        ),
     ],
 )
 def test_an_exercise_has_its_cells_and_its_heading(rule, cells, fits):
@@ -194,27 +173,6 @@ def test_a_kernel_starts_as_a_readers_does(chosen_here, monkeypatch):
     environment = notebooks.kernel_environment(FA_TUTORIAL_STATE="a folder")
     assert environment["FA_TUTORIAL_STATE"] == "a folder" and "MPLBACKEND" not in environment
     assert (hardware.INTERPRETER_SWITCH in environment) == (not chosen_here)
-
-
-@pytest.mark.slow
-def test_outputs_are_stored_the_same_each_time(tmp_path):
-    source = notebook_of(
-        new_markdown_cell("# A title"),
-        code("import fa_tutorial\nfrom fa_tutorial.exercises import progress", stream("stale\n")),
-        code("print(1)", tags=("kept",)),
-        code("progress(0)"),
-        code("import matplotlib.pyplot as plt\n\nplt.plot([1, 2])\nplt.show()"),
-    )
-    path = tmp_path / "small.ipynb"
-    nbformat.write(source, path)
-    assert store_notebooks.main([str(path)]) == 0
-    first, stored = path.read_bytes(), rules.load(path)
-    assert [cell["id"] for cell in stored["cells"]] == [cell["id"] for cell in source["cells"]]
-    assert stored["cells"][2]["metadata"] == {"tags": ["kept"]} and "".join(rules.output_texts(stored["cells"][2])) == "1\n"
-    assert "0 of" in "".join(rules.output_texts(stored["cells"][3])), "the reader's own progress is not stored"
-    assert "image/png" in stored["cells"][4]["outputs"][0]["data"] and rules.cells_not_run(stored) == []
-    assert store_notebooks.main([str(path)]) == 0
-    assert path.read_bytes() == first
 
 
 def test_a_notebook_that_fails_is_left_as_it_was(tmp_path, capsys):

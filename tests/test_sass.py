@@ -1,26 +1,22 @@
 """The machine code of chapters 8 and 9: a reader's kernel is read, and what is stored is of the kernels as they are."""
 
 import ast
-import itertools
 import json
-import re
 
 import pytest
 from right_answers.chapter_9 import attend_one_behind, attend_that_looks_ahead, attend_with_names_of_their_own
 
 import machine_code
 from fa_tutorial import compiling, hopper, sass
-from fa_tutorial.bench import chapter_8, chapter_9, results
+from fa_tutorial.bench import chapter_9, results
 from fa_tutorial.exercises import catalogue
-from fa_tutorial.exercises.chapter_8 import ex_3
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.source import defined, edited, source_of
-from fa_tutorial.tiles import TileConfig, dot, load_tile
+from fa_tutorial.tiles import dot, load_tile
 from fa_tutorial.tuned import steps
 
 triton = require_triton("These tests")
 import triton.language as tl  # noqa: E402
-from triton.experimental import gluon  # noqa: E402
 
 TEXT = """
 .L_x_1:
@@ -82,29 +78,6 @@ def test_ptxas_moves_a_wait_up_unless_p_v_is_issued_after_the_scores_are_there()
         assert names[names.index("MUFU.EX2") :].count("WARPGROUP.DEPBAR") == 2, "the waits for dq and the next dv"
 
 
-def overwritten(text: str) -> list[str]:
-    """Instructions of SASS that write a register which a matmul under way reads as its left operand."""
-    groups: list[set[int]] = [set()]  # registers that a group of matmuls reads; the last is still being issued
-    found = []
-    for line in text.splitlines():
-        if match := re.search(r"HGMMA\S* R\d+, (?:R(\d+)|gdesc)", line):
-            groups[-1] |= set(range(int(match[1]), int(match[1]) + 4)) if match[1] else set()
-            groups += [set()] if "gsb0" in line else []
-        elif match := re.search(r"WARPGROUP.DEPBAR.LE gsb0, 0x(\d)", line):
-            groups = groups[max(len(groups) - 1 - int(match[1]), 0) :]
-        elif (match := re.search(r"\*/ +(?:@!?U?P\d+ )?[A-Z]\S* (?:U?P\w+, )?R(\d+)(?=,)", line)) and int(match[1]) in set().union(*groups):
-            found.append(line)
-    return found
-
-
-@pytest.mark.slow
-def test_nothing_overwrites_the_operands_of_the_backwards_matmuls_before_their_wait():
-    """Its waits don't list them, as 9.4's does."""
-    text = compiling.in_a_process("import machine_code; print(json.dumps(machine_code.disassembled('backward')))")
-    assert text.count("HGMMA") > 50 and overwritten(text) == []
-    assert overwritten(text.replace("WARPGROUP.DEPBAR", "NOP"))  # it would be seen
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "attend",
@@ -123,26 +96,6 @@ def test_right_answers_of_the_gluon_exercises_compile(attend):
     """They are checked as plain Python: this shows that they are Gluon, too."""
     made = sass.compiled(attend)
     assert sum(n for name, n in made["events"] if name == "MUFU.EX2") == 66 and made["spills"] == 0
-
-
-@pytest.mark.slow
-def test_9_4_overlaps_once_p_v_is_issued_after_the_wait_for_the_scores():
-    """What chapter 9 asks for after 9.4: ptxas moves the solution's last wait up, and leaves this answer's."""
-    found = {loop.__name__: sass.compiled(loop) for loop in (catalogue.find("9.4").solution, attend_that_looks_ahead)}
-    (wait, exponential), (moved_wait, first_exponential) = (order(name, found) for name in found)
-    assert wait < exponential and moved_wait > first_exponential
-
-
-@gluon.jit
-def without_gluon(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks):
-    stage = before = 0
-    return l, acc + stage + before
-
-
-@pytest.mark.slow
-def test_the_compilers_words_are_told():
-    with pytest.raises(ValueError, match=r"without_gluon does not compile: .*multiple assignment"):
-        sass.compiled(without_gluon)
 
 
 @triton.jit
@@ -165,50 +118,6 @@ def test_a_readers_loop_of_chapter_8_is_counted():
     misspelt = defined(edited(source_of(attend_without_sum), ("return m, l,", "return m, tl.summ(l),")), globals())["attend_without_sum"]
     with pytest.raises(ValueError, match=r"attend_without_sum does not compile: .*summ.*, in “return"):
         sass.counted("base 2", attend=misspelt)
-
-
-@pytest.mark.slow
-def test_chapter_8s_descriptors_load_a_tile_by_one_instruction_where_pointers_take_four():
-    loads = ("LDGSTS", "UTMALDG")
-    by = {
-        step: [line.name.split(".")[0] for line in sass.loop_of(step, steps.TILE, 64) if line.name.startswith(loads)]
-        for step in ("base 2", "descriptors")
-    }
-    assert by == {"base 2": ["LDGSTS"] * 2 * 4, "descriptors": ["UTMALDG"] * 2}  # k's tile and v's
-    for row in chapter_8.descriptor_loops(ex_3.flash_forward_descriptor_kernel):
-        assert row["loop"]["UTMALDG"] == 2 and "LDGSTS" not in row["loop"] and row["registers"] <= 255
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("D", [64, 128])
-def test_chapter_8s_finished_loop_waits_once_for_all_matmuls_and_then_exponentiates(D):
-    loop = sass.loop_of(steps.LAST, steps.LARGER[D], D)
-    [wait] = [i for i, line in enumerate(loop) if line.name.startswith("WARPGROUP.DEPBAR")]
-    matmul = next(i for i, line in enumerate(loop) if i > wait and line.name.startswith("HGMMA"))
-    assert loop[wait].text.endswith("gsb0, 0x0")
-    assert all(wait < i < matmul for i, line in enumerate(loop) if line.name.startswith("MUFU.EX2"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("D", "stages", "order"), [
-    (64, 1, ["UTMALDG", "HGMMA", "MUFU", "UTMALDG", "HGMMA"]), (128, 2, ["HGMMA", "MUFU", "HGMMA", "UTMALDG"]),
-    (128, 3, ["HGMMA", "MUFU", "HGMMA", "UTMALDG"]),
-])  # fmt: skip
-def test_the_finished_loop_waits_for_k_and_v_with_one_stage_and_with_more_asks_for_a_later_blocks_last(D, stages, order):
-    before, loop = sass.with_what_is_before(steps.LAST, TileConfig(64, 64, 4, stages), D)
-    names = [line.name.split(".")[0] for line in loop]
-    assert [name for name, _ in itertools.groupby(name for name in names if name in order)] == order
-    asked_before = 1 + 2 * (stages - 1)  # q; k and v of stages − 1 blocks, so a block of the loop asks for that many blocks ahead
-    assert sum(line.name.startswith("UTMALDG") for line in before) == asked_before
-
-
-@pytest.mark.slow
-def test_base_2_halves_the_instructions_of_a_score():
-    chapter_5, base_2 = (
-        [line.name.split(".")[0] for line in sass.of_one_score(sass.loop_of(step, steps.TILE, 64))] for step in ("", "base 2")
-    )
-    assert sorted(base_2) == ["F2FP", "FADD", "FFMA", "FMNMX", "MUFU"]
-    assert sorted(chapter_5) == sorted([*base_2, *["FMUL"] * 4, "FSETP"])
 
 
 @pytest.mark.slow
@@ -271,12 +180,8 @@ def test_what_stands_before_between_and_after_the_exponentials():
 
 
 def test_the_order_of_9_9_compiles_to_the_finished_backwards_loop():
-    """Its five matmuls, each wait where the order has it, and p′ beside dq."""
     found = sass.compiled_backward(chapter_9.backward_with(catalogue.find("9.9").solution()))
     assert {name: found[name] for name in ("instructions", "events")} == {
         name: sass.stored()["backward"][name] for name in ("instructions", "events")
     }
     assert found["spills"] == 0
-    names = [name for name, _ in found["events"] if name in ("HGMMA", "WARPGROUP.DEPBAR", "MUFU.EX2")]
-    issued = ["HGMMA", "WARPGROUP.DEPBAR", "HGMMA", "HGMMA", "HGMMA", "WARPGROUP.DEPBAR"]
-    assert names == [*issued, "MUFU.EX2", "MUFU.EX2", "HGMMA", "WARPGROUP.DEPBAR", "WARPGROUP.DEPBAR"]

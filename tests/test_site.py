@@ -4,7 +4,6 @@ import functools
 import itertools
 import json
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -12,7 +11,6 @@ from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-import nbformat
 import notebook_rules as rules
 import pytest
 
@@ -39,20 +37,6 @@ def built(tmp_path_factory):
     done = sphinx(ROOT, folder)
     assert done.returncode == 0, done.stderr
     return folder / "site"
-
-
-def small_course(folder: Path, readme: str) -> Path:
-    """A course of one chapter, with the real site's settings."""
-    shutil.copytree(ROOT / "site", folder / "site")
-    for name in ("GLOSSARY", "CONTRIBUTING"):
-        text = re.sub(r"!?\[([^\]]*)\]\([^)]*\)", r"\1", (ROOT / f"{name}.md").read_text())
-        (folder / f"{name}.md").write_text(text)
-    (folder / "README.md").write_text(f"# Course\n\n{readme}\n")
-    (folder / "notebooks").mkdir()
-    cell = nbformat.v4.new_markdown_cell("# Chapter\n\nA tile.", id="text")
-    notebook = nbformat.v4.new_notebook(cells=[cell], metadata={"kernelspec": {"name": "python3", "display_name": "Python 3"}})
-    nbformat.write(notebook, folder / "notebooks" / "00_chapter.ipynb")
-    return folder
 
 
 @functools.cache
@@ -142,54 +126,21 @@ def test_an_exercise_s_number_and_a_chapter_s_lead_there(built):
             assert any(link.endswith(f"#exercise-{number.replace('.', '-')}") for link in links), (path.stem, number)
 
 
-def search_index(built: Path) -> dict[str, list[list]]:
-    """{name: [[page, anchor, True]]}: what the search answers first, above titles and text."""
+def test_the_search_leads_to_each_exercise_each_equation_and_the_glossary(built):
+    """What it answers first, above titles and text: {name: [[page, anchor, True]]}."""
     text = (built / "searchindex.js").read_text(encoding="utf-8")
     index = json.loads(text.removeprefix("Search.setIndex(").removesuffix(")"))
-    return {name: [[index["docnames"][page], *rest] for page, *rest in places] for name, places in index["indexentries"].items()}
-
-
-def test_the_search_and_the_contents_of_a_page_lead_to_each_exercise(built):
-    index = search_index(built)
+    found = {name: [[index["docnames"][page], *rest] for page, *rest in places] for name, places in index["indexentries"].items()}
     for path in PATHS:
-        headings = re.findall(
-            r"^### ((Exercise [\d.]+) .*)", "\n".join(cell["source"] for cell in rules.markdown_cells(rules.load(path))), re.M
-        )
-        page = BeautifulSoup((built / "notebooks" / f"{path.stem}.html").read_text(encoding="utf-8"), "html.parser")
-        for heading, name in headings:
-            [[where, anchor, is_main]] = index[name.lower()]
-            assert index[name.removeprefix("Exercise ")] == index[name.lower()]
-            assert (where, is_main) == (f"notebooks/{path.stem}", True)
-            assert page.find(id=anchor).find("h3").get_text().startswith(heading)
-            assert page.select_one(f'.page-toc a[href="#{anchor}"]').get_text() == heading
-
-
-def test_the_search_leads_to_each_equation(built):
-    index = search_index(built)
-    for path in PATHS:
-        for tag in rules.equation_tags(rules.load(path)):
-            assert index[f"({tag})"] == [[f"notebooks/{path.stem}", f"equation-{tag}", True]]
-
-
-@pytest.mark.parametrize(
-    ("name", "row"), [("logsumexp", "log-sum-exp"), ("LSE", "log-sum-exp"), ("online softmax", "online softmax"), ("BLOCK_M", "BLOCK_M")]
-)
-def test_the_search_leads_to_a_row_of_the_glossary(name, row, built):
-    glossary = BeautifulSoup((built / "GLOSSARY.html").read_text(encoding="utf-8"), "html.parser")
-    found = [
-        glossary.find("tr", id=anchor) for page, anchor, is_main in search_index(built)[name.lower()] if page == "GLOSSARY" and is_main
-    ]
-    assert any(one.find("td").get_text().startswith(row) for one in found)
-
-
-@pytest.mark.parametrize(
-    ("term", "chapter", "words"), [("tma", "08_tuning", "tensor memory accelerator"), ("tensor cores", "03_tiled_matmul", "multiply small")]
-)
-def test_the_search_leads_to_the_paragraph_that_explains_a_term(term, chapter, words, built):
-    [(page, anchor)] = [place[:2] for place in search_index(built)[term] if place[0] != "GLOSSARY"]
-    assert page == f"notebooks/{chapter}"
-    html = BeautifulSoup((built / f"{page}.html").read_text(encoding="utf-8"), "html.parser")
-    assert words in html.find("p", id=anchor).get_text()
+        notebook, where = rules.load(path), f"notebooks/{path.stem}"
+        for tag in rules.equation_tags(notebook):
+            assert found[f"({tag})"] == [[where, f"equation-{tag}", True]]
+        for number, *_ in rules.headings(notebook):
+            [[page, anchor, is_main]] = found[number]
+            assert found[f"exercise {number}"] == found[number] and (page, is_main) == (where, True)
+            assert anchor.startswith(f"exercise-{number.replace('.', '-')}-") and anchor in targets_of(built / f"{where}.html")[1]
+    for name, row in (("logsumexp", "log-sum-exp"), ("lse", "log-sum-exp"), ("online softmax", "online-softmax")):
+        assert any(page == "GLOSSARY" and anchor.startswith(f"term-{row}") for page, anchor, _ in found[name])
 
 
 def test_solutions_open_on_a_click(built):
@@ -197,9 +148,3 @@ def test_solutions_open_on_a_click(built):
         shown = sum(cell["source"].startswith(("hint(", "solution(")) for cell in rules.code_cells(rules.load(path)))
         html = (built / "notebooks" / f"{path.stem}.html").read_text(encoding="utf-8")
         assert len(re.findall(r"Show the (?:hint|solution)<", html)) == shown
-
-
-def test_broken_links_fail_the_build(tmp_path):
-    broken = ("[x](notebooks/gone_1.ipynb)", "[x](GLOSSARY.md#gone_2)", "[x](#gone_3)", "![x](images/gone_4.png)")
-    done = sphinx(small_course(tmp_path, "\n\n".join(broken)), tmp_path / "build")
-    assert done.returncode != 0 and all(f"gone_{i}" in done.stderr for i in range(1, 5)), done.stderr

@@ -55,10 +55,6 @@ def test_a_step_whose_file_changes_is_made_again(monkeypatch, tmp_path):
     assert kernels[0] is not kernels[1] and steps.kernel("mine") is kernels[1], "what is launched again is looked up"
 
 
-def test_a_function_takes_the_place_of_a_steps_own():
-    assert steps.kernel("base 2", softmax_step=chapter_5.softmax_step) is not steps.kernel("base 2")
-
-
 def test_what_a_descriptor_can_reach():
     x = randn(2, 3, 5, 16, dtype=torch.float16)
     one = randn(1, 1, 5, 16, dtype=torch.float16).as_strided((1, 1, 5, 16), (3, 7, 16, 1))
@@ -122,21 +118,12 @@ FORWARD_MUTATIONS = {
         "the diagonal is hidden": ("attend", "s 2", "tl.where(offs_n[None, :] < last_seen[:, None], s, -float('inf'))", CAUSAL),
         "rows that see nothing become NaN": ("attend", "if MASK 2", "False", BLIND_ROWS),
         "the maximum does not run": ("attend", "m_new", "tl.max(s, axis=1) * scale_log2", FALLING),
-        "exp for exp2": ("attend", "p", "tl.exp(s * scale_log2 - shift[:, None])", RAGGED),
-        "alpha upside down": ("attend", "alpha", "tl.exp2(shift - m)", RAGGED),
-        "acc is not rescaled": ("attend", "acc 1", "acc", RAGGED),
         "l is not rescaled": ("attend", "l", "l + tl.sum(p, axis=1)", RAGGED),
         "scale in base e": ("forward_kernel", "scale_log2", "scale", RAGGED),
-        "a program of another's rows": ("forward_kernel", "batch_head, row_block",
-            "grouped_tile_device(tl.program_id(0) // 2, tl.num_programs(0) // row_blocks, row_blocks, heads_at_once)", CAUSAL),
         "the order runs past the first block": ("forward_kernel", "row_block 2", "row_blocks - row_block", CAUSAL),
-        "key heads in turns": ("forward_kernel", "h_k", "h % H_k", GQA),
         "top-left mask": ("forward_kernel", "last_seen 2", "offs_m", FEWER_QUERIES),
         "tiles that the diagonal crosses are full": (
             "forward_kernel", "full_n", "tl.cdiv(start_m + 1 + S_k - S_q, BLOCK_N) * BLOCK_N", CAUSAL),
-        "top-left tiles": ("forward_kernel", "end_n", "tl.minimum(start_m + BLOCK_M, S_q)", FEWER_QUERIES),
-        "the ragged tile is skipped": ("forward_kernel", "full_n, end_n", "(S_k // BLOCK_N * BLOCK_N, S_k // BLOCK_N * BLOCK_N)", RAGGED),
-        "o is not divided": ("forward_kernel", "o_tile", "acc", RAGGED),
         "lse in base 2": ("forward_kernel", "lse", "tl.where(l == 0.0, -float('inf'), m + tl.log2(l_or_one))", RAGGED),
         "lse runs over a head's end": (
             "forward_kernel", "tl.store", "tl.store(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, lse)", RAGGED),
@@ -145,7 +132,6 @@ FORWARD_MUTATIONS = {
 BACKWARD_MUTATIONS = {
     "prepare_kernel": {
         "lse2 in base e": ("prepare_kernel", "lse2", "tl.where(lse == -float('inf'), float('inf'), lse)", RAGGED),
-        "rows that see nothing": ("prepare_kernel", "lse2", "lse * LOG2_E", BLIND_ROWS),
         "delta is forgotten": ("prepare_kernel", "delta", "tl.zeros((BLOCK_M,), dtype=tl.float32)", RAGGED),
         "lse of the first head": ("prepare_kernel", "lse", "tl.load(lse_ptr + offs_m, mask=offs_m < S_q, other=-float('inf'))", HEADS),
         "heads lie S_q apart": ("prepare_kernel", "rows", "batch_head.to(tl.int64) * S_q + offs_m", HEADS),
@@ -156,7 +142,6 @@ BACKWARD_MUTATIONS = {
         "no mask": ("add_to_dkdv", "if MASK", "False", CAUSAL),
         "the diagonal is hidden": ("add_to_dkdv", "p_t 2", "tl.where(offs_m[None, :] > first_seeing[:, None], p_t, 0.0)", CAUSAL),
         "ds without delta": ("add_to_dkdv", "ds_t", "p_t * dp_t", RAGGED),
-        "dv of ds": ("add_to_dkdv", "dv", "dot((p_t * dp_t).to(do_tile.dtype), do_tile, dv)", RAGGED),
         "top-left mask": ("dkdv_kernel", "first_seeing", "start_n + tl.arange(0, BLOCK_N)", FEWER_QUERIES),
         "the first tile of queries is skipped": (
             "dkdv_kernel", "first_m", "tl.maximum(start_n + BLOCK_M + S_q - S_k, 0) // BLOCK_M * BLOCK_M", CAUSAL),
@@ -164,20 +149,17 @@ BACKWARD_MUTATIONS = {
         "only the first head of a group": ("dkdv_kernel", "for member", "range(0, 1)", GQA),
         "lse2 and delta lie S_q apart": ("dkdv_kernel", "row", "(b * H_k * GROUP + h).to(tl.int64) * S_q", HEADS),
         "dk without scale": ("dkdv_kernel", "store_tile 1", f"store_tile(dk, dk_acc, {KEYS}", RAGGED),
-        "dk is stored for dv": ("dkdv_kernel", "store_tile 2", f"store_tile(dv, dk_acc, {KEYS}", RAGGED),
     },
     "dq_kernel": {
         "p without lse": ("add_to_dq", "p 1", "tl.exp2(s * scale_log2)", RAGGED),
         "no mask": ("add_to_dq", "if MASK", "False", CAUSAL),
         "ds without delta": ("add_to_dq", "ds", "p * dp", RAGGED),
-        "dp of k": ("add_to_dq", "dp", "dot(do_tile, tl.trans(k_tile))", RAGGED),
         "key heads in turns": ("dq_kernel", "h_k", "h % H_k", GQA),
         "the order runs past the first block": ("dq_kernel", "row_block", "row_blocks - row_block", CAUSAL),
         "lse2 and delta lie S_q apart": ("dq_kernel", "rows", "batch_head.to(tl.int64) * S_q + offs_m", HEADS),
         "top-left mask": ("dq_kernel", "last_seen 2", "offs_m", FEWER_QUERIES),
         "tiles that the diagonal crosses are full": ("dq_kernel", "full_n", "tl.cdiv(start_m + 1 + S_k - S_q, BLOCK_N) * BLOCK_N", CAUSAL),
         "top-left tiles": ("dq_kernel", "end_n", "tl.minimum(start_m + BLOCK_M, S_q)", FEWER_QUERIES),
-        "full tiles are skipped": ("dq_kernel", "for start_n 1", "range(0, 0, BLOCK_N)", RAGGED),
         "dq without scale": ("dq_kernel", "store_tile", f"store_tile(dq, acc, {ROWS}", RAGGED),
     },
 }  # fmt: skip
@@ -200,7 +182,7 @@ test_copies_of_the_backward_are_right, test_a_mistake_of_the_backward_is_caught 
 
 
 @pytest.mark.parametrize("kernel", autotuning.TILES)
-@pytest.mark.parametrize("D", [16, 64, 80, 128, 256])
+@pytest.mark.parametrize("D", [16, 80, 256])
 def test_candidates_fit_the_card(kernel, D):
     block_d = max(padded_d(D), 64)
     for shared_memory in (65_536, 101_376, 166_912, 232_448):
@@ -210,12 +192,8 @@ def test_candidates_fit_the_card(kernel, D):
         assert kernel == "forward" or all(tile.block_m <= backward.MAX_BLOCK.value for tile in tiles)
     assert autotuning.candidates(kernel, D, 232_448) == autotuning.TILES[kernel][232_448][block_d]
     assert autotuning.candidates(kernel, D, None) == (chapter_5.INTERPRETER_CONFIG,)
-
-
-def test_shared_bytes():
-    tile = TileConfig(128, 64, 4, 3)
-    for kernel, rows in {"forward": 128 + 3 * 2 * 64, "dkdv": 2 * 64 + 3 * 2 * 128, "dq": 2 * 128 + 3 * 2 * 64}.items():
-        assert autotuning.shared_bytes(kernel, tile, 64) == 2 * 64 * rows
+    rows = {"forward": 128 + 3 * 2 * 64, "dkdv": 2 * 64 + 3 * 2 * 128, "dq": 2 * 128 + 3 * 2 * 64}[kernel]
+    assert autotuning.shared_bytes(kernel, TileConfig(128, 64, 4, 3), 64) == 2 * 64 * rows
 
 
 def test_lengths_share_a_bucket():
@@ -270,11 +248,10 @@ def test_what_cannot_be_measured_now_is_measured_by_a_later_call(fastest, monkey
     assert fastest() is None
     fastest.tuner.error = None
     assert fastest().items() >= TILE.launch().items()
-
-
-def test_one_candidate_is_not_measured(fastest, monkeypatch):
+    measured = len(fastest.tuner.keys)
     monkeypatch.setattr(autotuning, "card_of", lambda q: Card("the interpreter", 90, None, 1))
-    assert fastest() == chapter_5.INTERPRETER_CONFIG.launch() and not fastest.tuner.keys
+    monkeypatch.setattr(autotuning, "_fastest", {})
+    assert fastest() == chapter_5.INTERPRETER_CONFIG.launch() and len(fastest.tuner.keys) == measured, "one candidate is not measured"
 
 
 def test_a_config_sets_the_tiles_of_its_descriptors():
@@ -286,26 +263,6 @@ def test_a_config_sets_the_tiles_of_its_descriptors():
 
 
 # ---------------------------------------------------------------- prepared launches
-
-
-def test_the_second_launch_takes_the_compiled_kernel():
-    """It gets the arguments in the order of the kernel's signature."""
-    calls = []
-
-    def record(name, result):
-        return lambda *arguments, **constants: calls.append((name, arguments, constants)) or result
-
-    compiled = {(5, 1, 1): record("compiled", None)}
-
-    class Kernel(dict):
-        arg_names = ("x", "y", "n", "scale", "autotune_key", "IS_CAUSAL", "BLOCK_M")
-
-    kernel = Kernel({(5, 1, 1): record("kernel", compiled)})
-    constants = {"BLOCK_M": 64, "num_warps": 4, "IS_CAUSAL": True, "autotune_key": 0}
-    launch = launching.Launch(kernel, 5, [str, lambda y: -y], constants)
-    launch([1, 2], (3, 0.5))
-    launch([4, 5], (3, 0.25))
-    assert calls == [("kernel", ("1", -2, 3, 0.5), constants), ("compiled", ("4", -5, 3, 0.25, 0, True, 64), {})]
 
 
 def test_a_launch_is_prepared_once_for_a_key_and_its_integers(monkeypatch):

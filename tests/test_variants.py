@@ -99,7 +99,7 @@ def test_a_mod_is_asked_of_pairs_inside_the_sequences_only(monkeypatch):
 
 
 @pytest.mark.parametrize("of_keys", [False, True])
-@pytest.mark.parametrize(("left", "right"), [(-1, -1), (-1, 0), (40, -1), (3, 9)])
+@pytest.mark.parametrize(("left", "right"), [(-1, -1), (-1, 0), (3, 9)])
 def test_a_mask_of_keys_leaves_the_same_tiles_as_its_pairs_do(left, right, of_keys):
     """Asked by keys and corners, or pair by pair; only a tile of which the one shows some keys and the other others may be listed too."""
     q, k = torch.empty(2, 2, 70, 16, device=DEVICE), torch.empty(2, 2, 90, 16, device=DEVICE)
@@ -115,15 +115,6 @@ def test_a_mask_of_keys_leaves_the_same_tiles_as_its_pairs_do(left, right, of_ke
     assert sum(len(mixed) for mixed, _ in by_keys) <= 1.2 * sum(len(mixed) for mixed, _ in by_pairs)
 
 
-def test_the_sinks_gradient_is_made_only_where_it_is_needed(monkeypatch):
-    found, run = [], backward.variant_backward
-    monkeypatch.setattr(variants, "variant_backward", lambda *given: found.append(run(*given)) or found[-1])
-    q = randn(1, 2, 5, 16).requires_grad_()
-    for sinks in (randn(2), randn(2).requires_grad_()):
-        flash_attention(q, q, q, sinks=sinks).sum().backward()
-    assert [gradients.dsinks is None for gradients in found] == [True, False]
-
-
 @pytest.mark.parametrize(("H", "S_q", "S_k"), [(4, 5, 0), (4, 0, 5), (4, 0, 0), (0, 5, 5)])
 def test_without_keys_queries_or_heads_nothing_is_launched(H, S_q, S_k, monkeypatch):
     monkeypatch.setattr(variants, "plan", None)
@@ -137,29 +128,14 @@ def test_without_keys_queries_or_heads_nothing_is_launched(H, S_q, S_k, monkeypa
         assert (o == 0).all() and (lse == -math.inf).all() and (o.dtype, lse.dtype) == (HALF, SINGLE)
 
 
-@pytest.mark.parametrize(
-    ("window", "is_causal"),
-    [(None, True), ((-1, -1), False), ([-1, -1], True), ((-1, 0), False), ((-1, 0), True), ((-1, 7), True)],
-    ids=str,
-)
+@pytest.mark.parametrize(("window", "is_causal"), [(None, True), ((-1, -1), False), ((-1, 0), False), ((-1, 7), True)], ids=str)
 def test_where_no_variant_is_asked_for_none_runs(window, is_causal, monkeypatch):
     """The causal mask may be given as a window."""
     q, k = randn(1, 1, 5, 16), randn(1, 1, 8, 16)
     want = flash_attention(q, k, k, is_causal=is_causal or window == (-1, 0))
+    assert same(flash_attention(q, k, k, window=(2**70, 1)), flash_attention(q, k, k, window=(8, 1))), "any integer"
     monkeypatch.setattr(attention, "VARIANT", None)
     assert same(flash_attention(q, k, k, is_causal=is_causal, window=window, dropout_p=0.0), want)
-
-
-def test_a_side_of_the_window_may_be_longer_than_any_integer_of_the_kernels():
-    q = randn(1, 1, 5, 16)
-    assert same(flash_attention(q, q, q, window=(2**70, 1)), flash_attention(q, q, q, window=(5, 1)))
-
-
-def test_autocast_casts_for_own_mods_too():
-    q, k, v = (randn(1, 1, 5, 16, seed=i) for i in range(3))
-    with autocast:
-        o = attention_with(q.bfloat16(), k, v)
-    assert o.dtype == BRAIN and same(o, attention_with(*(x.bfloat16() for x in (q, k, v))))
 
 
 # ---------------------------------------------------------------- packed rows
@@ -203,14 +179,6 @@ def test_packed_rows_equal_each_sequence_by_itself(options, dtype):
         torch.testing.assert_close(gradients["sinks"].double(), dsinks, rtol=1e-4, atol=1e-4)
 
 
-def test_packed_rows_find_the_same_tiles_in_ranges_as_in_all():
-    _, _, cu_q, cu_k = packed_rows()
-    mask = packed.packed_block_mask(cu_q, cu_k, sum(LENGTHS_Q), sum(LENGTHS_K), None, 0)
-    for of_keys in (False, True):
-        found = lists_of(mask.tiles(16, 16, of_keys))
-        assert found == lists_of(dataclasses.replace(mask, range=None).make(16, 16, of_keys))
-
-
 @pytest.mark.parametrize("ends", [[3], [0, 3], [2, 2, 2, 5], list(range(1, 18)), [0, 0, 0]], ids=str)
 def test_a_tokens_sequence_is_found(ends):
     """Also a token's after the last end, which a wrong cu_seqlens makes: it gets the last."""
@@ -248,12 +216,37 @@ def test_only_tiles_that_somebody_sees_are_in_the_lists(S_q, S_k, left, right, o
     assert found == [tiles[block] for block in sorted(tiles)]
 
 
-def test_a_windows_lists_are_made_once():
-    variants.window_block_mask.cache_clear()
-    q = randn(1, 1, 20, 16)
-    for _ in range(3):
-        flash_attention(q, q, q, window=(3, 3))
-    assert variants.window_block_mask.cache_info()[:2] == (2, 1)
+def test_packed_rows_find_the_same_tiles_in_ranges_as_in_all():
+    _, _, cu_q, cu_k = packed_rows()
+    mask = packed.packed_block_mask(cu_q, cu_k, sum(LENGTHS_Q), sum(LENGTHS_K), None, 0)
+    for of_keys in (False, True):
+        assert lists_of(mask.tiles(16, 16, of_keys)) == lists_of(dataclasses.replace(mask, range=None).make(16, 16, of_keys))
+
+
+PREFIX = torch.tensor([5, 45], dtype=torch.int32)
+DOCUMENTS = torch.arange(40, dtype=torch.int32) // 15, torch.arange(50, dtype=torch.int32) // 20
+CAUSAL = torch.arange(50) <= torch.arange(40)[:, None]
+READY = {
+    "prefix_lm": (
+        (PREFIX, 10),
+        (torch.arange(50) < PREFIX[:, None, None, None]) | CAUSAL.roll(10, 1).index_fill(1, torch.arange(10), True),
+    ),
+    "document_mask": (DOCUMENTS, DOCUMENTS[0][:, None] == DOCUMENTS[1]),
+    "causal_documents": ((DOCUMENTS[0] * 15,), (DOCUMENTS[0] * 15)[:, None].le(torch.arange(50)) & CAUSAL),
+}
+
+
+@pytest.mark.parametrize("name", READY)
+def test_ready_mask(name):
+    """With a block mask that is made once."""
+    aux, mask = READY[name]
+    aux = tuple(x.to(DEVICE) if isinstance(x, torch.Tensor) else x for x in aux)
+    q, k, v = VariantCase(40, 50, B=2, H_q=1, dtype=SINGLE).inputs()
+    block_mask = make_block_mask(getattr(mods, name), 40, 50, aux=aux, B=mask.shape[0] if mask.ndim == 4 else 1, device=DEVICE)
+    for _ in range(2):
+        got = attention_with(q, k, v, mask_mod=getattr(mods, name), aux=aux, block_mask=block_mask, return_lse=True)
+    want = dense(q.double(), k.double(), v.double(), mask=mask.to(DEVICE))
+    torch.testing.assert_close([x.double() for x in got], list(want), rtol=1e-5, atol=1e-5)
 
 
 def test_lists_belong_to_the_stream_that_made_them_and_a_graphs_to_the_graph(monkeypatch):
@@ -320,34 +313,8 @@ def test_own_mods_with_their_derivative_and_a_mask_of_batch_and_head():
     want_o, want_lse, want = differentiate(definition, [x.double() for x in tensors], {}, do.double(), dlse)
     got = double({"o": o, "lse": lse, **gradients})
     torch.testing.assert_close(got, {"o": want_o, "lse": want_lse, **want}, rtol=1e-5, atol=1e-5)
-
-
-S_Q, S_K = 40, 50
-DISTANCE = torch.arange(S_K)[None, :] - (torch.arange(S_Q)[:, None] + S_K - S_Q)
-PREFIX = torch.tensor([5, 45], dtype=torch.int32)
-DOCUMENTS = torch.arange(S_Q, dtype=torch.int32) // 15, torch.arange(S_K, dtype=torch.int32) // 20
-READY = {
-    "first_keys_and_window": ((4, 9, S_K - S_Q), (DISTANCE <= 0) & ((DISTANCE >= -9) | (torch.arange(S_K) < 4))),
-    "prefix_lm": ((PREFIX, S_K - S_Q), (torch.arange(S_K) < PREFIX[:, None, None, None]) | (DISTANCE <= 0)),
-    "document_mask": (DOCUMENTS, DOCUMENTS[0][:, None] == DOCUMENTS[1]),
-    "causal_documents": (
-        (DOCUMENTS[0] * 15,),
-        (DOCUMENTS[0] * 15)[:, None].le(torch.arange(S_K)) & (torch.arange(S_K) <= torch.arange(S_Q)[:, None]),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", READY)
-def test_ready_mask(name):
-    """With a block mask that is made once."""
-    aux, mask = READY[name]
-    aux = tuple(x.to(DEVICE) if isinstance(x, torch.Tensor) else x for x in aux)
-    q, k, v = VariantCase(S_Q, S_K, B=2, H_q=1, dtype=SINGLE).inputs()
-    block_mask = make_block_mask(getattr(mods, name), S_Q, S_K, aux=aux, B=mask.shape[0] if mask.ndim == 4 else 1, device=DEVICE)
-    for _ in range(2):
-        got = attention_with(q, k, v, mask_mod=getattr(mods, name), aux=aux, block_mask=block_mask, return_lse=True)
-    want = dense(q.double(), k.double(), v.double(), mask=mask.to(DEVICE))
-    torch.testing.assert_close([x.double() for x in got], list(want), rtol=1e-5, atol=1e-5)
+    with autocast:
+        assert attention_with(tensors[0].bfloat16(), *tensors[1:]).dtype == BRAIN
 
 
 @triton.jit
@@ -367,12 +334,6 @@ def test_a_block_mask_has_lists_for_every_batch_entry_and_head_of_a_call():
     assert block_mask.of_call(2, 3).tiles(16, 16).index.shape[:2] == (2, 3)
     shared = make_block_mask(mods.document_mask, 20, 20, aux=(cu(*range(20)),) * 2, B=1, H=1, device=DEVICE)
     assert shared.of_call(2, 3).tiles(16, 16).index.shape[:2] == (1, 1)
-
-
-def test_a_ready_score_mod_by_name():
-    q, k, v = SOFTCAP.inputs()
-    got = attention_with(q, k, v, score_mod=mods.soft_cap, score_grad=mods.soft_cap_grad, aux=mods.Aux(softcap=2.0))
-    torch.testing.assert_close(got, flash_attention(q, k, v, softcap=2.0))
 
 
 # ---------------------------------------------------------------- dropout
@@ -498,54 +459,26 @@ def cu(*bounds):
 
 BAD_INPUTS = [
     (variant(window=(-2, 0)), ValueError, ["window's left side", "-2", "at least -1"]),
-    (variant(window=(0, 1.5)), TypeError, ["window's right side", "1.5", "integer"]),
-    (variant(window=7), TypeError, ["window", "(left, right)", "7"]),
     (variant(softcap=0), ValueError, ["softcap", "greater than 0", "got 0", "None"]),
-    (variant(softcap=1e39), ValueError, ["softcap", "finite in float32", "1e+39"]),
-    (variant(softcap=1e-50), ValueError, ["softcap", "greater than 0", "1e-50"]),
     (variant(softcap=torch.tensor(3.0, requires_grad=True)), TypeError, ["softcap", "without a gradient"]),
-    (variant(dropout_p=torch.tensor(0.5, requires_grad=True)), TypeError, ["dropout_p", "without a gradient"]),
     (variant(dropout_p=1.0), ValueError, ["dropout_p", "below 1", "1.0"]),
-    (variant(dropout_p=-0.1), ValueError, ["dropout_p", "at least 0", "-0.1"]),
-    (variant(alibi_slopes=X[0, :1, 0, 0]), ValueError, ["alibi_slopes", "(2,) or (1, 2)", "(1,)"]),
     (variant(alibi_slopes=X[0, :, 0, 0].half()), TypeError, ["alibi_slopes", "float16", "float32"]),
     (variant(alibi_slopes=X[0, :, 0, 0].clone().requires_grad_()), TypeError, ["alibi_slopes", "no gradient", "attn_mask"]),
     (variant(sinks=X[0, 0, :, 0]), ValueError, ["sinks", "2 query heads", "(3,)"]),
-    (variant(sinks=X[0, :, 0, 0].to("meta")), ValueError, ["one device", "sinks: meta"]),
     (variant(attn_mask=X), ValueError, ["attn_mask", "(1, 2, 3, 3)", "(1, 2, 3, 4)", "[:, None, None, :]"]),
-    (variant(attn_mask=X[None]), ValueError, ["attn_mask", "(1, 2, 3, 3)", "(1, 1, 2, 3, 4)"]),
     (variant(attn_mask=torch.ones(3, 3, dtype=torch.int64)), TypeError, ["attn_mask", "int64", "bool"]),
     (variant(softcap=1.0, kernel="basic"), ValueError, ["kernel", "'basic'", "auto"]),
-    (variant(softcap=1.0, is_causal="no"), TypeError, ["is_causal", "'no'"]),
-    (variant(softcap=1.0, scale=math.nan), ValueError, ["scale", "nan"]),
     (varlen(q=X), ValueError, ["q", "(total, H, D)", "4 dimensions"]),
-    (varlen(q=ROWS[..., :3]), ValueError, ["D", "q (3, 2, 3)", "k (3, 2, 4)"]),
-    (varlen(q=ROWS[:, :1].expand(3, 3, 4)), ValueError, ["3 query heads", "2 key heads"]),
-    (autocast(lambda: flash_attention(X, [1], X)), TypeError, ["k", "list"]),
-    (autocast(varlen(q=None)), TypeError, ["q", "NoneType"]),
     (varlen(cu_q=CU.long()), TypeError, ["cu_seqlens_q", "int64", "int32"]),
     (varlen(cu_k=CU[:1]), ValueError, ["cu_seqlens_k", "at least 2", "1"]),
-    (varlen(cu_q=cu(0, 1, 3)), ValueError, ["one length", "3 and 2"]),
-    (varlen(cu_k=[0, 3]), TypeError, ["cu_seqlens_k", "list"]),
-    (varlen(max_seqlen_q=-1), ValueError, ["max_seqlen_q", "-1"]),
     (with_mods(score_mod=abs), TypeError, ["score_mod", "@triton.jit", "abs"]),
-    (with_mods(score_grad=squared_grad), ValueError, ["score_grad", "score_mod is None"]),
     (lambda: attention_with(X.clone().requires_grad_(), X, X, score_mod=squared), ValueError, ["score_grad", "derivative", "or 1"]),
-    (with_mods(aux=[1]), TypeError, ["aux", "tuple", "list"]),
-    (with_mods(aux=(X.to("meta"),)), ValueError, ["aux[0]", "meta"]),
-    (with_mods(aux=(X.clone().requires_grad_(),)), TypeError, ["aux[0]", "detach"]),
     (with_mods(aux=(X.mT,)), ValueError, ["aux[0]", "strides", ".contiguous()"]),
     (with_mods(aux=(1, "x")), TypeError, ["aux[1]", "tensor, a number or None", "'x'"]),
-    (with_mods(aux=((1, 2),)), TypeError, ["aux[0]", "2 entries"]),
     (with_mods(block_mask="x"), TypeError, ["block_mask", "make_block_mask", "'x'"]),
     (with_mask(4, 2, mask_mod=every_third, aux=(4, 1)), ValueError, ["aux", "block_mask", "(4, 1)", "(4, 2)"]),
-    (with_mask(X, mask_mod=every_third, aux=(X + 0,)), ValueError, ["aux", "block_mask", "same tensors"]),
-    (with_mask(1, mask_mod=every_third), ValueError, ["aux", "block_mask", "()", "(1,)"]),
     (with_mask(S_k=4, mask_mod=every_third), ValueError, ["block_mask", "3, 4", "3, 3"]),
-    (with_mask(), ValueError, ["block_mask", "mask_mod"]),
     (lambda: make_block_mask(every_third, 3, 3, H=0, device=DEVICE), ValueError, ["H", "at least 1", "0"]),
-    (lambda: make_block_mask(every_third, 3, 3, B=1.5, device=DEVICE), TypeError, ["B", "1.5", "integer"]),
-    (with_mask(B=3, mask_mod=every_third), ValueError, ["block_mask", "(3, None, 3, 3", "(1, 2, 3, 3"]),
 ]
 if torch.device(DEVICE).type == "cpu":  # where values can be looked at without a wait
     BAD_INPUTS += [
@@ -589,17 +522,3 @@ def test_a_mistake_is_caught(mutation, monkeypatch):
     with pytest.raises(AssertionError):
         check(case)
     variants.window_block_mask.cache_clear()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "change",
-    [
-        ("i", "zero + start_m + 1 + tl.arange(0, BLOCK_M)[:, None]"),
-        ("w0, w1, w2, w3", "tl.philox(seed, i, fours, zero + h, zero + offset)"),  # the same words in every batch entry
-    ],
-)
-def test_other_random_words_in_the_backward_are_caught(change, monkeypatch):
-    put_in(monkeypatch, backward, "dkdv_kernel", "kept", *change)
-    with pytest.raises(AssertionError, match=r"d[kv]"):
-        test_dropout_and_its_gradients_given_the_mask()

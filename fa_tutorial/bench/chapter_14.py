@@ -142,7 +142,7 @@ def sum_of_ones(K: int, fast: bool) -> float:
 
 COPIER = dataclasses.replace(training.SMALL, batch=32)
 COPIED = 200  # texts of 20 tokens to repeat
-SEEDS = range(10)  # of the stored models
+SEEDS = range(10)  # of the other models, whose results are stored
 FULLY, HALF = 500, 250  # steps of training
 REMEDIES = {"plain": (False, False), "rotated": (True, False), "k's mean": (False, True), "both": (True, True)}
 TRAINED = Path(__file__).with_name("trained_fp8.json")
@@ -218,7 +218,7 @@ def print_trained(wrong: dict[str, int]) -> None:
     print(f"{'your model':36}" + "".join(f"{number:11}" for number in wrong.values()))
     for steps in (FULLY, HALF):
         models = stored_models(steps)
-        words = f"{len(models)} stored models, {steps} steps, mean"
+        words = f"{len(models)} other models, {steps} steps, mean"
         print(f"{words:36}" + "".join(f"{models[name].mean():11.1f}" for name in wrong))
         signs = [np.sign(models[name] - models.plain) for name in list(REMEDIES)[1:]]
         counts = (", ".join(str((sign == wanted).sum()) for wanted in (-1, 0, 1)) for sign in signs)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -17,7 +16,6 @@ from fa_tutorial.exercises.harness import case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.running import Wrong
-from fa_tutorial.source import source_of
 
 TILE = (16, 16, 16)  # BLOCK_M, BLOCK_N, BLOCK_D
 
@@ -54,14 +52,14 @@ def tolerance(args, part):
     Where v is 1, o is the sum of the weights, which is 1: a small number added to l shows.
     """
     q, k, v, _, _, scale, _ = args
-    if part != "lse" and v.dtype == torch.float32 and v.numel() and bool((v == 1).all()):
-        return 0.0, 5e-7
     if part == "lse":
         return 1e-6, 1e-5 if q.dtype == torch.float32 else 1e-3
-    noise = 4 * torch.finfo(torch.float32).eps * abs(scale) * float((q.abs().double() @ k.abs().double().mT.repeat_interleave(
-        q.shape[1] // k.shape[1], 1)).max()) if k.numel() else 0.0  # fmt: skip
+    if not v.numel() or (v.dtype == torch.float32 and bool((v == 1).all())):
+        return 0.0, 5e-7
+    sums = q.abs().double() @ k.abs().double().mT.repeat_interleave(q.shape[1] // k.shape[1], 1)
+    noise = min(4 * torch.finfo(torch.float32).eps * abs(scale) * float(sums.max()), 1e-4)
     rounding = {torch.float16: 2e-3, torch.bfloat16: 2e-2, torch.float32: 2e-5}[q.dtype]
-    return 0.0, (rounding + min(noise, 1e-4)) * float(v.double().nan_to_num().abs().max() if v.numel() else 1.0)
+    return 0.0, (rounding + noise) * float(v.double().nan_to_num().abs().max())
 
 
 def truth(q, k, v, blocks, strides, scale, is_causal):
@@ -79,87 +77,59 @@ def o_truth(*args):
     return truth(*args)[0]
 
 
-LOWEST = 2.0**30  # the exercises promise that no score is below −LOWEST
-NOTHING_SEEN = "from 5.5 on, a row that has seen no key is known by m = −∞"
-
-
 def by_infinity(kernel: Any) -> Any:
     """The kernel; Wrong where a large number in its text, or one that it takes from outside, stands for −∞."""
     code, names = kernel.fn.__code__, kernel.fn.__globals__
     outside = (names.get(name) for name in code.co_names)
     for number in (*code.co_consts, *(getattr(value, "value", value) for value in outside)):
         if isinstance(number, int | float) and 1e4 <= abs(number) < math.inf:
-            low = "a score may be as low" if abs(number) <= LOWEST else NOTHING_SEEN
-            raise Wrong(f'−{abs(number):.4g} stands for −∞, and {low}: write -float("inf")')
+            low = "a score may be as low as −2³⁰, and from 5.5 on m = −∞ marks a row that has seen no key"
+            raise Wrong(f'−{abs(number):.4g} stands for −∞: write -float("inf"), because {low}')
     return kernel
 
 
-def narrow(name: str, kernel: Any) -> str:
-    """A note on a right kernel that never says int64."""
-    wraps = f"offsets into {name} are 32-bit, and wrap around where they pass 2³¹ (end of chapter 2): use .to(tl.int64)"
-    return "" if "int64" in source_of(kernel) else wraps
-
-
-def widened(kernel: Any) -> str:
-    """Why a right result of exercises 5.2 to 5.4 isn't enough: `dot` gets fp16 tiles as they are, and what holds one number a row is
-    float32. Only the interpreter shows it."""
-    launched = launch(*attention_case(*(x.half() for x in draw_qkv(1, 1, 16, 16, 16)), "").args)
-    return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype" if widens(kernel, launched) else rounds(kernel, launched)
-
-
 WIDENED = "a dot gets fp16 tiles widened to float32, which takes it off the tensor cores"
-
-
-def streams(kernel: Any) -> str:
-    """As widened, for exercises 5.3 and 5.4, and each tile of k and v is loaded once."""
-    launched = launch(*attention_case(*(x.half() for x in draw_qkv(1, 1, 16, 32, 16)), "").args)
-    if why := widened(kernel):
-        return why
-    again = harness_kernel.results(kernel, launched, kernel, "", "", once=True)[1].again
-    return f"{again}: load each tile of keys once; m grows with it, and l and acc follow by alpha" if again[:1] in ("k", "v") else ""
-
-
-def by_dots(kernel: Any) -> str:
-    """A note on a right kernel whose two products aren't both a `tl.dot`. Only the interpreter shows it."""
-    if not hardware.interpreter_on():
-        return ""
-    products = []
-
-    @harness_kernel.launched_by
-    def counted(kernel: Any, grid: Any, *args: Any, **meta: Any) -> None:
-        with noted() as (done, _):
-            kernel[grid](*args, **meta)
-        products.extend(done)
-
-    launched = launch(*attention_case(*draw_qkv(1, 1, 16, 16, 16), "").args)
-    harness_kernel.results(counted(kernel), launched, kernel, "", "", once=True)
-    return "" if len(products) > 1 else "a product without dot doesn't use the tensor cores: q kᵀ and p v are one dot each"
-
-
 ROUNDED = "one number for each row, m, l, alpha or a sum of p, is fp16: all four stay float32"
 
 
+def in_half(S_k: int) -> Launch:
+    """A launch of one program with fp16 tensors."""
+    return launch(*attention_case(*(x.half() for x in draw_qkv(1, 1, 16, S_k, 16)), "").args)
+
+
+def widened(kernel: Any, launched: Launch | None = None) -> str:
+    """Why a right result isn't enough: `dot` gets fp16 tiles as they are, and what holds one number a row is float32. Only the
+    interpreter shows it."""
+    launched = launched or in_half(16)
+    slow = f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype"
+    return slow if widens(kernel, launched) else rounds(kernel, launched)
+
+
+def streams(kernel: Any) -> str:
+    """As widened, and each tile of k and v is loaded once."""
+    again = harness_kernel.results(kernel, in_half(32), kernel, "", "", once=True)[1].again
+    once = f"{again}: load each tile of keys once; m grows with it, and l and acc follow by alpha"
+    return widened(kernel) or (once if again[:1] in ("k", "v") else "")
+
+
 def rounds(kernel: Any, launched: Launch) -> str:
-    """ROUNDED where a kernel, launched with fp16 tensors, casts 16 numbers, one a row, to or from fp16. Only the interpreter shows it."""
+    """ROUNDED where a kernel, launched with fp16 tensors, casts 16 numbers, one a row, to or from fp16."""
     from triton.runtime.interpreter import interpreter_builder as builder
 
-    if not hardware.interpreter_on():
-        return ""
     casts, cast = [], builder.cast_impl
 
     def noting(x: Any, dtype: Any) -> Any:
         casts.append(x.data.size == 16 and 2 in (x.data.dtype.itemsize, dtype.scalar.primitive_bitwidth // 8))
         return cast(x, dtype)
 
-    with mock.patch.object(builder, "cast_impl", noting):
-        harness_kernel.results(kernel, launched, kernel, "", "", once=True)
+    if hardware.interpreter_on():
+        with mock.patch.object(builder, "cast_impl", noting):
+            harness_kernel.results(kernel, launched, kernel, "", "", once=True)
     return ROUNDED if any(casts) else ""
 
 
 def widens(kernel: Any, launched: Launch) -> bool:
     """Whether a kernel gives `dot` a tile of more than 16 bits, launched with fp16 tensors. Only the interpreter shows it."""
-    if not hardware.interpreter_on():
-        return False
     dtypes = []
 
     def noting(a: Any, b: Any, acc: Any = None) -> Any:
@@ -167,8 +137,9 @@ def widens(kernel: Any, launched: Launch) -> bool:
         return tiles.dot(a, b, acc)
 
     names = kernel.fn.__globals__
-    with mock.patch.dict(names, {name: noting for name, value in names.items() if value is tiles.dot}):
-        harness_kernel.results(kernel, launched, kernel, "", "", once=True)
+    if hardware.interpreter_on():
+        with mock.patch.dict(names, {name: noting for name, value in names.items() if value is tiles.dot}):
+            harness_kernel.results(kernel, launched, kernel, "", "", once=True)
     return any(dtype.primitive_bitwidth > 16 for dtype in dtypes)
 
 
@@ -189,13 +160,12 @@ def counting_tiles(products: int = 2, two_loops: bool = True) -> Callable:
         bounds = [causal_tiles(i, block_m, block_n, S_q, S_k) if meta["IS_CAUSAL"] else all_tiles(block_n, S_k) for i in range(grid[0])]
         seen, masked = sum(end for _, end in bounds), sum(end - full for full, end in bounds)
         if sum(done) > products * seen * block_m * block_n * meta["BLOCK_D"]:
-            if not meta["IS_CAUSAL"]:
-                raise Wrong("tiles of keys are multiplied that don't exist: without a mask the loop ends at S_k")
-            raise Wrong("tiles are multiplied that no row of their block sees, or that don't exist: end_n is one past "
-                        "the last key that the block's last row sees, and its last row is at most S_q − 1")  # fmt: skip
+            causal = "end_n is one past the last key that the block's last row sees, and its last row is at most S_q − 1"
+            end = causal if meta["IS_CAUSAL"] else "without a mask the loop ends at S_k"
+            raise Wrong(f"tiles are multiplied that no row of their block sees, or that don't exist: {end}")
         if two_loops and (found := compared.count(block_m * block_n)) > masked:
-            raise Wrong(f"tiles masked: {found} of {seen}, and {masked} need it: the loop without a mask takes all tiles "
-                        "that every row of the block sees whole")  # fmt: skip
+            whole = "the loop without a mask takes all tiles that every row of the block sees whole"
+            raise Wrong(f"tiles masked: {found} of {seen}, and {masked} need it: {whole}")
 
     return counted
 
@@ -235,30 +205,31 @@ def draw_qkv(B, H, S_q, S_k, D, *, H_k=0, draw=None):
     return tuple(torch.randn(shape, generator=draw) for shape in ((B, H, S_q, D), *[(B, H_k or H, S_k, D)] * 2))
 
 
+ANY_LENGTH = (
+    ((1, 1, 1, 1, 1, 1), torch.float32, TILE, 1.0),
+    ((1, 2, 2, 17, 33, 20), torch.float16, (32, 32, 32), 3.0),
+    ((2, 2, 2, 20, 25, 12), torch.float32, TILE, 3.0),
+    ((1, 2, 2, 40, 50, 40), torch.bfloat16, (16, 32, 64), 1.0),
+)
+
+
 def with_fresh(*shapes, pad=1, layouts=("bshd", "bhds", "bhsd", "bshd"), is_causal=False):
-    """Decorates the inputs of an exercise, which are then drawn once, so that their truth is computed once, and adds views of fresh
-    numbers.
+    """Decorates the inputs of an exercise, and adds views of fresh numbers.
 
     shapes: (B, H_q, H_k, S_q, S_k, D), dtype, blocks, factor. Those of bf16 are for a GPU: the interpreter's bf16 is wrong.
     """
 
-    def fresh(draw, shape, dtype, blocks, factor):
-        B, H, H_k, S_q, S_k, D = shape
-        qkv = ((factor * x).to(dtype) for x in draw_qkv(B, H, S_q, S_k, D, H_k=H_k, draw=draw))
-        heads = f"H = {H}" if H_k == H else f"H_q = {H}, H_k = {H_k}"
-        on = f"{str(dtype).removeprefix('torch.')}, B = {B}, {heads}, S_q = {S_q}, S_k = {S_k}, D = {D}, views"
-        edge = "" if dtype == torch.float32 else "half"
-        lies = {"pad": pad, "layouts": layouts}
-        return attention_case(*qkv, on, blocks=blocks, is_causal=is_causal, fresh=True, edge=edge, **lies)
-
     def decorate(inputs):
-        once = functools.cache(lambda: tuple(inputs()))
-
-        @functools.wraps(inputs)
         def both():
-            yield from once()
+            yield from inputs()
             draw, on_gpu = generator(), hardware.device().type == "cuda"
-            yield from (fresh(draw, *shape) for shape in shapes if on_gpu or shape[1] != torch.bfloat16)
+            for (B, H, H_k, S_q, S_k, D), dtype, blocks, factor in shapes:
+                if on_gpu or dtype != torch.bfloat16:
+                    qkv = ((factor * x).to(dtype) for x in draw_qkv(B, H, S_q, S_k, D, H_k=H_k, draw=draw))
+                    on = f"{str(dtype).removeprefix('torch.')}, B = {B}, H_q = {H}, H_k = {H_k}, S_q = {S_q}, S_k = {S_k}, D = {D}, {'causal, ' * is_causal}views"
+                    edge = "" if dtype == torch.float32 else "half"
+                    options = {"blocks": blocks, "is_causal": is_causal, "pad": pad, "layouts": layouts}
+                    yield attention_case(*qkv, on, fresh=True, edge=edge, **options)
 
         return both
 

@@ -88,8 +88,7 @@ class Exercise:
     exact: compare integers and texts, not floats. inexact: the task itself cuts bits off, so a small difference doesn't mean float32.
     tolerance: (args, part) -> (rtol, atol). launch: for a kernel, (*args) ->
     harness_kernel.Launch.
-    adapt: (answer) -> what is run in its place, where an answer does not return by itself what truth gives. A text that it gives may have a
-    `cause`, which is told in place of the rule.
+    adapt: (answer) -> what is run in its place, where an answer does not return by itself what truth gives.
     seen: what to tell of a kernel's accesses. "overlap": two programs write the same element; "again": an element is read or written more
     than once; "stored_again": a program stores an element twice; "pieces": a program has more than one store to an output; "widened": tiles are
     multiplied as float32 though all inputs are 16-bit. All but the first are allowed where nothing is to be told.
@@ -180,7 +179,7 @@ def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case
         otherwise = one.infinite
     if not in_words:
         raise Wrong(otherwise)
-    diagnosis, shown = _named(exercise, answer, got, one, cases) or getattr(got[wrong], "cause", "") or otherwise, not one.fresh
+    diagnosis, shown = _named(exercise, answer, got, one, cases) or otherwise, not one.fresh
     if diagnosis is otherwise and exercise.launch and all(bool((value == UNWRITTEN).all()) for value in got.values()):
         raise Wrong(f"nothing is stored: does your kernel call tl.store, and does its mask let any element through? ({on})")
     if diagnosis is otherwise and _is_coarse(exercise, got, want, one):

@@ -446,6 +446,8 @@ OF_BLOCKS = (
     ("", r"axis (\d)(?: out of bounds|\. Expected)",
      "there is no axis {}: a block [BLOCK] has only axis 0, and a tile [M, N] the axes 0 and 1"),
     ("", "must have equal ranks", "both factors of a dot must be tiles of two axes"),
+    (r"\.store\(\[", r"\A\n",
+     "a descriptor's store takes a coordinate for each dimension, and a tile of the shape of its blocks: [1, 1, BLOCK_M, D] for (B, H, S, D)"),
     ("", "accumulator shape is incompatible",
      "the accumulator of a dot has the product's shape: [M, K] times [K, N] gives [M, N], and tl.zeros((M, N), dtype=tl.float32) makes one"),
     ("`assert ", "", "its assert does not hold"),

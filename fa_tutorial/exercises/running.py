@@ -155,6 +155,7 @@ def adapting(run: Callable) -> Callable:
 REMEDIES = (  # what PyTorch says to a newcomer, and what to do about it
     ("torch.return_types.m", "max and min along a dimension return a pair: take its .values, or use amax and amin"),
     ("Boolean value of Tensor", "an if can't decide for several elements at once: torch.where decides for each"),
+    ("Did you forget to add @triton.jit", "tl works only inside a kernel: outside use Python's own min, max and //"),
     ("math range error", "math.exp overflows above 709: no exponent may be positive, not even for a while"),
 )
 VALUES = (int, float, str, tuple, list, torch.Tensor, np.ndarray, np.generic, type(None))

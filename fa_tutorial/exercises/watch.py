@@ -3,41 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import math
+import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises.running import Wrong, adapting
 
 PRODUCTS = {"mm": (0, 1), "addmm": (1, 2), "bmm": (0, 1), "baddbmm": (1, 2), "mv": (0, 1), "addmv": (1, 2), "dot": (0, 1), "mul": (0, 1)}
-OF_ROWS = ("softmax", "log_softmax", "logsumexp", "max", "amax", "cummax")  # what takes a row's maximum
-
-
-class BlocksOfRows(TorchFunctionMode):
-    """No maximum may be taken of more than a block of the first argument."""
-
-    def __init__(self, x: torch.Tensor, *rest: Any) -> None:
-        super().__init__()
-        self.block, self.longest = rest[-1], 0
-        # Where there are as many blocks as scores in a row, the blocks' maxima are a row as long.
-        self.can_tell = x.ndim > 0 and 1 < self.block < x.shape[-1] != -(-x.shape[-1] // self.block)
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if getattr(func, "__name__", "") in OF_ROWS and isinstance(args[0], torch.Tensor) and args[0].ndim:
-            self.longest = max(self.longest, args[0].shape[-1])
-        return func(*args, **(kwargs or {}))
-
-    def complaint(self, result: Any) -> str:
-        if self.can_tell and self.longest > self.block:
-            return f"a maximum or a softmax is taken of {self.longest} scores at once: take a block at a time"
-        return ""
 
 
 class Operations(TorchDispatchMode):
@@ -71,9 +51,8 @@ class LargestTensor(Operations):
 
 
 class Products(Operations):
-    """Notes the largest product of two tensors, and in `done` the sum of all matrix products, of both calls of an answer, in multiply-adds:
-    each matrix of a batch is a product of its own. And in `cut` how many rows the parts have into which x is cut.
-    """
+    """Notes the largest product of two tensors (in a batch each matrix is its own), in `done` the multiply-adds of all matrix products, of
+    both calls of an answer, and in `cut` how many rows the parts have into which x is cut."""
 
     done = 0
 
@@ -116,14 +95,10 @@ class Scores(Products):
                 what = "all keys of a block of rows are taken at once" if S_k in rows else what
                 what = "all scores are computed at once" if {S_q, S_k} <= rows else what
                 what = "block_m stands where block_n belongs" if rows == {self.block_m, self.q.shape[-1]} else what
-                return (
-                    f"{what}: a product takes parts of shape {shapes[0]} and {shapes[1]}, and no tile may be larger than block_m × block_n"
-                )
+                parts = f"a product takes parts of shape {shapes[0]} and {shapes[1]}"
+                return f"{what}: {parts}, and no tile may be larger than block_m × block_n"
             if self.block_n in self.cut and self.block_m not in self.cut:
-                return (
-                    f"block_m and block_n are exchanged, and q is cut into blocks of {self.block_n} rows: block_m counts rows of q, "
-                    f"block_n rows of k"
-                )
+                return f"block_m and block_n are exchanged: q is cut into blocks of {self.block_n} rows, and block_m counts rows of q"
         o = result[0] if isinstance(result, tuple | list) else result
         if isinstance(o, torch.Tensor) and o.dtype != self.q.dtype == torch.bfloat16:  # after float16, which tells other mistakes apart
             return f"o is {dtype_name(o.dtype)}, and must have the dtype of q"
@@ -148,16 +123,32 @@ class OnePass(Scores):
         # Its products with v can be told: einsum multiplies a single key elementwise, and a tile as wide as D looks like q's.
         by_tiles = self.block_n > 1 and self.q.shape[-1] not in (self.block_m, self.block_n)
         by_tiles &= self.largest_tile <= self.block_m * self.block_n
-        if by_tiles and self.block_m <= self.sizes[0] and self.longest >= self.block_m * self.sizes[1] >= 3 * self.block_m * self.block_n:
-            return (
-                "the result is right, but a block of rows goes over its keys twice: the scores of all keys come before the first product "
-                "with v. Let each tile join m, l and acc before the next one"
-            )
-        return ""
+        by_tiles &= self.block_m <= self.sizes[0] and self.sizes[1] >= 3 * self.block_n
+        twice = "a block of rows goes over its keys twice: the scores of all keys come before the first product with v"
+        return f"the result is right, but {twice}" if by_tiles and self.longest >= self.block_m * self.sizes[1] else ""
 
 
-class CausalTiles(OnePass):
-    """OnePass, and no tile may be computed that the causal mask hides from every row of its block."""
+class NoStandIn:
+    """Beside a watch: no finite number may stand for −∞ where scores are hidden."""
+
+    stand_in = 0.0
+
+    def see(self, name: str, args: tuple, result: Any) -> None:
+        if name in ("masked_fill", "where"):
+            values = [float(arg) for arg in args[1:] if isinstance(arg, int | float) or (isinstance(arg, torch.Tensor) and arg.ndim == 0)]
+            self.stand_in = min([self.stand_in, *(value for value in values if -math.inf < value <= -1e4)])
+        super().see(name, args, result)
+
+    def complaint(self, result: Any) -> str:
+        if (complaint := super().complaint(result)) or not self.stand_in:
+            return complaint
+        number = f"{self.stand_in:g}".replace("-", "−")
+        why = "a score may be as small, and a row that sees no key must give p = 0. Hide scores with -math.inf"
+        return f"the result is right here, but {number} stands for −∞: {why}"
+
+
+class HiddenByInfinity(NoStandIn, OnePass):
+    """OnePass and NoStandIn, and no tile may be computed that the causal mask hides from every row of its block."""
 
     def __init__(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block_m: int, block_n: int, *_: Any) -> None:
         super().__init__(q, k, v, block_m, block_n)
@@ -203,11 +194,8 @@ class Tiles(Products):
         if self.is_cut and steps >= self.whole:
             return "all of a and all of b go into one product: multiply a tile of a by a tile of b"
         if self.is_cut and (steps > self.step or shapes[0][-1:] == shapes[1][:1] != (self.block_k,)):
-            parts = " and ".join(map(str, shapes))
-            return (
-                f"a product takes parts of shape {parts}: a step multiplies a tile of a, block_m × block_k, by a tile of b, block_k "
-                f"× block_n"
-            )
+            step = "a step multiplies a tile of a, block_m × block_k, by a tile of b, block_k × block_n"
+            return f"a product takes parts of shape {shapes[0]} and {shapes[1]}: {step}"
         if self.can_tell and self.block_n in self.cut and self.block_m not in self.cut:
             return f"a is cut into blocks of {self.block_n} rows: block_m counts rows of a, and block_n columns of b"
         if isinstance(result, torch.Tensor) and result.dtype != self.dtype:
@@ -221,28 +209,33 @@ BY_AUTOGRAD = "autograd computes these gradients: write them yourself"
 class ByHand(Operations):
     """Tells in `by_autograd` whether autograd was asked for a gradient."""
 
+    asked: Sequence[mock.MagicMock] = ()
+
     def __enter__(self) -> ByHand:
         places = (torch.autograd, "grad"), (torch.autograd, "backward"), (torch, "_softmax_backward_data")
-        self._patches = contextlib.ExitStack()  # torch.func, Tensor.backward and autograd.functional call the first two
-        watched = [mock.patch.object(place, name, wraps=getattr(place, name)) for place, name in places]
-        self._asked = [self._patches.enter_context(patch) for patch in watched]
+        # torch.func, Tensor.backward and autograd.functional call the first two
+        self.patches = [mock.patch.object(place, name, wraps=getattr(place, name)) for place, name in places]
+        self.asked = [patch.start() for patch in self.patches]
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> None:
-        self._patches.close()
+        for patch in self.patches:
+            patch.stop()
         super().__exit__(*error)
 
     @property
     def by_autograd(self) -> bool:
-        return any(function.called for function in self._asked)
+        return any(function.called for function in self.asked)
 
 
-def other_dtype(result: Any, names: tuple[str, ...], dtype: torch.dtype, why: str) -> str:
-    """Which part of a result has another dtype than this one, and why it should not, in words; "" if none has. why: {} stands for the name
-    of the part, without its d."""
+def other_dtype(result: Any, names: tuple[str, ...], dtype: torch.dtype, wide: bool = False) -> str:
+    """Which part of a result hasn't the inputs' dtype, or where it is to be wide at least float32, in words; "" if each has."""
+    want = torch.promote_types(dtype, torch.float32) if wide else dtype
     for name, part in zip(names, parts_of(result), strict=True):
-        if isinstance(part, torch.Tensor) and part.dtype != dtype:
-            return f"{name} comes in {dtype_name(part.dtype)}, and {why.format(name.removeprefix('d'))}"
+        if isinstance(part, torch.Tensor) and part.dtype != want:
+            of_input = f"{name.removeprefix('d')} in {dtype_name(dtype)}: convert it to that dtype at the end"
+            is_so = f"it is {dtype_name(want)} for inputs in {dtype_name(dtype)}" if wide else of_input
+            return f"{name} comes in {dtype_name(part.dtype)}, and {is_so}"
     return ""
 
 
@@ -250,27 +243,20 @@ class Gradients(ByHand):
     """For gradients that no other watch is for: each has its tensor's dtype."""
 
     names: tuple[str, ...] = ("dq", "dk", "dv")
+    wide = False
 
     def __init__(self, x: torch.Tensor, *_: Any) -> None:
         super().__init__()
         self.dtype = x.dtype
 
     def complaint(self, result: Any) -> str:
-        return BY_AUTOGRAD if self.by_autograd else other_dtype(result, self.names, self.dtype, as_inputs(self.dtype))
-
-
-def as_inputs(dtype: torch.dtype) -> str:
-    return f"{{}} in {dtype_name(dtype)}: convert it to that dtype at the end"
+        return BY_AUTOGRAD if self.by_autograd else other_dtype(result, self.names, self.dtype, self.wide)
 
 
 class Weights(Gradients):
     """For what stays on the chip: float32, or float64 where the inputs are."""
 
-    names = ("p",)
-
-    def complaint(self, result: Any) -> str:
-        want = torch.promote_types(self.dtype, torch.float32)
-        return other_dtype(result, self.names, want, f"it is {dtype_name(want)} for inputs in {dtype_name(self.dtype)}")
+    names, wide = ("p",), True
 
 
 class RowSums(Gradients, LargestTensor):
@@ -297,8 +283,7 @@ class Delta(RowSums, Weights):
 class SeenTiles(Scores):
     """For attention's backward by tiles: no product takes more than a tile, no mask is built for the whole matrix, no tiles are kept, and no
     tile is computed that the causal mask hides from every row. None is masked whose queries see all of its keys, as the comparison of
-    positions tells. The gradients have their tensors' dtype. This is for dq, where each block of queries comes up once.
-    """
+    positions tells. The gradients have their tensors' dtype. This is for dq, where each block of queries comes up once."""
 
     products, remedy, masked = 3, "end the loop over keys at end", "from full on"
     owned, others, sums = "queries", "keys", "their dq"
@@ -319,6 +304,8 @@ class SeenTiles(Scores):
             pairs += (stop - start) * min(-(-seen // block_n) * block_n, S_k)
         self.needed = 2 * self.products * B * H * pairs * D  # in two calls
         self.compared = WholeTilesCompared(block_m, block_n)
+        if self.owned == "keys":
+            self.compared.tiles |= {(m, n) for m in (block_m, S_q % block_m) for n in (block_n, S_k % block_n)}
         self.length, block = (S_k, block_n) if self.owned == "keys" else (S_q, block_m)
         self.block, self.visits, self.due = -1, 0, 2 * B * H * -(-self.length // block)  # the block at hand, and how often one came up
 
@@ -340,7 +327,7 @@ class SeenTiles(Scores):
     def complaint(self, result: Any) -> str:
         S_q, S_k = self.sizes
         names = ("dk", "dv") if isinstance(result, tuple | list) else ("dq",)
-        if complaint := other_dtype(result, names, self.q.dtype, as_inputs(self.q.dtype)):
+        if complaint := other_dtype(result, names, self.q.dtype):
             return complaint
         if not self.can_tell:
             return ""
@@ -351,10 +338,8 @@ class SeenTiles(Scores):
         if self.held >= S_q * S_k > 25 * self.block_m * self.block_n:
             return "tiles are kept: together they hold S_q × S_k elements; add each tile to the sums, then let it go"
         if self.visits > self.due:
-            return (
-                f"the result is right, but your loop comes back to {self.owned} that it has left, so {self.sums} can't stay on the chip: "
-                f"let the outer loop take a block of {self.owned}, and the inner one walk over the {self.others}"
-            )
+            left = f"your loop comes back to {self.owned} that it has left, so {self.sums} can't stay on the chip"
+            return f"the result is right, but {left}: let the outer loop take a block of {self.owned}, the inner one the {self.others}"
         has_many = self.is_causal and S_q > 5 * self.block_m
         if has_many and self.done > self.needed:
             number = ("three", "four")[self.products - 3]
@@ -371,70 +356,34 @@ class SeenByKeys(SeenTiles):
     masked = "before full, which the last key that exists decides"
     owned, others, sums = "keys", "queries", "their dk and dv"
 
-    def __init__(self, q, k, v, do, lse, delta, block_m: int, block_n: int, is_causal: bool, scale: float) -> None:
-        super().__init__(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale)
-        self.compared.tiles |= {(m, n) for m in (block_m, self.sizes[0] % block_m) for n in (block_n, self.sizes[1] % block_n)}
+
+def codes_of(answer: Any) -> list[types.CodeType]:
+    """The code of an answer, and of the functions inside it; none of what isn't written in Python."""
+    codes = [code] if (code := getattr(getattr(answer, "fn", answer), "__code__", None)) else []
+    for code in codes:  # grows meanwhile
+        codes += [const for const in code.co_consts if isinstance(const, types.CodeType)]
+    return codes
 
 
-class NoStandIn:
-    """Beside a watch: no finite number may stand for −∞ where scores are hidden."""
-
-    stand_in = 0.0
-
-    def see(self, name: str, args: tuple, result: Any) -> None:
-        if name in ("masked_fill", "where"):
-            values = [float(arg) for arg in args[1:] if isinstance(arg, int | float) or (isinstance(arg, torch.Tensor) and arg.ndim == 0)]
-            self.stand_in = min([self.stand_in, *(value for value in values if -math.inf < value <= -1e4)])
-        super().see(name, args, result)
-
-    def complaint(self, result: Any) -> str:
-        if (complaint := super().complaint(result)) or not self.stand_in:
-            return complaint
-        number = f"{self.stand_in:g}".replace("-", "−")
-        return (
-            f"the result is right here, but {number} stands for −∞: a score may be as small, and a row that sees no key must give p = 0. "
-            "Hide scores with -math.inf"
-        )
+def names_in(answer: Any) -> set[str]:
+    """The globals and attributes that an answer's own code names, such as {"torch", "softmax"}."""
+    return {name for code in codes_of(answer) for name in code.co_names}
 
 
-class HiddenByInfinity(NoStandIn, CausalTiles):
-    """CausalTiles with NoStandIn."""
-
-
-class Whole(int):
-    """An integer that stays one: arithmetic gives Wholes again, and / is Wrong."""
-
-    def __truediv__(self, other: Any) -> Any:
-        raise Wrong("/ makes a float: stay with integers, x // y rounds down and -(-x // y) rounds up")
-
-    __rtruediv__ = __truediv__
-
-
-def _whole(name: str) -> Callable:
-    compute = getattr(int, name)
-
-    def method(self: Whole, *others: Any) -> Any:
-        result = compute(self, *others)
-        return Whole(result) if isinstance(result, int) else result  # else NotImplemented
-
-    return method
-
-
-for _name in ("add", "sub", "mul", "floordiv", "mod", "radd", "rsub", "rmul", "rfloordiv", "rmod", "neg", "abs", "pos"):
-    setattr(Whole, f"__{_name}__", _whole(f"__{_name}__"))
+def not_by(why: str, *names: str) -> Callable[[Any], str]:
+    """For `refused`: why a right result isn't enough, if the answer's own code has one of these names."""
+    return lambda answer: why if names_in(answer) & {*names} else ""
 
 
 @adapting
 def in_integers(answer: Callable, *args: Any) -> Any:
-    """The answer, called with Wholes: for a task that says to stay with integers. A Whole in the result equals an integer."""
-    return answer(*map(Whole, args))
+    """The answer; Wrong where its own code divides by /: for a task that says to stay with integers."""
+    steps = (step for code in codes_of(answer) for step in dis.get_instructions(code))
+    if any(step.opname == "BINARY_OP" and step.argrepr in ("/", "/=") for step in steps):
+        raise Wrong("/ makes a float: stay with integers, x // y rounds down and -(-x // y) rounds up")
+    return answer(*args)
 
 
-def where_it_tells(watch: type[SeenTiles]) -> Any:
+def where_it_tells(watch: type[SeenTiles]) -> Callable:
     """`watch`, which looks at each operation only for inputs whose sizes can tell; of the others' results it knows the dtype."""
-
-    def watching(*args: Any) -> Any:
-        made = watch(*args)
-        return made if made.can_tell else contextlib.nullcontext(made)
-
-    return watching
+    return lambda *args: made if (made := watch(*args)).can_tell else contextlib.nullcontext(made)

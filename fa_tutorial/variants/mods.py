@@ -101,13 +101,6 @@ def packed_window(b, h, i, j, aux):
 
 
 @triton.jit
-def first_keys_and_window(b, h, i, j, aux):
-    """A causal window, and the first keys (StreamingLLM). aux: (first keys, left, S_k − S_q)."""
-    distance = i + aux[2] - j
-    return (distance >= 0) & ((distance <= aux[1]) | (j < aux[0]))
-
-
-@triton.jit
 def prefix_lm(b, h, i, j, aux):
     """Every query sees the prefix, the rest is causal. aux: (prefix lengths (B,) int32, S_k − S_q)."""
     return (j < tl.load(aux[0] + b)) | (j <= i + aux[1])

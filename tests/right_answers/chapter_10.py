@@ -1,15 +1,7 @@
-import itertools
-
 import torch
 from edits import edit
 
 from fa_tutorial.matmul import tl, triton
-
-
-@triton.jit
-def window_by_keys(b, h, i, j, aux):
-    own = i + aux[1]
-    return tl.where(j > own, False, j >= own - aux[0])
 
 
 def window_kinds_by_loop(left, S, block_m, block_n):
@@ -20,13 +12,6 @@ def window_kinds_by_loop(left, S, block_m, block_n):
             is_whole = tile * block_n + block_n - 1 <= first and tile * block_n >= last - left
             kinds[row, tile] = 2 if is_whole else 1
     return kinds
-
-
-def window_kinds_by_four_corners(left, S, block_m, block_n):
-    i = torch.arange(0, S, block_m)[:, None, None] + torch.tensor([0, block_m - 1, 0, block_m - 1])
-    j = torch.arange(0, S, block_n)[None, :, None] + torch.tensor([0, 0, block_n - 1, block_n - 1])
-    far, near = (j - i).amin(-1), (j - i).amax(-1)
-    return ((far <= 0) & (near >= -left)).int() + ((near <= 0) & (far >= -left)).int()
 
 
 @triton.jit
@@ -44,30 +29,6 @@ def gradients_then_mask(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD: tl.constex
     return tl.where(seen, p, 0.0), tl.where(seen, ds, 0.0)
 
 
-def dropout_gradients_with_a_sink_of_value_0(p, p_sink, z, v, do):
-    share = torch.cat([p, p_sink[:, None]], dim=1)
-    dshare = torch.einsum("qd,kd,qk->qk", do, v, z)
-    dshare = torch.cat([dshare, torch.zeros_like(p_sink)[:, None]], dim=1)
-    ds = share * dshare - share * (share * dshare).sum(dim=1, keepdim=True)
-    return ds[:, :-1], torch.einsum("qk,qk,qd->kd", z, p, do), ds[:, -1].sum()
-
-
-def packed_tiles_by_tokens(cu, block):
-    lengths = cu.diff().long()
-    first, end = (x.repeat_interleave(lengths) for x in (cu[:-1], cu[1:]))  # of each token's sequence
-    last = torch.arange(block - 1, len(first) + block - 1, block).clamp(max=len(first) - 1)
-    return first[::block].div(block, rounding_mode="floor"), -(-end[last] // block)
-
-
-def packed_tiles_by_a_loop(cu, block):
-    bounds, tiles = cu.tolist(), []
-    for top in range(0, bounds[-1], block):
-        own = [(a, b) for a, b in itertools.pairwise(bounds) if a < min(top + block, bounds[-1]) and b > top and a < b]
-        tiles.append((own[0][0] // block, -(-own[-1][1] // block)))
-    first, end = zip(*tiles, strict=True)
-    return torch.tensor(first), torch.tensor(end)
-
-
 def packed_tiles_by_sequences(cu, block):
     token = torch.arange(cu[-1])
     own = (token[:, None] >= cu[1:]).sum(dim=1)  # each token's sequence
@@ -76,9 +37,7 @@ def packed_tiles_by_sequences(cu, block):
 
 
 RIGHT_ANSWERS = (
-    ("10.1", window_by_keys),
     ("10.2", window_kinds_by_loop),
-    ("10.2", window_kinds_by_four_corners),
     edit("10.3", "backwards", ("for t in range(mixed):", "while mixed > 0:\n        mixed -= 1"),
          ("row * across + t", "row * across + mixed")),
     edit("10.3", "one loop, which asks the mask by an if", ("range(mixed)", "range(mixed + whole)"), ("range(whole)", "range(0)"),
@@ -98,16 +57,10 @@ RIGHT_ANSWERS = (
     l = l * tl.exp(m - shift) + tl.exp(sink - shift)
     m = top
     l = tl.where(l == 0""")),
-    edit("10.5", "the sink as a tile of one key", ("tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sink_ptr + h)", 'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)'),
-         ("tl.full((BLOCK_M,), 1.0, dtype=tl.float32)  # its own term, in place of 0", """tl.zeros((BLOCK_M,), dtype=tl.float32)
-    _, m, l, _ = softmax_step(tl.zeros((BLOCK_M, 1), dtype=tl.float32) + tl.load(sink_ptr + h), m, l)""")),
     ("10.6", gradients_then_mask),
     edit("10.7", "queries are the rows, and p and ds are transposed", ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"),
          ("dot(v_tile, tl.trans(do_tile))", "dot(do_tile, tl.trans(v_tile))"), ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"),
          ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]"), ("dot(p.to(do_tile.dtype)", "dot(tl.trans(p).to(do_tile.dtype)"),
          ("dot(ds.to(q_tile.dtype)", "dot(tl.trans(ds).to(q_tile.dtype)")),
-    ("10.8", dropout_gradients_with_a_sink_of_value_0),
-    ("10.9", packed_tiles_by_tokens),
-    ("10.9", packed_tiles_by_a_loop),
     ("10.9", packed_tiles_by_sequences),
 )  # fmt: skip

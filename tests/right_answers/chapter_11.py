@@ -3,47 +3,6 @@ from edits import edit
 from fa_tutorial.matmul import tl, triton
 
 
-def step_us_by_the_busiest_sm(B, H_q, H_k, S, D, splits, sms, tile_us, copy_gb_s):
-    tiles = (S + 63) // 64
-    on_the_busiest = (B * H_k * splits + sms - 1) // sms
-    us = tile_us * ((tiles + splits - 1) // splits) * on_the_busiest
-    gigabytes = B * H_k * S * (D + D) * 2 / 1e9
-    return 1e6 * gigabytes / copy_gb_s if 1e6 * gigabytes / copy_gb_s > us else us
-
-
-def choose_splits_by_programs_with_keys(n, tiles, sms, prices):
-    best, chosen = float("inf"), 1
-    found = []
-    for splits in range(1, max(tiles // 4, 1) + 1):
-        part = -(-tiles // splits)
-        p = -(-n * -(-tiles // part) // sms)
-        if p > max(prices):
-            continue
-        found.append((splits, part * p * prices[p]))
-        best = min(best, found[-1][1])
-    for splits, us in reversed(found):
-        chosen = splits if us <= 1.05 * best else chosen
-    return chosen
-
-
-@triton.jit
-def merge_in_a_loop(o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, splits, D, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr):
-    row = tl.program_id(0)
-    offs_d = tl.arange(0, BLOCK_D)
-    largest = -float("inf")
-    for split in range(splits):
-        largest = tl.maximum(largest, tl.load(lse_parts_ptr + split * rows + row))
-    total = 0.0
-    acc = tl.zeros((BLOCK_D,), tl.float32)
-    for split in range(splits):
-        place = split * rows + row
-        share = tl.exp(tl.load(lse_parts_ptr + place) - largest)
-        total += share
-        acc += share * tl.load(o_parts_ptr + place * D + offs_d, mask=offs_d < D, other=0.0)
-    tl.store(o_ptr + row * D + offs_d, acc / total, mask=offs_d < D)
-    tl.store(lse_ptr + row, largest + tl.log(total))
-
-
 @triton.jit
 def merge_two_by_two(o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, splits, D, BLOCK_S: tl.constexpr, BLOCK_D: tl.constexpr):
     row, offs_d = tl.program_id(0), tl.arange(0, BLOCK_D)
@@ -68,9 +27,6 @@ def window_part_by_tiles(split, splits, S, S_q, left, BLOCK_N):
 
 RIGHT_ANSWERS = (
     ("11.6", window_part_by_tiles),
-    ("11.1", step_us_by_the_busiest_sm),
-    ("11.4", choose_splits_by_programs_with_keys),
-    ("11.2", merge_in_a_loop),
     ("11.2", merge_two_by_two),  # by (1.13)
     edit("11.2", "by (11.2)", ("    p = tl.exp(s - m)\n    l = tl.sum(p, axis=0)\n", "    lse = m + tl.log(tl.sum(tl.exp(s - m), axis=0))\n    p = tl.exp(s - lse)\n"),
          (" / l, mask", ", mask"), ("m + tl.log(l)", "lse")),

@@ -23,10 +23,6 @@ def ring_of_lists(q, k, v, ranks):
         kv = yield kv
 
 
-def chunks_from_both_ends(rank, ranks):
-    return [2 * ranks - 1 - rank, rank]
-
-
 def chunks_for_other_ranks(rank, ranks):
     return ranks - 1 - rank, ranks + rank
 
@@ -56,19 +52,6 @@ def backward_from_zeros_in_float32(q, k, v, o, do, lse, ranks):
     return dq, dk, dv
 
 
-def backward_step_by_step(q, k, v, o, do, lse, ranks):
-    """k and v first, then what is known of their gradients, in messages of their own."""
-    dq, dk, dv = (x.to(lse.dtype) for x in attention_backward(q, k, v, o, do, lse))
-    for _ in range(1, ranks):
-        k, v = yield k, v
-        parts = attention_backward(q, k, v, o, do, lse)
-        dk, dv = yield dk, dv
-        dq, dk, dv = (x + part for x, part in zip((dq, dk, dv), parts, strict=True))
-    if ranks > 1:
-        dk, dv = yield dk, dv
-    return dq, dk, dv
-
-
 def backward_with_own_part_at_home(q, k, v, o, do, lse, ranks):
     """dk and dv leave with the first visitor's part, and travel ranks − 1 times."""
     dq, *own = (x.to(lse.dtype) for x in attention_backward(q, k, v, o, do, lse))
@@ -81,17 +64,6 @@ def backward_with_own_part_at_home(q, k, v, o, do, lse, ranks):
         dkv = yield dkv
         own = [x + part for x, part in zip(own, dkv, strict=True)]
     return dq, *own
-
-
-def backward_with_own_tile_last(kv, ranks, start, tile):
-    own, passing, home = kv, start(kv), start(torch.zeros(ranks, ranks))
-    for step in range(1, ranks):
-        kv = passing.wait()
-        if step < ranks - 1:
-            passing = start(kv)
-        part = tile(kv)
-        home = start(home.wait() + part)
-    return tile(own) + home.wait()
 
 
 def backward_with_own_tile_last_at_home(kv, ranks, start, tile):
@@ -130,19 +102,16 @@ RIGHT_ANSWERS = (
     edit("13.2", "a part that is cast", ("join(o, lse, *attend(q, k, v))", "(lambda part, lse_part: join(o, lse, part.float(), lse_part))(*attend(q, k, v))")),
     edit("13.2", "a running o of zeros", ("    o, lse = attend(q, k, v)\n", "    o, lse = attend(q, k, v)\n    o, lse = join(0 * o, lse - torch.inf, o, lse)\n")),
     edit("13.2", "o rounded once, at the end", ("return o, lse", "return o.to(q.dtype), lse")),
-    ("13.3", chunks_from_both_ends),
-    ("13.3", chunks_for_other_ranks, "as fair; below, rank r has chunks r and 2R − 1 − r"),
+    ("13.3", chunks_for_other_ranks),
     edit("13.4", "in one line",
          ("    if owner == rank:\n        return 0, rows, True\n    if owner < rank:\n        return 0, rows // 2, False\n    return rows // 2, rows, False",
           "    later, earlier = owner > rank, owner < rank\n    return later * (rows // 2), rows - earlier * (rows // 2), not (later or earlier)")),
     edit("13.5", "by times", ("H_k * itemsize * flops / (H_q * bandwidth)", "(2 * H_k * D * itemsize / bandwidth) / (2 * H_q * D / flops)")),
     ("13.6", backward_of_stacked_gradients),
-    ("13.6", backward_step_by_step),
     edit("13.6", "float32, then rounded once", ("lse.dtype", "torch.float32"), ("return dq, dk, dv", "return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)")),
     ("13.6", backward_from_zeros_in_float32),
-    ("13.6", backward_with_own_part_at_home, "your own dk and dv stay at home"),
+    ("13.6", backward_with_own_part_at_home),
     ("13.7", backward_with_the_sum_before_the_keys, "18 s with 4 ranks: one second is left to save"),
-    ("13.7", backward_with_own_tile_last, "17 s with 4 ranks: no order takes less"),
     ("13.7", backward_with_own_tile_last_at_home, "17 s with 4 ranks: no order takes less"),
     edit("13.7", "k and v first", ("        home = start(dkv)\n        if step < ranks - 1:\n            passing = start(kv)\n", "        if step < ranks - 1:\n            passing = start(kv)\n        home = start(dkv)\n"), told="one second is left to save"),
     edit("13.9", "receive first", (STARTS, "dist.irecv(coming, (rank - 1) % ranks), dist.isend(kv, (rank + 1) % ranks)")),

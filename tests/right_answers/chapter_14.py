@@ -1,5 +1,3 @@
-import math
-
 import torch
 from edits import edit
 
@@ -11,14 +9,6 @@ def round_by_frexp(x):
     return (x * 2 ** (3 - exponent)).round() * 2 ** (exponent - 3)
 
 
-def round_by_table(x):
-    numbers = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).to(x.dtype)
-    far = (x.abs()[..., None] - numbers).abs()
-    nearest = far.argmin(dim=-1)
-    tied = far.gather(-1, (nearest + 1).clamp(max=126)[..., None])[..., 0] == far.amin(dim=-1)
-    return numbers[nearest + (tied & (nearest % 2 == 1))] * x.sign()
-
-
 def quantise_by_loop(x, block):
     values, scales = torch.empty_like(x), []
     for start in range(0, len(x), block):
@@ -26,13 +16,6 @@ def quantise_by_loop(x, block):
         scales.append(max(rows.max(), -rows.min()) / 448 if rows.any() else torch.tensor(1.0, dtype=x.dtype))
         values[start : start + block] = to_e4m3(rows / scales[-1])
     return values, torch.stack(scales)
-
-
-def worst_error_by_cases(x, largest):
-    y = x / (largest / 448)
-    if y < 2**-10:
-        return 1.0
-    return 2**-10 / y if y < 2**-6 else 2 ** (math.frexp(y)[1] - 5) / y
 
 
 def prepare_rotated_first(q, k, R):
@@ -47,22 +30,15 @@ def key_by_table(position):
 
 RIGHT_ANSWERS = (
     ("14.1", round_by_frexp),
-    ("14.1", round_by_table),
     ("14.2", quantise_by_loop),
-    ("14.3", worst_error_by_cases),
     ("14.4", prepare_rotated_first),
     edit("14.6", "by real values", ("alpha[:, None] * (last_scale / scale) * acc + new", "(alpha[:, None] * last_scale * acc + scale * new) / scale")),
     ("14.7", key_by_table),
     edit("14.8", "without a transpose", ("(head * D + offs_d[:, None]) * columns + position[None, :]", "(head * D + offs_d[None, :]) * columns + position[:, None]"),
          ("tl.trans(y), mask=position[None, :] < columns", "y, mask=position[:, None] < columns")),
     edit("14.8", "by the reciprocal", ("as_e4m3(tile / scale)", "as_e4m3(tile * (1 / scale))")),
-    edit("14.8", "the head in 32 bits", (".to(tl.int64)", ""), told="correct (head · S · D may pass 2³¹"),
-    edit("14.8", "by two maxima", ("tl.max(tl.abs(tile))", "tl.max(tl.max(tl.abs(tile), axis=0), axis=0)")),
+    edit("14.8", "the head in 32 bits", (".to(tl.int64)", "")),
     edit("14.9", "a mean below 0", ("v + 1", "v - 1")),
-    edit("14.9", "by the mean error", ("(forward(q, k, v) - truth).square().mean(dim=1) / truth.square().mean(dim=1)", "((forward(q, k, v) - truth).mean(dim=1) / truth.mean(dim=1)).square()")),
-    edit("14.9", "a tight bound", ("< 0.01", "< 0.0018"), told="correct (your bound is tight"),
-    edit("14.9", "all rows together", (".mean(dim=1) / truth.square().mean(dim=1)", ".mean() / truth.square().mean()"), ("< 0.01", "< 0.005"),
-         told="correct (one row that is 1.2 % off passes, and eight don't"),
     edit("14.9", "each row, a wide bound", ("< 0.01", "< 0.018")),
     edit("14.9", "a tensor of one truth value", ("bool(off.max().sqrt() < 0.01)", "off.max().sqrt() < 0.01")),
 )  # fmt: skip

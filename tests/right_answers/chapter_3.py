@@ -1,20 +1,5 @@
-import math
-
 import torch
-import torch.nn.functional as F
 from edits import edit
-
-
-def blocked_by_padding(a, b, block_m, block_n, block_k):
-    (M, K), N, dtype = a.shape, b.shape[1], a.dtype
-    a = F.pad(a.double(), (0, -K % block_k, 0, -M % block_m))
-    b = F.pad(b.double(), (0, -N % block_n, 0, -K % block_k))
-    c = torch.zeros(len(a), b.shape[1], dtype=torch.float64)
-    for m in range(0, len(a), block_m):
-        for n in range(0, b.shape[1], block_n):
-            for k in range(0, len(b), block_k):
-                c[m : m + block_m, n : n + block_n] += a[m : m + block_m, k : k + block_k] @ b[k : k + block_k, n : n + block_n]
-    return c[:M, :N].to(dtype)
 
 
 def blocked_with_k_outside(a, b, block_m, block_n, block_k):
@@ -25,15 +10,6 @@ def blocked_with_k_outside(a, b, block_m, block_n, block_k):
                 a_tile, b_tile = a[m : m + block_m, k : k + block_k], b[k : k + block_k, n : n + block_n]
                 c[m : m + block_m, n : n + block_n] += a_tile.float() @ b_tile.float()
     return c.to(a.dtype)
-
-
-def tile_by_max(tiles, block_k, num_stages, itemsize, registers, shared_memory):
-    step = block_k * itemsize
-
-    def fits(tile):
-        return 8 * math.prod(tile) <= registers and num_stages * step * tile[0] + num_stages * step * tile[1] <= shared_memory
-
-    return max(filter(fits, tiles), key=lambda tile: math.prod(tile) / sum(tile))
 
 
 def tile_by_cases(pid, tiles_m, tiles_n, group):
@@ -60,12 +36,10 @@ def block(name, shape, strides, place):
 
 CHECKED = 'boundary_check=(0, 1), padding_option="zero"'
 K_PTRS = "k_ptrs = k_ptr + tl.arange(0, BLOCK_N)[:, None] * stride_ks + offs_d[None, :] * stride_kd"
-LOOP, LOAD_Q = "    for start in range(0, S_k, BLOCK_N):\n", "    q = tl.load(q_ptrs, mask=mask_q, other=0.0)  # [BLOCK_M, BLOCK_D]\n"
 LOAD_K = "tl.load(k_ptrs, mask=mask_k, other=0.0)"
 
 RIGHT_ANSWERS = (
-    ("3.1", blocked_by_padding),
-    ("3.1", blocked_with_k_outside, "correct (you come back to a tile of c after another one"),
+    ("3.1", blocked_with_k_outside),
     edit("3.2", "offsets computed anew", ("load(a_ptrs,", "load(a_ptrs + k * stride_ak,"), ("load(b_ptrs,", "load(b_ptrs + k * stride_bk,"),
          ("        a_ptrs += step * stride_ak\n        b_ptrs += step * stride_bk\n", ""),
          ("acc = tl.dot(a, b, acc,", "acc += tl.dot(a, b,"), ("acc.to(c_ptr.dtype.element_ty)", "acc")),
@@ -76,7 +50,6 @@ RIGHT_ANSWERS = (
          ("mask=mask_m & (offs_k[None, :] < K - k), other=0.0", CHECKED), ("mask=mask_n & (offs_k[:, None] < K - k), other=0.0", CHECKED),
          ("a_ptrs += step * stride_ak", "a_ptrs = tl.advance(a_ptrs, (0, BLOCK_K))"),
          ("b_ptrs += step * stride_bk", "b_ptrs = tl.advance(b_ptrs, (BLOCK_K, 0))"), (".to(tl.int64), tl.cdiv", ", tl.cdiv")),
-    ("3.3", tile_by_max),
     ("3.4", tile_by_cases),
     ("3.4", tile_without_min),
     edit("3.5", "pointers that move, tl.trans",
@@ -85,5 +58,4 @@ RIGHT_ANSWERS = (
          ("mask_k_t = (offs_d[:, None] < D) & (offs_n[None, :] < S_k)", "mask_k = (offs_d[None, :] < D) & (offs_n[:, None] < S_k)"),
          ("tl.load(k_t_ptrs, mask=mask_k_t, other=0.0)", f"tl.trans({LOAD_K})\n        k_ptrs += BLOCK_N * stride_ks"), ("acc.to(o_ptr.dtype.element_ty)", "acc")),
     edit("3.5", "offsets of 32 bits", (".to(tl.int64)", "", 3)),
-    edit("3.5", "q loaded in every iteration", (LOAD_Q, ""), (LOOP, f"{LOOP}    {LOAD_Q}"), told="correct (q is loaded in every iteration", gpu=None),
 )  # fmt: skip

@@ -21,46 +21,9 @@ def tile_from_a_clamped_pointer(x, out_ptr, H, S, D, BLOCK_M: tl.constexpr, BLOC
 
 
 @triton.jit
-def tile_row_by_row(x, out_ptr, H, S, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    pid = tl.program_id(0).to(tl.int64)
-    head, start = pid // tl.cdiv(S, BLOCK_M), pid % tl.cdiv(S, BLOCK_M) * BLOCK_M
-    x_ptr, d = x.ptr + head // H * x.strides[0] + head % H * x.strides[1], tl.arange(0, BLOCK_D)
-    for i in range(BLOCK_M):
-        row = tl.load(x_ptr + (start + i) * x.strides[2] + d * x.strides[3], mask=(start + i < S) & (d < D), other=0.0)
-        tl.store(out_ptr + (pid * BLOCK_M + i) * BLOCK_D + d, row)
-
-
-@triton.jit
-def tile_loaded_transposed(x, out_ptr, H, S, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    pid = tl.program_id(0)
-    row_block, batch_head = pid % tl.cdiv(S, BLOCK_M), pid // tl.cdiv(S, BLOCK_M)
-    x_ptr = x.ptr + batch_head // H * x.strides[0] + batch_head % H * x.strides[1]
-    s = row_block * BLOCK_M + tl.arange(0, BLOCK_M)[None, :]
-    d = tl.arange(0, BLOCK_D)[:, None]
-    x_t = tl.load(x_ptr + d * x.strides[3] + s * x.strides[2], mask=(d < D) & (s < S), other=0.0)
-    lanes = tl.arange(0, BLOCK_M * BLOCK_D)
-    tl.store(out_ptr + pid * BLOCK_M * BLOCK_D + lanes, tl.reshape(tl.trans(x_t), (BLOCK_M * BLOCK_D,)))
-
-
-@triton.jit
 def _widened(x):
     """The interpreter's dot is exact for float32 alone in every version, and fp16 products are exact in float32."""
     return x.to(tl.float32)
-
-
-@triton.jit
-def scores_by_keys(q, k, v, o, H, S_q, S_k, D, scale, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):
-    """sᵀ in place of s: the softmax runs down its columns; p is divided before its product with v; S is None, because every tile is
-    full."""
-    start = tl.program_id(0) % (S_q // BLOCK_M) * BLOCK_M
-    bh = tl.program_id(0) // (S_q // BLOCK_M)
-    q = _widened(load_tile(q, bh // H, bh % H, start, None, D, BLOCK_M, BLOCK_D))
-    k = _widened(load_tile(k, bh // H, bh % H, 0, None, D, BLOCK_N, BLOCK_D))
-    v = _widened(load_tile(v, bh // H, bh % H, 0, None, D, BLOCK_N, BLOCK_D))
-    s_t = tl.dot(k, tl.trans(q), input_precision="ieee") * scale
-    p_t = tl.exp(s_t - tl.max(s_t, 0)[None, :])
-    p_t = p_t / tl.sum(p_t, 0)[None, :]
-    store_tile(o, tl.dot(tl.trans(p_t), v, input_precision="ieee"), bh // H, bh % H, start, S_q, D, BLOCK_M, BLOCK_D)
 
 
 @triton.jit
@@ -89,81 +52,35 @@ def flash_last_tile_first(q, k, v, o, H, S_q, S_k, D, scale, BLOCK_M: tl.constex
     store_tile(o, acc, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
-@triton.jit
-def gqa_keeping_the_lse_alone(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
-                              BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """The state is (lse, o): each tile's own softmax is merged with what came before, weighted by exp of the two lse; one loop, always
-    masked."""
-    row_blocks = tl.cdiv(S_q, BLOCK_M)
-    b, h = tl.program_id(0) // row_blocks // H_q, tl.program_id(0) // row_blocks % H_q
-    start_m = tl.program_id(0) % row_blocks * BLOCK_M
-    offs_m = start_m + tl.arange(0, BLOCK_M)
-    q_tile = _widened(load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)) * scale
-    lse = tl.full((BLOCK_M,), -float("inf"), tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), tl.float32)
-    for start in range(0, S_k, BLOCK_N):
-        offs_n = start + tl.arange(0, BLOCK_N)
-        k_tile = load_tile(k, b, h * H_k // H_q, start, S_k, D, BLOCK_N, BLOCK_D)
-        v_tile = load_tile(v, b, h * H_k // H_q, start, S_k, D, BLOCK_N, BLOCK_D)
-        seen = offs_n[None, :] < S_k
-        if IS_CAUSAL:
-            seen = seen & (offs_n[None, :] <= offs_m[:, None] + S_k - S_q)
-        s = tl.where(seen, tl.dot(q_tile, tl.trans(_widened(k_tile)), input_precision="ieee"), -float("inf"))
-        m = tl.maximum(tl.max(s, 1), -1e30)
-        p = tl.exp(s - m[:, None])
-        l = tl.sum(p, 1)
-        lse_tile = tl.where(l > 0, m + tl.log(tl.maximum(l, 1e-30)), -float("inf"))
-        top = tl.maximum(tl.maximum(lse, lse_tile), -1e30)
-        both = tl.exp(lse - top) + tl.exp(lse_tile - top)
-        lse_new = tl.where(both > 0, top + tl.log(tl.maximum(both, 1e-30)), -float("inf"))
-        floor = tl.maximum(lse_new, -1e30)
-        acc_tile = tl.dot(p / tl.maximum(l, 1e-30)[:, None], _widened(v_tile), input_precision="ieee")
-        acc = acc * tl.exp(lse - floor)[:, None] + acc_tile * tl.exp(lse_tile - floor)[:, None]
-        lse = lse_new
-    store_tile(o, acc, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
-    tl.store(lse_ptr + (b * H_q + h) * S_q + offs_m, lse, mask=offs_m < S_q)
-
-
-# Without the + 0.0 Triton compiles such a sum of products as a TF32 dot, whose o is rounded.
-NO_DOT = "correct (a product without dot doesn't use the tensor cores"
+NO_STAGES = "correct (tiles with a mask may be loaded ahead here"
 RIGHT_ANSWERS = (
-    ("5.1", tile_from_a_clamped_pointer), ("5.1", tile_row_by_row), ("5.1", tile_loaded_transposed, "correct (offsets into x are 32-bit"), ("5.2", scores_by_keys),
-    ("5.3", flash_last_tile_first), ("5.4", flash_last_tile_first), ("5.7", gqa_keeping_the_lse_alone, "correct (offsets into lse are 32-bit"),
+    ("5.1", tile_from_a_clamped_pointer),
+    ("5.3", flash_last_tile_first), ("5.4", flash_last_tile_first),
+    edit("5.3", "while", ("for start_n in range(0, S_k, BLOCK_N):", "start_n = 0\n    while start_n < S_k:"),
+         ("        m = m_new\n", "        m = m_new\n        start_n += BLOCK_N\n")),
+    edit("5.3", "one name in two loops, of two types", ("    for start_n in", "    for _ in range(2):\n        x = tl.zeros((BLOCK_M,), dtype=tl.float32)\n    for start_n in"),
+         ("        m = m_new\n", "        m = m_new\n        for _ in range(2):\n            x = p\n        x = m\n")),
+    edit("5.3", "q loaded in each iteration",
+         ("        k_tile =", "        q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)\n        k_tile =")),
+    edit("5.5", "keys counted from the end", ("offs_n[None, :] <= last_seen[:, None], s, -float(\"inf\")",
+                                              "last_seen[:, None] - offs_n[None, :] < 0, -float(\"inf\"), s"),
+         ("    rows = S_k", "    offs_n = start_n + tl.arange(0, BLOCK_N)\n    rows = S_k"),
+         ("acc = acc * alpha[:, None]", "v_tile = load_tile(v, b, h_k, start_n, rows, D, BLOCK_N, BLOCK_D)"),
+         ("acc = dot(p.to(v_tile.dtype), v_tile, acc)", "acc = alpha[:, None] * acc + dot(p.to(v_tile.dtype), v_tile)")),
     edit("5.6", "whole tiles to the end, exp2",
          ("tl.exp(", "tl.exp2(", 2), ("s = scale * ", "s = (scale * 1.4426950408889634) * "),
          ("BLOCK_N * BLOCK_N, S_k  #", "BLOCK_N * BLOCK_N, tl.cdiv(S_k, BLOCK_N) * BLOCK_N  #"),
          ("tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q", "tl.cdiv(tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q, BLOCK_N) * BLOCK_N"),
          ("acc / l_or_one[:, None]", 'tl.where(m[:, None] == -float("inf"), 0.0, acc / tl.maximum(l, 1e-30)[:, None])'),
          helpers=(softmax_step, attend)),
-    edit("5.2", "products without dot", ("dot(q_tile, tl.trans(k_tile))", "tl.sum(q_tile.to(tl.float32)[:, None, :] * k_tile[None, :, :] + 0.0, axis=2)"),
-         ("dot(p.to(v_tile.dtype), v_tile)", "tl.sum(p[:, :, None] * v_tile[None, :, :] + 0.0, axis=1)"), told=NO_DOT, gpu=None),
-    edit("5.3", "p v without dot", ("dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])",
-                                    "acc * alpha[:, None] + tl.sum(p[:, :, None] * v_tile[None, :, :] + 0.0, axis=1)"), told=NO_DOT, gpu=None),
-    edit("5.3", "while", ("for start_n in range(0, S_k, BLOCK_N):", "start_n = 0\n    while start_n < S_k:"),
-         ("        m = m_new\n", "        m = m_new\n        start_n += BLOCK_N\n")),
-    edit("5.3", "one name in two loops, of two types", ("    for start_n in", "    for _ in range(2):\n        x = tl.zeros((BLOCK_M,), dtype=tl.float32)\n    for start_n in"),
-         ("        m = m_new\n", "        m = m_new\n        for _ in range(2):\n            x = p\n        x = m\n")),
     edit("5.6", "one loop that branches", ("range(0, full_n, BLOCK_N):", "range(0, end_n, BLOCK_N):\n      if start_n < full_n:"),
-         ("    for start_n in tl.range(full_n, end_n, BLOCK_N, num_stages=1):", "      else:"), told="correct (one loop that branches"),
-    edit("5.6", "the second loop by range", ("tl.range(full_n, end_n, BLOCK_N, num_stages=1)", "range(full_n, end_n, BLOCK_N)"),
-         told="correct (the second loop may load tiles ahead"),
-    edit("5.6", "the second loop by another number of stages", ("num_stages=1", "num_stages=2"), told="correct (the second loop may load tiles ahead"),
-    edit("5.9", "in turns, instructions that might not fit beside the products", ("(products + max(exponential, softmax))",
-         "(max(products, every - softmax) + max(exponential, softmax))")),
+         ("    for start_n in tl.range(full_n, end_n, BLOCK_N, num_stages=1):", "      else:"), told=NO_STAGES),
+    edit("5.6", "the second loop by range", ("tl.range(full_n, end_n, BLOCK_N, num_stages=1)", "range(full_n, end_n, BLOCK_N)"), told=NO_STAGES),
     edit("5.6", "l and a number that float32 loses", ("tl.where(l == 0.0, 1.0, l)", "l + 1e-30")),
-    edit("5.5", "keys counted from the end", ("offs_n[None, :] <= last_seen[:, None], s, -float(\"inf\")",
-                                              "last_seen[:, None] - offs_n[None, :] < 0, -float(\"inf\"), s"),
-         ("    rows = S_k", "    offs_n = start_n + tl.arange(0, BLOCK_N)\n    rows = S_k"),
-         ("acc = acc * alpha[:, None]", "v_tile = load_tile(v, b, h_k, start_n, rows, D, BLOCK_N, BLOCK_D)"),
-         ("acc = dot(p.to(v_tile.dtype), v_tile, acc)", "acc = alpha[:, None] * acc + dot(p.to(v_tile.dtype), v_tile)")),
     edit("5.8", "sizes and layouts of their own",
          ("(q, k.mT.contiguous().mT, v, False)", "(torch.randn(2, 64, 3, 20).transpose(1, 2), k := torch.randn(2, 3, 64, 20), k, 0)"),
          ("(*randn(1, 40, 1, 32), False)", "(*randn(3, 33, 3, 33), True)"), ("(*randn(1, 32, 1, 64), True)", "[*randn(1, 64, 1, 129), True]")),
-    *(edit("5.8", f"F without D, by no keys{words}", ("(*randn(1, 64, 1, 32), True)", f"(*randn(1, 64, 1, 0), {words != ''})"))
-      for words in ("", ", under the mask")),
-    edit("5.3", "q loaded in each iteration",
-         ("        k_tile =", "        q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)\n        k_tile ="),
-         told="correct (q's tile is the same in every iteration"),
-    edit("5.8", "F without D, by scores that fall", ("(*randn(1, 64, 1, 32), True)",
-         "(torch.ones(1, 1, 64, 16), -20 * torch.arange(32.0)[None, None, :, None].expand(1, 1, 32, 16).contiguous(), v, True)")),
+    edit("5.8", "F without D, by no keys", ("(*randn(1, 64, 1, 32), True)", "(*randn(1, 64, 1, 0), False)")),
+    edit("5.9", "in turns, instructions that might not fit beside the products", ("(products + max(exponential, softmax))",
+         "(max(products, every - softmax) + max(exponential, softmax))")),
 )  # fmt: skip

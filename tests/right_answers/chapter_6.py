@@ -1,6 +1,7 @@
 import math
 
 import torch
+from edits import edit
 
 INF = math.inf
 
@@ -53,29 +54,13 @@ def dkdv_in_tiles_that_are_skipped(q, k, v, do, lse, delta, block_m, block_n, is
     return dk.to(dtype), dv.to(dtype)
 
 
-def dq_one_head_at_a_time(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
-    (B, H, S_q, _), S_k = q.shape, k.shape[2]
-    dq = torch.zeros(q.shape, dtype=lse.dtype)
-    for b in range(B):
-        for h in range(H):
-            q_h, k_h, v_h, do_h = (_wide(x[b, h]) for x in (q, k, v, do))
-            for i in range(0, S_q, block_m):
-                rows = slice(i, min(i + block_m, S_q))
-                for j in range(0, max(0, rows.stop + S_k - S_q) if is_causal else S_k, block_n):
-                    keys = slice(j, min(j + block_n, S_k))
-                    s = q_h[rows] @ k_h[keys].T * scale
-                    if is_causal and keys.stop > rows.start + S_k - S_q + 1:
-                        s[torch.arange(keys.start, keys.stop) > torch.arange(rows.start, rows.stop)[:, None] + S_k - S_q] = -1e30
-                    p = torch.where(lse[b, h, rows, None] == -INF, 0.0, torch.exp(s - lse[b, h, rows, None]))
-                    dq[b, h, rows] += scale * (p * (do_h[rows] @ v_h[keys].T - delta[b, h, rows, None])) @ k_h[keys]
-    return dq.to(q.dtype)
-
-
 RIGHT_ANSWERS = (
     ("6.1", softmax_two_terms),
     ("6.2", backward_by_way_of_o),
     ("6.3", delta_as_dot_products),
     ("6.4", tile_in_base_2),
     ("6.5", dkdv_in_tiles_that_are_skipped),
-    ("6.6", dq_one_head_at_a_time),
-)
+    edit("6.6", "bounds of the package, a product by einsum",
+         ("full = end = math.ceil(S_k / block_n)", "full, end = algorithm.all_tiles(block_n, S_k)"), ("key_block >= full", "is_causal and key_block >= full"),
+         ("scale * ds @ k[:, :, keys].to(ds.dtype)", 'scale * torch.einsum("bhij,bhjd->bhid", ds, k[:, :, keys].to(ds.dtype))')),
+)  # fmt: skip

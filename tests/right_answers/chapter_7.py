@@ -1,45 +1,9 @@
 from edits import edit
 
-from fa_tutorial.backward import add_to_dkdv
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
 
 LOG2_E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def delta_by_pointers(o, do, delta_ptr, H, S_q, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """No load_tile: transposed tiles, [columns, BLOCK_M], half of the columns at a time."""
-    row_blocks = tl.cdiv(S_q, BLOCK_M)
-    b, h = tl.program_id(0) // row_blocks // H, tl.program_id(0) // row_blocks % H
-    rows = (tl.program_id(0) % row_blocks * BLOCK_M + tl.arange(0, BLOCK_M))[None, :]
-    delta = tl.zeros((BLOCK_M,), tl.float32)
-    for start in range(0, D, BLOCK_D // 2):
-        cols = (start + tl.arange(0, BLOCK_D // 2))[:, None]
-        inside = (rows < S_q) & (cols < D)
-        o_ptrs = o.ptr + b * o.strides[0] + h * o.strides[1] + rows * o.strides[2] + cols * o.strides[3]
-        do_ptrs = do.ptr + b * do.strides[0] + h * do.strides[1] + rows * do.strides[2] + cols * do.strides[3]
-        delta += tl.sum(
-            tl.load(do_ptrs, mask=inside, other=0.0).to(tl.float32) * tl.load(o_ptrs, mask=inside, other=0.0).to(tl.float32), axis=0
-        )
-    tl.store(delta_ptr + (b * H + h) * S_q + rows, delta[None, :], mask=rows < S_q)
-
-
-@triton.jit
-def delta_unrolled(o, do, delta_ptr, H, S_q, D, BLOCK_M: tl.constexpr, BLOCK_D: tl.constexpr):
-    """The first iteration of an unrolled loop sets delta, which has no value before it."""
-    row_blocks = tl.cdiv(S_q, BLOCK_M)
-    batch_head, start_m = tl.program_id(0) // row_blocks, tl.program_id(0) % row_blocks * BLOCK_M
-    b, h, offs_m = batch_head // H, batch_head % H, start_m + tl.arange(0, BLOCK_M)
-    o_tile = load_tile(o, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D).to(tl.float32)
-    do_tile = load_tile(do, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D).to(tl.float32)
-    for half in tl.static_range(2):
-        part = tl.sum(tl.where((tl.arange(0, BLOCK_D) % 2 == half)[None, :], o_tile * do_tile, 0.0), axis=1)
-        if half == 0:
-            delta = part
-        else:
-            delta += part
-    tl.store(delta_ptr + batch_head * S_q + offs_m, delta, mask=offs_m < S_q)
 
 
 @triton.jit
@@ -54,28 +18,6 @@ def tile_with_computed_transposes(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H, D,
     ds = p * (dot(do_tile, tl.trans(v_tile)) - tl.load(delta_ptr + rows)) * scale
     store_tile(dv, dot(tl.trans(p.to(do_tile.dtype)), do_tile), b, h, 0, BLOCK_N, D, BLOCK_N, BLOCK_D)
     store_tile(dk, dot(tl.trans(ds.to(q_tile.dtype)), q_tile), b, h, 0, BLOCK_N, D, BLOCK_N, BLOCK_D)
-
-
-@triton.jit
-def masked_loop_first(q, k, v, do, dk, dv, lse_ptr, delta_ptr, H, S_q, S_k, D, scale,
-                      IS_CAUSAL: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """The loops in the other order; without IS_CAUSAL the masked one has no iteration."""
-    key_blocks = tl.cdiv(S_k, BLOCK_N)
-    start_n, batch_head = tl.program_id(0) % key_blocks * BLOCK_N, tl.program_id(0) // key_blocks
-    b, h, row = batch_head // H, batch_head % H, batch_head * S_q
-    k_tile, v_tile = load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D), load_tile(v, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
-    dk_acc, dv_acc = tl.zeros((BLOCK_N, BLOCK_D), tl.float32), tl.zeros((BLOCK_N, BLOCK_D), tl.float32)
-    first_seeing = start_n + tl.arange(0, BLOCK_N) + S_q - S_k
-    start = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M if IS_CAUSAL else 0
-    full = tl.cdiv(tl.maximum(tl.minimum(start_n + BLOCK_N, S_k) - 1 + S_q - S_k, 0), BLOCK_M) * BLOCK_M if IS_CAUSAL else 0
-    for start_m in range(start, full, BLOCK_M):
-        dk_acc, dv_acc = add_to_dkdv(k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row, b, h, start_m, first_seeing,
-                                     S_q, D, scale, True, BLOCK_M, BLOCK_D)  # fmt: skip
-    for start_m in range(full, S_q, BLOCK_M):
-        dk_acc, dv_acc = add_to_dkdv(k_tile, v_tile, dk_acc, dv_acc, q, do, lse_ptr + row, delta_ptr + row, b, h, start_m, first_seeing,
-                                     S_q, D, scale, False, BLOCK_M, BLOCK_D)  # fmt: skip
-    store_tile(dk, dk_acc * scale, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
-    store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
 
 
 @triton.jit
@@ -105,18 +47,24 @@ def dq_keys_by_queries(q, k, v, do, dq, lse_ptr, delta_ptr, H_q, H_k, S_q, S_k, 
     store_tile(dq, tl.trans(dq_t), b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
+HALVES = """    for step in tl.static_range(2):
+        if step == 0:
+            delta = 0.5 * tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), axis=1)
+        else:
+            delta += delta
+"""
 BACKWARDS = "while start_m > 0:\n        start_m -= BLOCK_M"
 LSE = "lse_ptr + batch_head * S_q + offs_m, mask=offs_m < S_q"
 LOAD_K, LOAD_Q = "load_tile(k, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)\n", "load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)\n"
-SEVEN = """        s = scale * dot(q_tile, tl.trans(k_tile))
-        ds = tl.where(here[None, :], tl.exp(s - lse[:, None]), 0.0) * (dot(do_tile, tl.trans(v_tile)) - delta[:, None])
-        dq_part = scale * dot(ds.to(k_tile.dtype), k_tile)"""
 REFUSES = "        if torch.is_grad_enabled():\n            raise RuntimeError('differentiable once')\n"
 
 RIGHT_ANSWERS = (
-    ("7.1", delta_by_pointers), ("7.1", delta_unrolled),
-    ("7.2", tile_with_computed_transposes, "correct (a computed tile is transposed", ""), ("7.4", masked_loop_first),
-    ("7.5", dq_keys_by_queries),
+    edit("7.1", "the first iteration of an unrolled loop sets delta",
+         ("    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), axis=1)  # [BLOCK_M]\n", HALVES)),
+    ("7.2", tile_with_computed_transposes), ("7.5", dq_keys_by_queries),
+    edit("7.4", "full_m rounded up by hand, positions in another order",
+         ("tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M)", "(tl.maximum(last_key - (S_k - S_q), 0) + BLOCK_M - 1) // BLOCK_M"),
+         ("start_n + tl.arange(0, BLOCK_N) - (S_k - S_q)", "S_q - S_k + tl.arange(0, BLOCK_N) + start_n")),
     edit("7.3", "last block first, sums by +=, missing rows with lse = inf",
          ("for start_m in range(0, S_q, BLOCK_M):", f"start_m = tl.cdiv(S_q, BLOCK_M) * BLOCK_M\n    {BACKWARDS}"),
          (f"{LSE}, other=0.0", f'{LSE}, other=float("inf")'),
@@ -136,17 +84,11 @@ RIGHT_ANSWERS = (
          told="k is read more than once: it stays, so load it before the loop", gpu=None),
     edit("7.5", "q loaded in every step", ("        k_tile = ", f"        q_tile = {LOAD_Q}        k_tile = "),
          told="q is read more than once: it stays, so load it before the loop", gpu=None),
-    edit("7.6", "ds computed again for dq: seven matmuls", ("        dq_part = scale * dot(tl.trans(ds_t), k_tile)", SEVEN),
-         told="a step takes 7 matmuls, and five are enough", gpu=None),
     edit("7.7", "the loop of (7.4), whose h the interpreter makes an int",
          ("for member in range(GROUP):", "for h in range(h_k * GROUP, (h_k + 1) * GROUP):"), ("        h = h_k * GROUP + member\n", "")),
     edit("7.7", "k and v loaded anew for each query head", ("        row = (b", """        k_tile = load_tile(k, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)
         v_tile = load_tile(v, b, h_k, start_n, S_k, D, BLOCK_N, BLOCK_D)
-        row = (b"""), told="it serves the whole group, so load it before the loop over the query heads", gpu=None),
-    edit("7.7", "the group's heads from the last to the first", ("h = h_k * GROUP + member", "h = (h_k + 1) * GROUP - 1 - member")),
-    edit("7.8", "forward run again, although o and lse are saved",
-         ("        dq, dk, dv = launch", "        o, lse = forward.flash_forward(q, k, v, ctx.is_causal, ctx.scale)\n        dq, dk, dv = launch"),
-         told="correct (backward runs the forward kernel again"),
+        row = (b"""), told="it stays, so load it before the loop", gpu=None),
     edit("7.8", "no decorator: backward refuses where its graph is wanted",
          ("    @torch.autograd.function.once_differentiable\n", ""),
          ("        q, k, v, o, lse = ctx", f"{REFUSES}        q, k, v, o, lse = ctx"),

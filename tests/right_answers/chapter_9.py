@@ -1,15 +1,8 @@
-from itertools import pairwise
-
 from edits import edit
 
-from fa_tutorial.barriers import arrive, load, use, wait, work
+from fa_tutorial.barriers import arrive, load, use, wait
 from fa_tutorial.exercises import catalogue
-from fa_tutorial.hardware import require_triton
-from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
-
-require_triton("Exercise 9.3")
-from triton.experimental import gluon  # noqa: E402
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
+from fa_tutorial.hopper.ladder import gluon, left_operand, mbarrier, rescaled, softmax_step, warpgroup_mma, warpgroup_mma_wait
 
 
 def phase_by_toggling(i, stages):
@@ -120,71 +113,17 @@ def attend_with_names_of_their_own(q, k, v, full, empty, zeros, m, l, acc, scale
     return l, acc
 
 
-def alternation_by_events(first, second):
-    """Walks from one begin or end to the next, and knows who is at a softmax between."""
-    start, stop = max(first[0][0], second[0][0]), min(first[-1][0], second[-1][0])
-    times = sorted({start, stop, *(t for softmax in [*first, *second] for t in softmax if start < t < stop)})
-    one = alone = other = 0
-    for t, after in pairwise(times):
-        a, b = (any(begin <= t < end for begin, end in consumer) for consumer in (first, second))
-        one += (a ^ b) * (after - t)
-        alone += a * (after - t)
-        other += b * (after - t)
-    p, r = alone / (stop - start), other / (stop - start)
-    return [one / (stop - start), 1 - p * r - (1 - p) * (1 - r)]
-
-
-def persistent_that_toggles(next_tile, blocks, full, empty, slot, told, taken):
-    """A stage and two bits that turn over; no wait where it passes at once; the slot is free before the next number is drawn."""
-
-    def producer():
-        stage, parity, said = 0, 0, None
-        while True:
-            if said is not None:
-                yield wait(taken, said)
-            slot[0], said = next_tile(), 1 - (said if said is not None else 1)
-            yield arrive(told)
-            if slot[0] is None:
-                return
-            now = slot[0]
-            for _ in range(blocks[now]):
-                yield wait(empty[stage], 1 - parity)
-                yield load(now, stage)
-                yield arrive(full[stage])
-                stage, parity = (stage + 1, parity) if stage + 1 < len(full) else (0, 1 - parity)
-
-    def consumer():
-        stage, parity, heard = 0, 0, 0
-        yield wait(told, heard)
-        while (tile := slot[0]) is not None:
-            yield arrive(taken)
-            for _ in range(blocks[tile]):
-                yield wait(full[stage], parity)
-                yield use(tile, stage)
-                yield arrive(empty[stage])
-                stage, parity = (stage + 1, parity) if stage + 1 < len(full) else (0, 1 - parity)
-            yield work("store o")
-            heard = 1 - heard
-            yield wait(told, heard)
-
-    return producer, consumer
-
-
 TURN, TILES = "        mbarrier.wait(turns.index(C), (i - C) % 2)\n", "        mbarrier.wait(full.index(stage), parity)\n"
 RELEASED = "        mbarrier.arrive(empty.index(before), count=1)"
 BOTH, STOP = "warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way", "warpgroup_mma_wait(0, [s, acc, p])"
 # 9.7's producer waits for the stage of the next load before it draws, and not again before it loads
+DRAW, LOADS = "            tile = next_tile()\n", "            for _ in range(blocks[tile]):\n                yield wait(empty"
 ROOM_FIRST = (
-    (
-        "            tile = next_tile()\n",
-        "            yield wait(empty[n % stages], 1 - n // stages % 2)\n            tile = next_tile()\n",
-    ),
-    (
-        "            for _ in range(blocks[tile]):\n                yield wait(empty",
-        "            for block in range(blocks[tile]):\n                if block:\n                    yield wait(empty",
-    ),
+    (DRAW, f"            yield wait(empty[n % stages], 1 - n // stages % 2)\n{DRAW}"),
+    (LOADS, LOADS.replace("_", "block", 1).replace("yield", "if block:\n                    yield")),
 )
-LATER = "right, too: the finished kernel issues s′ later, and both are measured below"
+CYCLES = "    a, b = (set(range(start, stop)) & {t for x, y in c for t in range(x, y)} for c in (first, second))\n\n"
+MEETING, EMPTIED = "# the meeting\n", "        yield arrive(empty[stage])\n"
 RIGHT_ANSWERS = (
     ("9.1", phase_by_toggling),
     ("9.2", roles_that_toggle),
@@ -193,16 +132,7 @@ RIGHT_ANSWERS = (
     edit("9.3", "p in v's dtype first", ("left_operand(p, acc", "left_operand(p.to(v.dtype), acc")),
     ("9.3", catalogue.find("9.4").solution),
     ("9.4", attend_that_looks_ahead),
-    ("9.5", alternation_by_events),
-    edit(
-        "9.5",
-        "sets of cycles",
-        (
-            "    def share",
-            "    a, b = (set(range(start, stop)) & {t for x, y in c for t in range(x, y)} for c in (first, second))\n\n    def share",
-        ),
-        ("return p + r - 2 * both", "return len(a ^ b) / (stop - start)"),
-    ),
+    edit("9.5", "sets of cycles", ("    def share", f"{CYCLES}    def share"), ("p + r - 2 * both", "len(a ^ b) / (stop - start)")),
     # who comes next needs the same tiles, so nobody waits longer
     edit("9.6", "the turn before the tiles", (TURN, ""), (TILES, TURN + TILES)),
     # a fresh barrier lets consumer 0's first wait pass
@@ -214,7 +144,9 @@ RIGHT_ANSWERS = (
         (f"s = {BOTH}", f"s, acc, p = {STOP}\n{RELEASED}"),
         (f"        acc, p = warpgroup_mma_wait(0, [acc, p])\n{RELEASED}\n", ""),
     ),
-    ("9.7", persistent_that_toggles),
+    edit(
+        "9.7", "no wait where it passes at once", ("            yield wait(taken", "            if turn:\n                yield wait(taken")
+    ),
     edit("9.7", "room for the next load before a number is drawn", *ROOM_FIRST),
     edit(
         "9.8",
@@ -223,26 +155,10 @@ RIGHT_ANSWERS = (
         ("    for i", "    stage = parity = 0\n    for i"),
         ("1 - c))  # dq", "1 - c))\n        stage, parity = (1, parity) if stage == 0 else (0, 1 - parity)"),
     ),
-    edit(
-        "9.8",
-        "the waits of a first round by divmod",
-        ("stage, parity = i % 2, i // 2 % 2", "parity, stage = divmod(i, 2)\n        parity %= 2"),
-    ),
-    edit(
-        "9.8",
-        "released after the meeting: the later consumer's release counts, and the meeting has been by then",
-        ("        yield arrive(empty[stage])\n", ""),
-        ("# the meeting\n", "# the meeting\n        yield arrive(empty[stage])\n"),
-    ),
-    edit("9.9", "s′ under ds", ('        "issue s′",\n', ""), ('"issue dp",\n', '"issue dp",\n        "issue s′",\n'), told=LATER),
+    # the later consumer's release counts, and the meeting has been by then
+    edit("9.8", "released late", (EMPTIED, ""), (MEETING, MEETING + EMPTIED)),
+    edit("9.9", "s′ under ds", ('        "issue s′",\n', ""), ('"issue dp",\n', '"issue dp",\n        "issue s′",\n')),
     edit("9.9", "s′ before dk", ('"issue dk",\n        "issue s′"', '"issue s′",\n        "issue dk"')),
-    edit(
-        "9.9",
-        "s′ before ds is there",
-        ('        "issue s′",\n', ""),
-        ('"wait for dp",\n', '"wait for dp",\n        "issue s′",\n'),
-        told=LATER,
-    ),
     edit("9.9", "a tuple", ("return [", "return ("), ("\n    ]", "\n    )")),
     edit("9.9", "primes as a keyboard gives them", ("s′", "s'", 2), ("p′", "p'"), ("dv′", "dv'", 2)),
 )

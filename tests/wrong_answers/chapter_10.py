@@ -1,5 +1,3 @@
-import itertools
-
 import torch
 from edits import edit
 
@@ -22,32 +20,11 @@ def window_kinds_by_pairs(left, S, block_m, block_n):
 
 def window_kinds_by_a_loop_over_pairs(left, S, block_m, block_n):
     kinds = torch.zeros(S // block_m, S // block_n, dtype=torch.int64)
-    for row in range(S // block_m):
-        for tile in range(S // block_n):
-            queries = range(row * block_m, (row + 1) * block_m)
-            keys = range(tile * block_n, (tile + 1) * block_n)
-            pairs = sum(-left <= j - i <= 0 for i in queries for j in keys)
-            kinds[row, tile] = (pairs > 0) + (pairs == block_m * block_n)
+    for row, tile in torch.cartesian_prod(*map(torch.arange, kinds.shape)).tolist():
+        queries, keys = range(row * block_m, (row + 1) * block_m), range(tile * block_n, (tile + 1) * block_n)
+        seen = [-left <= j - i <= 0 for i in queries for j in keys]
+        kinds[row, tile] = any(seen) + all(seen)
     return kinds
-
-
-def window_kinds_by_a_tile_at_a_time(left, S, block_m, block_n):
-    kinds = torch.zeros(S // block_m, S // block_n, dtype=torch.int64)
-    for row, tile in itertools.product(*map(range, kinds.shape)):
-        distance = block_n * tile + torch.arange(block_n) - (block_m * row + torch.arange(block_m))[:, None]
-        seen = (distance <= 0) & (distance >= -left)
-        kinds[row, tile] = seen.any().int() + seen.all().int()
-    return kinds
-
-
-def packed_tiles_by_pairs(cu, block):
-    lengths = cu.diff().long()
-    sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    seen = sequence[:, None] == sequence
-    tiles = [[tile.any() for tile in rows.split(block, dim=1)] for rows in seen.split(block)]
-    needed = torch.tensor(tiles).int()
-    first = needed.argmax(dim=1)
-    return first, first + needed.sum(dim=1)
 
 
 def packed_tiles_by_the_pairs_of_a_block(cu, block):
@@ -69,148 +46,56 @@ def dropout_gradients_by_autograd(p, p_sink, z, v, do):
 
 BOTH = "(distance <= 0) & (distance >= -aux.left)"
 TOO_WIDE = f"the result is right, but {WIDENED}"
-NOT_JITTED = ("@triton.jit\n", "")
 
 WRONG_ANSWERS = (
-    edit("10.1", "not jitted", NOT_JITTED, told="put @triton.jit above it"),
     edit("10.1", "another name", ("-aux.left", "-aux.window"), told="aux has left, shift and c", gpu="stops with"),
-    edit("10.1", "two entries of aux", ("    distance", "    left, shift = aux\n    distance"), told="read them by name, as aux.left", gpu=None),
     edit("10.1", "no brackets", (BOTH, "distance <= 0 & distance >= -aux.left"), told="or a < b & c < d without brackets", gpu="stops with"),
-    edit("10.1", "a chain", (BOTH, "-aux.left <= distance <= 0"), told="and so does a chain: a < b < c", gpu=None),
-    edit("10.1", "no brackets around the first", (BOTH, "distance <= 0 & (distance >= -aux.left)"),
-         told="as without brackets, because & binds tighter than <= and >="),
     edit("10.1", "and", (") & (", ") and ("), told="join masks by &, not by `and`", gpu=None),
     edit("10.1", "numbers", (BOTH, f"tl.where({BOTH}, 1, 0)"), told="a mask mod returns booleans"),
     edit("10.1", "of the first tile alone", ("j - (i + aux.shift)", "tl.arange(0, 16)[None, :] - tl.arange(0, 8)[:, None] - aux.shift"),
          told="a tile may be anywhere, and of any shape"),
-    edit("10.1", "the batch entry", ("distance >= -aux.left", "b >= -aux.left"), told="distance >= −aux.left is missing or has no effect"),
-    edit("10.2", "in float32", (".int()", ".float()", 2), told="the kinds are right, but they are in float32"),
-    ("10.2", window_kinds_by_pairs, "a tensor holds the 512 pairs of a tile, or more: two corners decide a tile"),
-    ("10.2", window_kinds_by_a_tile_at_a_time, "a tensor holds the 512 pairs of a tile, or more"),
-    ("10.2", window_kinds_by_a_loop_over_pairs, "a loop over single pairs: two corners decide a tile"),
+    ("10.2", window_kinds_by_pairs, "they come from single pairs: two corners decide a tile"),
+    ("10.2", window_kinds_by_a_loop_over_pairs, "they come from single pairs: two corners decide a tile"),
     edit("10.2", "only distances below 0", ("(farthest <= 0)", "(farthest < 0)"), told="pairs at distances 0 and −left are seen"),
-    edit("10.2", "whole only below 0", ("(nearest <= 0)", "(nearest < 0)"), told="pairs at distances 0 and −left are seen"),
-    edit("10.2", "one query too many", ("(top + block_m - 1)", "(top + block_m)"), told="its last query its first + block_m − 1"),
-    edit("10.2", "one key too many", ("start + block_n - 1 - top", "start + block_n - top"), told="a tile's last key is its first + block_n − 1"),
-    *(edit("10.3", f"t in place of the number: {name}", (old, new), told="a list may begin after tile 0: k_tile, j and v_tile all start at")
-      for name, old, new in (("k_tile", "load_tile(k, b, h, start_n, S_k", "load_tile(k, b, h, t * BLOCK_N, S_k"),
-                             ("v_tile", "load_tile(v, b, h, start_n, S_k", "load_tile(v, b, h, t * BLOCK_N, S_k"),
-                             ("j", "j = start_n", "j = t * BLOCK_N"))),
-    *(edit("10.3", f"the end of {x} isn't given", (f"load_tile({x}, b, h, start_n, S_k", f"load_tile({x}, b, h, start_n, None"),
-           told="there load_tile needs S_k, for k and for v", gpu=None) for x in "kv"),
-    *(edit("10.3", words, change, told="a row's whole tiles stand at its places across − 1", gpu="whole") for words, change in (
-        ("across, not across − 1", ("across + across - 1 - t", "across + across - t")),
-        ("the whole ones' counts by columns", ("count_ptr + row_blocks + row", "count_ptr + across + row")))),
-    edit("10.3", "a row of index as long as there are blocks of queries", ("tl.cdiv(S_q, BLOCK_M), tl.cdiv(S_k, BLOCK_N)", "tl.cdiv(S_q, BLOCK_M), tl.cdiv(S_q, BLOCK_M)"),
-         told="a row of index has ceil(S_k / BLOCK_N) entries", gpu="whole"),
-    edit("10.3", "the whole tiles' numbers are taken for keys", ("across + across - 1 - t) * BLOCK_N", "across + across - 1 - t)"),
-         told="start_n counts keys, and index_ptr holds numbers of tiles: multiply by BLOCK_N, in both loops"),
+    edit("10.3", "t in place of the number for j", ("j = start_n", "j = t * BLOCK_N"), told="each tile starts at its number · BLOCK_N"),
+    edit("10.3", "the end of v isn't given", ("load_tile(v, b, h, start_n, S_k", "load_tile(v, b, h, start_n, None"),
+         told="there load_tile needs S_k, for k and for v", gpu=None),
+    edit("10.3", "across, not across − 1", ("across + across - 1 - t", "across + across - t"), told="and how many whole, at across − 1", gpu="whole"),
     edit("10.3", "begins anew", ("    for t in range(whole)", "    l = tl.zeros((BLOCK_M,), dtype=tl.float32)\n    for t in range(whole)"),
          told="with one m, l and acc for both loops"),
     edit("10.3", "one loop, and every tile asks the mask", ("range(mixed)", "range(mixed + whole)"), ("range(whole)", "range(0)"),
          ("+ t) * BLOCK_N", "+ tl.where(t < mixed, t, across - 1 - (t - mixed))) * BLOCK_N"), ("seen = (j", "seen = (t >= mixed) | (j"),
          told="the result is right, but the whole tiles ask MASK_MOD as well"),
-    *(edit("10.3", words, change, told="each whole tile adds to the first loop's m, l and acc") for words, change in (
-        ("whole tiles without alpha", ("acc * alpha[:, None])\n    l =", "acc)\n    l =")), ("the last whole tile is lost", ("range(whole)", "range(whole - 1)")))),
-    edit("10.3", "one entry too many", ("range(mixed)", "range(mixed + 1)"), told="t runs from 0 to the count − 1", gpu=None),
     edit("10.3", "an empty list's first entry is visited", ("range(mixed)", "range(tl.maximum(mixed, 1))"), told="may be empty"),
-    edit("10.3", "lists overlap", ("row * across + t", "row + t"), told="its own row of index, of ceil(S_k / BLOCK_N) entries"),
-    edit("10.3", "the first entry alone is read", ("tl.load(index_ptr + row * across + t)", "(tl.load(index_ptr + row * across) + t)"),
-         told="whole ones at its end"),
-    edit("10.3", "lists without the ragged tile", ("row * across", "row * (S_k // BLOCK_N)", 2), told="the last tiles may be ragged"),
-    edit("10.3", "BLOCK_M for BLOCK_N", ("+ t) * BLOCK_N", "+ t) * BLOCK_M"), told="BLOCK_M and BLOCK_N may differ"),
-    edit("10.3", "no end of the keys", ("(j < S_k) & ", ""),
-         told="where the mask mod shows a key past S_k, j < S_k must hide it"),
-    *(edit("10.3", f"MASK_MOD({wrong},", ("MASK_MOD(b, h,", f"MASK_MOD({wrong},"),
-           told="MASK_MOD gets the numbers of batch entry, head, query and key") for wrong in ("h, b", "b, H")),
+    edit("10.3", "BLOCK_M for BLOCK_N", ("+ t) * BLOCK_N", "+ t) * BLOCK_M"), told="so may BLOCK_M and BLOCK_N"),
+    edit("10.3", "no end of the keys", ("(j < S_k) & ", ""), told="where the mask mod shows a key past S_k, j < S_k must hide it"),
+    edit("10.3", "MASK_MOD(b, H,", ("MASK_MOD(b, h,", "MASK_MOD(b, H,"), told="MASK_MOD gets the numbers of batch entry, head, query and key"),
     edit("10.3", "by program", ("count_ptr + row)", "count_ptr + tl.program_id(0))"), ("row * across + t", "tl.program_id(0) * across + t"),
-         told="a program's row of the lists is the number of its block of queries"),
-    *(edit("10.3", f"{x} widened", change, told=TOO_WIDE, gpu=None) for x, change in (
-        ("v", ("dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])", "dot(p, v_tile.to(tl.float32), acc * alpha[:, None])", 2)),
-        ("k", ("dot(q_tile, tl.trans(k_tile))", "dot(q_tile.to(tl.float32), tl.trans(k_tile).to(tl.float32))", 2)))),
+         told="each block of queries has a row of index, for all heads"),
+    edit("10.3", "v widened", ("dot(p.to(v_tile.dtype), v_tile, acc", "dot(p, v_tile.to(tl.float32), acc", 2), told=TOO_WIDE, gpu=None),
     ("10.4", soft_cap_by_growing_exponentials, "one edge is left: a score may lie far beyond the cap"),
-    edit("10.4", "missing tanh", ("t = tanh", "t = tl.no_such_tanh"), told="stops with AttributeError"),
-    *(edit("10.4", tanh, ("t = tanh(", f"t = {tanh}("), told="tanh is the package's: call tanh(x)", gpu="stops with")
-      for tanh in ("math.tanh", "tl.math.tanh", "torch.tanh")),
-    edit("10.4", "a numerical derivative", ("1 - t * t", "aux.c * (tanh((s + 0.01) / aux.c) - tanh((s - 0.01) / aux.c)) / 0.02"),
-         told="the derivative comes from a formula"),
-    edit("10.4", "a whole number for c", ("t = tanh(s / aux.c)\n    return aux.c * t", "c = tl.cast(aux.c, tl.int32)\n    t = tanh(s / c)\n    return c * t"),
-         told="c may be any positive number"),
-    edit("10.4", "the derivative alone", ("aux.c * t, ", ""), told="must return two results", gpu=None),
-    edit("10.5", "the starter's m and l", ("tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sink_ptr + h)", 'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)'),
-         ("tl.full((BLOCK_M,), 1.0, dtype=tl.float32)", "tl.zeros((BLOCK_M,), dtype=tl.float32)"), told="the sink is missing from l"),
+    edit("10.4", "the derivative alone", ("aux.c * t, ", ""), told="It must return two results", gpu=None),
     edit("10.5", "a row whose tiles hide every key divides by 0", ("    l = tl.where(l == 0, 1.0, l)  # a row that sees no key has acc = 0\n", ""),
          told="one edge is left: a row may see no key"),
     edit("10.5", "a sink for each batch entry", ("sink_ptr + h", "sink_ptr + batch_head"), told="one number for each head, whatever the batch entry", gpu=None),
-    edit("10.5", "v widened", ("dot(p.to(v_tile.dtype), v_tile,", "dot(p, v_tile.to(tl.float32),"), told=TOO_WIDE, gpu=None),
-    edit("10.6", "MASK_MOD is never asked", ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""), told="hidden pairs have a p: ask MASK_MOD"),
-    edit("10.6", "MASK_MOD is never asked, and a row without keys guarded", ("aux) - lse)", "aux) - tl.where(lse == -float('inf'), float('inf'), lse))"),
-         ("    p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)\n", ""), told="hidden pairs have a p: ask MASK_MOD"),
-    edit("10.6", "ds alone", ("return p, ds", "return ds"), told="must return two results", gpu=None),
-    edit("10.6", "three results", ("return p, ds", "return p, ds, dp"), told="must return two results", gpu=None),
+    edit("10.6", "ds alone", ("return p, ds", "return ds"), told="It must return two results", gpu=None),
     edit("10.6", "no b and h", ("SCORE_MOD(s, b, h, i", "SCORE_MOD(s, i"), told="a score mod s before these", gpu="stops with"),
-    edit("10.6", "an entry of aux", ("SCORE_MOD(s, b, h, i, j, aux)", "SCORE_MOD(s, b, h, i, j, aux.c)"), told="gets aux, the whole tuple", gpu="stops with"),
-    edit("10.6", "b and h exchanged", ("MASK_MOD(b, h,", "MASK_MOD(h, b,"),
-         told="MASK_MOD gets the numbers of batch entry, head, query and key"),
-    edit("10.6", "lse as a vector", ("aux) - lse)", "aux) - lse[:, None])"), told="lse and delta broadcast to a tile already", gpu="stops with"),
-    edit("10.6", "i and j exchanged", ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i"),
-         told="p is exp of SCORE_MOD(s, b, h, i, j, aux) less lse"),
-    *(edit("10.6", f"{name} without b and h", (f"{name}(s, b, h,", f"{name}(s, 0, 0,"), told="a score may differ by batch entry, head, query and key")
-      for name in ("SCORE_MOD", "SCORE_GRAD")),
-    edit("10.6", "b and h exchanged for the score", ("SCORE_MOD(s, b, h,", "SCORE_MOD(s, h, b,"), told="SCORE_MOD and SCORE_GRAD get b, h, i and j as they are"),
-    edit("10.6", "the mask's i and j exchanged", ("MASK_MOD(b, h, i, j", "MASK_MOD(b, h, j, i"), told="where MASK_MOD(b, h, i, j, aux) is True"),
+    edit("10.6", "lse as a vector", ("aux) - lse)", "aux) - lse[:, None])"), told="What comes in broadcasts to a tile already", gpu="stops with"),
+    edit("10.6", "i and j exchanged", ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i"), told="p is exp(SCORE_MOD(s, b, h, i, j, aux) − lse)"),
     edit("10.6", "two exponentials", ("tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)", "tl.exp(SCORE_MOD(s, b, h, i, j, aux)) * tl.exp(-lse)"),
          told="is computed in one step, so nothing overflows"),
-    *(edit("10.6", f"{words}, and only blind rows are 0", *changes,
-           ("p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)", "p = tl.where(lse == -float('inf'), 0.0, p)"), told="hidden pairs have a p: ask MASK_MOD, and put 0 there after exp, because")
-      for words, changes in (("no mask", ()), ("masked first", [("SCORE_MOD(s,", "SCORE_MOD(tl.where(MASK_MOD(b, h, i, j, aux), s, -float('inf')),")]))),
-    edit("10.6", "delta is taken from p ∘ dp", ("p * (dp - delta)", "(p * dp - delta)"), told="ds is all of p (dp − delta)"),
-    edit("10.6", "a hard-coded cap in the derivative", ("* SCORE_GRAD(s, b, h, i, j, aux)", "* (1 - tanh(s / 2.0) * tanh(s / 2.0))"),
-         told="another cap: the mods know what a score becomes"),
-    edit("10.6", "a derivative for i and j exchanged", ("SCORE_GRAD(s, b, h, i, j", "SCORE_GRAD(s, b, h, j, i"), told="SCORE_MOD and SCORE_GRAD get b, h, i and j as they are"),
-    edit("10.6", "a derivative without j", ("SCORE_GRAD(s, b, h, i, j", "SCORE_GRAD(s, b, h, i, i"), told="SCORE_MOD and SCORE_GRAD get b, h, i and j as they are"),
-    edit("10.7", "a row of index has S / BLOCK_N entries", ("column * down +", "column * key_blocks +"),
-         told="has S / BLOCK_M entries", gpu=None),
-    edit("10.7", "the lists of a program", ("count_ptr + column", "count_ptr + tl.program_id(0)"), told="its row of index is that block's", gpu=None),
-    edit("10.7", "one entry too many", ("tl.load(count_ptr + column))", "tl.load(count_ptr + column) + 1)"), told="count says how many of them are meant", gpu=None),
+    edit("10.6", "no mask, and only blind rows are 0", ("p = tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)", "p = tl.where(lse == -float('inf'), 0.0, p)"),
+         told="hidden pairs have a p: ask MASK_MOD, and put 0 there after exp, because"),
+    edit("10.7", "a row of index has S / BLOCK_N entries", ("column * down +", "column * key_blocks +"), told="S / BLOCK_M", gpu=None),
     edit("10.7", "rows of lse by h", ("batch_head * S + i", "h * S + i", 2), told="a head's rows of lse and delta start at batch_head · S"),
-    edit("10.7", "the step gets S", ("STEP(s, dp", "STEP(s * scale, dp"), told="with i, lse and delta along the tile's queries"),
-    *(edit("10.7", f"dp from {wrong[0]}", ("dot(v_tile, tl.trans(do_tile))", f"dot({wrong})"), told="It gets s = scale · k qᵀ and dp = v doᵀ")
-      for wrong in ("q_tile, tl.trans(do_tile)", "v_tile, tl.trans(q_tile)")),
-    edit("10.7", "p and ds exchanged in the sums", ("dot(p.to(do_tile.dtype)", "dot(ds.to(do_tile.dtype)"),
-         ("dot(ds.to(q_tile.dtype)", "dot(p.to(q_tile.dtype)"), told="p and ds stand in each other's sum"),
-    edit("10.7", "p and ds exchanged as they come", ("p, ds = STEP", "ds, p = STEP"), told="p and ds stand in each other's sum"),
-    edit("10.7", "dp from k", ("dot(v_tile, tl.trans(do_tile))", "dot(k_tile, tl.trans(do_tile))"), told="dp is made of k"),
-    edit("10.7", "ds turned", ("dot(ds.to(q_tile.dtype)", "dot(tl.trans(ds).to(q_tile.dtype)"), told="ds lies the wrong way in its sum"),
-    edit("10.7", "lse for delta", ("STEP(s, dp, lse, delta", "STEP(s, dp, lse, lse"), told="STEP gets lse in delta's place"),
-    edit("10.7", "delta for lse", ("delta_ptr + batch_head", "lse_ptr + batch_head"), told="STEP gets lse in delta's place"),
-    edit("10.7", "scale in each sum and at the end", ("dot(ds.to", "dot((scale * ds).to"), told="dk has the scale twice"),
+    edit("10.7", "p and ds exchanged as they come", ("p, ds = STEP", "ds, p = STEP"), told="with p, ds = STEP(s, dp, lse, delta, …)"),
     edit("10.7", "do widened", ("dot(p.to(do_tile.dtype), do_tile,", "dot(p, do_tile.to(tl.float32),"), told=TOO_WIDE, gpu=None),
-    edit("10.7", "q widened", ("dot(ds.to(q_tile.dtype), q_tile,", "dot(ds, q_tile.to(tl.float32),"), told=TOO_WIDE, gpu=None),
-    edit("10.8", "p_sink is forgotten", ("-(p_sink * delta)", "-(delta)"), told="its p is p_sink, and its dp is 0"),
     ("10.8", dropout_gradients_by_autograd, "autograd computes these gradients"),
-    *(edit("10.8", f"the sink in delta: {words}", ("(do * o).sum(dim=1)", delta), told="the sink's share is in p already")
-      for words, delta in (("divided", "(p * dp).sum(dim=1) / (1 - p_sink)"), ("o divided", "(do * (o / (1 - p_sink)[:, None])).sum(dim=1)"),
-                           ("added", "(p * dp).sum(dim=1) + p_sink"))),
+    edit("10.8", "the sink in delta", ("(do * o).sum(dim=1)", "(p * dp).sum(dim=1) / (1 - p_sink)"), told="the sink's share is in p already"),
     edit("10.8", "divided by p", ("p * (dp - delta[:, None])", "((p * p) * (dp - delta[:, None])) / p"), told="nothing is divided"),
-    edit("10.8", "delta of the first row", ("delta[:, None]", "delta[0]"), told="a row of ds depends on no other row"),
     edit("10.8", "dsink of shape (1,)", (".sum()", ".sum(dim=0, keepdim=True)"), told="dsink is one number"),
-    edit("10.8", "a mask of the kept pairs for the sum", ("z * (do @ v.T)", "(z > 0) * (do @ v.T)"),
-         told="dp holds all of z"),
-    edit("10.9", "the last block's query past the end", (".clamp(max=total - 1)", ""), told="where the last query is token 9: raises IndexError"),
+    edit("10.9", "the last block's query past the end", (".clamp(max=total - 1)", ""), told="one edge is left: cu_seqlens = [0, 0, 6, 10], blocks of 4: raises IndexError"),
     edit("10.9", "right=True is forgotten for first", ("cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, top).clamp(min=1) - 1]"),
-         told="a block of queries needs the tiles of its own sequence"),
-    edit("10.9", "right=True is forgotten twice", ("cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, top).clamp(min=1) - 1]"),
-         ("searchsorted(cu, last, right=True)", "searchsorted(cu, last)"), told="a block of queries needs the tiles of its own sequence"),
-    edit("10.9", "total, not total − 1", (".clamp(max=total - 1)", ".clamp(max=total)"),
-         told="The last query is token total − 1, and no sequence holds a token past it"),
-    edit("10.9", "lists", ("return start // block, (stop + block - 1) // block", "return (start // block).tolist(), ((stop + block - 1) // block).tolist()"),
-         told="first is a list: return a tensor"),
-    edit("10.9", "first in tokens", ("start // block", "start"), told="a block of queries needs the tiles of its own sequence"),
-    edit("10.9", "end in tokens", ("(stop + block - 1) // block", "stop"), told="a block of queries needs the tiles of its own sequence"),
-    edit("10.9", "right=True is forgotten for first, unclamped", ("cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, top) - 1]"),
-         told="a block of queries needs the tiles of its own sequence"),
-    edit("10.9", "in float32", ("start // block", "(start // block).float()"), told="a tile's number is an integer"),
-    ("10.9", packed_tiles_by_pairs, "a tensor of all 256 pairs is made: two queries decide a block"),
+         told="first is the tile in which the first query's sequence begins"),
     ("10.9", packed_tiles_by_the_pairs_of_a_block, "a tensor holds the 256 pairs of a tile, or more: two queries decide a block"),
 )  # fmt: skip

@@ -1,10 +1,6 @@
-import math
-
 from edits import edit
 
 from fa_tutorial.matmul import tl, triton
-
-PART, LSE = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N", "m + tl.log(l_or_one)"
 
 
 @triton.jit
@@ -23,91 +19,25 @@ def merge_without_a_guard(o_parts_ptr, lse_parts_ptr, o_ptr, lse_ptr, rows, spli
     tl.store(lse_ptr + row, m + tl.log(l))
 
 
-def step_us_by_dealing(B, H_q, H_k, S, D, splits, sms, tile_us, copy_gb_s):
-    """The programs are dealt to the SMs in turn, and each counts its own tiles."""
-    tiles = math.ceil(S / 64)
-    part, on = math.ceil(tiles / splits), [0] * sms
-    for i in range(B * H_k * splits):
-        split = i // (B * H_k)
-        on[i % sms] += max(0, min(part, tiles - split * part))
-    return max(max(on) * tile_us, 4 * B * H_k * S * D / copy_gb_s / 1e3)
-
-
-def step_us_of_programs_with_keys(B, H_q, H_k, S, D, splits, sms, tile_us, copy_gb_s):
-    tiles = math.ceil(S / 64)
-    part = math.ceil(tiles / splits)
-    programs = math.ceil(B * H_k * math.ceil(tiles / part) / sms)
-    return max(part * programs * tile_us, 4 * B * H_k * S * D / copy_gb_s / 1e3)
-
-
 WRONG_ANSWERS = (
-    edit("11.1", "a tile for the whole step", ("part * programs * tile_us", "tile_us"), told="2 key heads are 2 programs of 10 tiles"),
     edit("11.1", "MiB", ("copy_gb_s / 1e3", "copy_gb_s / 1e3 / 1.048576"), told="a GB is 10⁹"),
-    edit("11.1", "one key head", ("4 * B * H_k", "4 * B"), told="51,200 bytes at 4 GB/s take 12.8 µs; a GB is 10⁹"),
     edit("11.1", "whole tiles alone", ("math.ceil(S / 64)", "(S // 64)"), told="610 keys are 10 tiles, the last of them with 34 keys"),
-    edit("11.1", "a part's bytes", ("bytes_read / copy", "bytes_read / splits / copy"), told="3 sequences bring three caches"),
-    edit("11.1", "a program more where they divide", ("math.ceil(B * H_k * splits / sms)", "(B * H_k * splits // sms + 1)"),
-         told="10 programs on 5 SMs are 2 on each"),
-    ("11.1", step_us_by_dealing, "programs whose part has no tile are left out"),
-    ("11.1", step_us_of_programs_with_keys, "programs whose part has no tile are left out"),
     edit("11.2", "a finite number for missing parts", ('other=-float("inf")', "other=-1e6"), told="missing parts have −∞"),
-    edit("11.2", "no masks", (', mask=offs_s < splits, other=-float("inf")', ""), (", mask=mask, other=0.0", ""), (", mask=offs_d < D", ""),
-         told="offs_s < splits"),
     edit("11.2", "v without other", ("mask=mask, other=0.0", "mask=mask"), told="0 · NaN is NaN", gpu=None),
-    edit("11.2", "lse a split apart", ("lse_parts_ptr + part,", "lse_parts_ptr + offs_s * splits + row,"), told="an offset is wrong, not a mask"),
     ("11.2", merge_without_a_guard, "−∞ − (−∞) would be NaN"),
-    edit("11.3", "every row sees all", ("S - S_q + offs_m % S_q", "S - 1 + 0 * offs_m"),
-         told="row r is token r % S_q of a query head"),
-    edit("11.3", "a part in tiles", (PART, PART.removesuffix(" * BLOCK_N")), told="one split is the whole attention"),
-    edit("11.3", "whole tiles alone", (PART, PART.replace("tl.cdiv(S, BLOCK_N)", "S // BLOCK_N")), told="three tiles for two splits, so ceil(3 / 2) = 2"),
-    edit("11.3", "parts that differ by a tile at most",
-         ("start, end = split * part, tl.minimum((split + 1) * part, S)",
-          "tiles = tl.cdiv(S, BLOCK_N)\n    start = split * tiles // tl.num_programs(1) * BLOCK_N\n"
-          "    end = tl.minimum((split + 1) * tiles // tl.num_programs(1) * BLOCK_N, S)"),
-         told="ceil(3 / 2) = 2 a part: tiles 0 and 1"),
-    edit("11.3", "key head 0", ("batch_head // H_k, batch_head % H_k", "batch_head // H_k, batch_head * 0"),
-         told="key head i % H_k"),
+    edit("11.3", "every row sees all", ("S - S_q + offs_m % S_q", "S - 1 + 0 * offs_m"), told="row r is token r % S_q"),
     edit("11.3", "program ids exchanged", ("tl.program_id(0), tl.program_id(1)", "tl.program_id(1), tl.program_id(0)"),
          told="i is tl.program_id(0)", gpu=None),
-    edit("11.3", "lse of nothing", (LSE, f"tl.where(l == 0.0, 0.0, {LSE})"), told="and lse is −∞"),
     edit("11.3", "walks on after the last key", ("tl.minimum((split + 1) * part, S)", "(split + 1) * part"),
          told="no tile begins at S or after it, so end is at most S", gpu=None),
     edit("11.3", "ends with the oldest token", ("(split + 1) * part, S)", "(split + 1) * part, S - S_q + 1)"), told="counts for the two newest tokens"),
-    edit("11.3", "o as if it were contiguous",
-         ("store_tile(o, acc / l_or_one[:, None], split, batch_head, 0, rows, D, BLOCK_M, BLOCK_D)",
-          "tl.store(o.ptr + ((split * tl.num_programs(0) + batch_head) * rows + offs_m[:, None]) * D + tl.arange(0, BLOCK_D)[None, :], "
-          "acc / l_or_one[:, None], mask=(offs_m < rows)[:, None] & (tl.arange(0, BLOCK_D) < D)[None, :])"),
-         told="o is Heads, whose rows need not lie side by side", gpu=None),
-    edit("11.3", "stores every row", (", mask=offs_m < rows", ""), told="split_kernel: q, o and lse end at row `rows`, k and v at key S: with"),
+    edit("11.3", "stores every row", (", mask=offs_m < rows", ""), told="q, o and lse end at row `rows`"),
     edit("11.4", "a split more", ("tiles // 4 + 1", "tiles // 4 + 2"), told="at most 17 splits have 4 tiles each"),
-    edit("11.4", "none for a short cache", ("least), 1)", "least), 0)"), told="more than `prices` has, so one split"),
-    edit("11.4", "within 10 %", ("1.05", "1.10"), told="16 splits are 128 programs of 32 tiles"),
-    edit("11.4", "within 6 %", ("1.05", "1.06"), told="15 splits are 20, over 5 % more than 19"),
     edit("11.4", "5 % of itself", ("us(splits) <= 1.05 * least", "0.95 * us(splits) <= least"), told="15 splits are 20"),
-    edit("11.4", "a program more where they divide", ("math.ceil(n * splits / sms)", "(n * splits // sms + 1)"), told="raises KeyError: 3"),
-    edit("11.4", "the last price for more", (" if n * splits <= len(prices) * sms", ""), ("prices[programs]", "prices[min(programs, len(prices))]"),
-         told="one split is 3 programs of 512 tiles on an SM, and two would be 5"),
-    edit("11.4", "splits compared with µs", ("if us(splits) <=", "if splits <="), told="16 splits"),
-    edit("11.6", "a tile more where they divide", ("math.ceil(tiles / splits)", "(tiles // splits + 1)"), told="four tiles for two splits"),
     edit("11.6", "the newest tokens forgotten", ("S - S_q - left", "S - left"), told="the first is the last of its tile"),
-    edit("11.6", "the new tokens counted twice", ("S - S_q - left", "S - 2 * S_q - left"), told="the window's keys are 80 to 95, one tile"),
-    edit("11.6", "a number", ("return start, min(start + part, S)", "return start"), told="window_part(0, 1, 100, 1, 9, 16)"),
-    edit("11.5", "a row of the table for each key head", ("b * pages", "batch_head * pages"), told="table[b, start_n // PAGE_SIZE]", gpu=None),
-    edit("11.5", "no block table", ("tl.load(table_ptr + b * pages + start_n // PAGE_SIZE)", "start_n // PAGE_SIZE"), told="key n is row n % 16 of page table[b, n // 16]"),
-    edit("11.5", "an entry for each tile", ("start_n // PAGE_SIZE)", "start_n // BLOCK_N)"), told="table[b, start_n // PAGE_SIZE]", gpu=None),
     edit("11.5", "walks on after the last key", ("tl.minimum((split + 1) * part, S)", "(split + 1) * part"),
          told="no tile begins at S or after it", gpu=None),
-    edit("11.5", "walks on to the end of the page", ("tl.minimum((split + 1) * part, S)", "tl.minimum((split + 1) * part, tl.cdiv(S, PAGE_SIZE) * PAGE_SIZE)"),
-         told="tiles are multiplied that hold no key", gpu=None),
-    edit("11.5", "the split's number for the page's", ("start_n // PAGE_SIZE)", "split)"), told="split 0 has a tile on page 1 and one on page 2"),
     edit("11.5", "the position for the row", ("h_k, start_n - first, ", "h_k, start_n, "), told="key n is row n % 16 of page table[b, n // 16]", gpu=None),
-    edit("11.5", "positions from the tile's first key", ("last_seen - first", "last_seen - start_n"), ("S - first", "S - start_n"),
-         told="last_seen and S count from the page's first key"),
-    edit("11.5", "steps of BLOCK_M", ("range(start, end, BLOCK_N)", "range(start, end, BLOCK_M)"), told="BLOCK_N keys, not BLOCK_M", gpu=None),
-    edit("11.5", "parts in tiles of BLOCK_M", (PART, PART.replace("BLOCK_N", "BLOCK_M")), told="BLOCK_N keys, not BLOCK_M", gpu=None),
-    edit("11.6", "tiles of 16", ("    first =", "    BLOCK_N = 16\n    first ="), told="the tiles are taken for 16 keys long: they have BLOCK_N"),
-    edit("11.5", "key head 0", ("page, h_k,", "page, 0,"), told="a key head its own part of each page"),
-    edit("11.5", "batch entry b", ("acc, page, h_k", "acc, b, h_k"), told="key n is row n % 16 of page table[b, n // 16]"),
+    edit("11.6", "tiles of 16", ("    first =", "    BLOCK_N = 16\n    first ="), told="tiles of BLOCK_N = 64 keys: three from key 128 on"),
     edit("11.5", "no mask", ("scale, True,", "scale, False,"), told="each row sees the keys up to its own token's position"),
-    edit("11.4", "less than 5 %", ("<= 1.05 * least", "< 1.05 * least"), told="20 splits 21, which is within 5 %"),
 )  # fmt: skip

@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import torch
 from edits import edit
@@ -7,51 +5,11 @@ from edits import edit
 from fa_tutorial.matmul import tl, triton
 
 
-def strides_from_the_sizes_after(shape):
-    strides = [1]
-    for size in reversed(shape[1:]):
-        strides.insert(0, size * strides[0])
-    return tuple(strides)
-
-
-def strides_by_division(shape):
-    total = math.prod(shape)
-    return tuple([total := total / size for size in shape])
-
-
-def strides_in_float32(shape):
-    return tuple(int(torch.tensor(shape[i + 1 :], dtype=torch.float32).prod()) for i in range(len(shape)))
-
-
-def strides_in_int32(shape):
-    return [int(torch.tensor(shape[i + 1 :]).prod(dtype=torch.int32)) for i in range(len(shape))]
-
-
-def view_by_pytorch(S, H, D):
-    k = torch.empty((2, S, 3, H, D), device="meta")[:, :, 1].transpose(1, 2)
-    return k.storage_offset(), k.stride()
-
-
 @triton.jit
 def add_everything_in_every_program(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
     for start in range(0, n, BLOCK):
         offs = start + tl.arange(0, BLOCK)
         tl.store(out_ptr + offs, tl.load(x_ptr + offs, mask=offs < n) + tl.load(y_ptr + offs, mask=offs < n), mask=offs < n)
-
-
-@triton.jit
-def softmax_by_triton(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
-    row, offs = tl.program_id(0), tl.arange(0, BLOCK)
-    x = tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-float("inf")).to(tl.float32)
-    tl.store(out_ptr + row * stride_out + offs, tl.softmax(x), mask=offs < cols)
-
-
-@triton.jit
-def add_in_program_0(x_ptr, y_ptr, out_ptr, n, BLOCK: tl.constexpr):
-    if tl.program_id(0) == 0:
-        for start in range(0, n, BLOCK):
-            offs = start + tl.arange(0, BLOCK)
-            tl.store(out_ptr + offs, tl.load(x_ptr + offs, mask=offs < n) + tl.load(y_ptr + offs, mask=offs < n), mask=offs < n)
 
 
 @triton.jit
@@ -63,125 +21,52 @@ def softmax_row_after_row(x_ptr, out_ptr, cols, stride_x, stride_out, ROWS: tl.c
         tl.store(out_ptr + row * stride_out + offs, p / tl.sum(p, axis=0), mask=offs < cols)
 
 
-@triton.jit
-def softmax_in_program_0(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
-    if tl.program_id(0) == 0:
-        for row in range(tl.num_programs(0)):
-            offs = tl.arange(0, BLOCK)
-            x = tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-float("inf")).to(tl.float32)
-            p = tl.exp(x - tl.max(x, axis=0))
-            tl.store(out_ptr + row * stride_out + offs, p / tl.sum(p, axis=0), mask=offs < cols)
-
-
-@triton.jit
-def transpose_column_by_column(x_ptr, out_ptr, rows, cols, stride_xr, stride_xc, stride_or, stride_oc,
-                               BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):  # fmt: skip
-    r = tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)
-    for j in range(BLOCK_C):
-        c = tl.program_id(1) * BLOCK_C + j
-        mask = (r < rows) & (c < cols)
-        tl.store(out_ptr + c * stride_or + r * stride_oc, tl.load(x_ptr + r * stride_xr + c * stride_xc, mask=mask), mask=mask)
-
-
 LOAD_X = 'x = tl.load(x_ptr + row * stride_x + offs, mask=mask, other=-float("inf")).to(tl.float32)'
 THROUGH_OUT = """tl.store(out_ptr + row * stride_out + offs, p, mask=mask)
     p = tl.load(out_ptr + row * stride_out + offs, mask=mask, other=0.0).to(tl.float32)"""
 
 WRONG_ANSWERS = (
-    edit("2.1", "appends itself", ("append(step)", "append(strides)"), told="returns a list that holds itself"),
-    edit("2.1", "generator", ("tuple(reversed(strides))", "(step for step in strides)"),
-         told="returns a generator, want a number, a tensor, or a tuple of them (brackets around a loop"),
-    ("2.1", strides_from_the_sizes_after, "one edge is left: an empty shape has an empty tuple of strides"),
-    ("2.1", strides_by_division, "3.0 is a float, and a stride is an integer"),
-    edit("2.1", "from a float", ("step = 1", "step = 1.0"), told="3.0 is a float, and a stride is an integer"),
-    ("2.1", strides_in_float32, "one edge is left: large strides are exact"),
-    ("2.1", strides_in_int32, "one edge is left: large strides are exact"),
-    ("2.1", lambda shape: (*shape[1:], 1), "stride[i] is the product of the sizes after i"),
-    ("2.1", lambda shape: tuple(np.prod(shape[i + 1 :]) for i in range(len(shape))), "1.0 is a float, and a stride is an integer"),
-    ("2.1", lambda shape: np.empty(shape, np.int8).strides, "an array is made, and no memory holds one of this shape"),
-    ("2.1", lambda shape: torch.empty(shape).stride(), "the strides are right, but PyTorch found them"),
-    ("2.1", lambda shape: torch.empty(shape, device="meta").stride(), "the strides are right, but PyTorch found them"),
-    edit("2.1", "stride 0 for a size of 1", ("append(step)", "append(step * (size > 1))"), told="a size of 1 counts like any other"),
-    ("2.2", view_by_pytorch, "PyTorch found them: work them out without making a tensor"),
-    edit("2.2", "no three in h", ("H * D, D, 3", "H * D, 3 * D, 3"), told="write down the strides of qkv"),
+    edit("2.1", "a stride of nothing", ("tuple(reversed(strides))", "tuple(reversed(strides)) or (1,)"), told="one edge is left: an empty shape has"),
+    ("2.1", lambda shape: tuple(int(torch.tensor(shape[i + 1 :]).float().prod()) for i in range(len(shape))), "one edge is left: large strides"),
+    edit("2.2", "by PyTorch", ("start = 1 * H * D", "start = torch.empty(2, S, 3, H, D)[:, :, 1].storage_offset()"), told="PyTorch found it"),
+    ("2.1", lambda shape: tuple(np.prod(shape[i + 1 :]) for i in range(len(shape))), "a stride is an integer, and one of yours is a float"),
+    ("2.1", lambda shape: torch.empty(shape, device="meta").stride(), "the result is right, but PyTorch found the strides"),
     edit("2.3", "no load mask", (", mask=mask, other=0.0", "", 2), told="runs past the end"),
-    edit("2.3", "no store mask", ("x + y, mask=mask", "x + y"), told="writes outside out"),
-    edit("2.3", "a block of its own", ("BLOCK +", "1024 +"), ("0, BLOCK", "0, 1024"), told="− 1, whatever BLOCK is: n = 5000, BLOCK = 2048"),
-    edit("2.3", "no program", ("offs < n", "offs // n == n"), told="nothing is stored: does your kernel call tl.store"),
+    edit("2.3", "a block of its own", ("BLOCK +", "1024 +"), ("0, BLOCK", "0, 1024"), told="− 1, whatever BLOCK is: x of shape (5000,)"),
     edit("2.3", "offsets in bytes", ("_ptr + offs", "_ptr + offs * 4", 3), told="a pointer steps by elements, not by bytes"),
-    edit("2.3", "one address", ("x_ptr + offs", "x_ptr"), told="add the offsets to the pointer, x_ptr + offs"),
-    edit("2.3", "one sum", ("x + y, mask", "tl.sum(x + y, axis=0), mask"), told="element i of out is x[i] + y[i]"),
-    ("2.3", add_everything_in_every_program, "added more than once", None),
+    edit("2.3", "one element a program", ("+ tl.arange(0, BLOCK)", "+ 0"), told="element i of out is x[i] + y[i]"),
     edit("2.3", "block of n", ("tl.arange(0, BLOCK)", "tl.arange(0, n)"), told="use the block's size here, tl.arange(0, BLOCK)"),
-    edit("2.4", "no row mask", ("(offs_r[:, None] < rows) & ", ""), told=("the last tiles reach past x's last row: (offs_r < rows) "
-                                                                         "belongs in the mask")),
-    edit("2.4", "x's strides swapped",
-         ("offs_r[:, None] * stride_xr + offs_c[None, :] * stride_xc", "offs_r[:, None] * stride_xc + offs_c[None, :] * stride_xr"),
-         told="element (r, c) of x lies at r · stride_xr + c · stride_xc"),
+    ("2.3", add_everything_in_every_program, "added more than once", None),
+    edit("2.4", "no row mask", ("(offs_r[:, None] < rows) & ", ""), told="the last tiles reach past x's last row: (offs_r < rows) belongs in the mask"),
     edit("2.4", "mask without brackets",
          ("(offs_r[:, None] < rows) & (offs_c[None, :] < cols)", "offs_r[:, None] < rows & offs_c[None, :] < cols"),
          told="put each comparison in brackets", gpu="does not run"),
-    edit("2.4", "transpose of the addresses",
-         ("offs_c[None, :] * stride_or + offs_r[:, None]", "offs_c[:, None] * stride_or + offs_r[None, :]"),
-         told="(for out, only the strides change): x of shape (2, 8)"),
     edit("2.4", "turned on purpose, mask not", ("offs_c[None, :] * stride_or + offs_r[:, None]", "offs_c[:, None] * stride_or + offs_r[None, :]"),
          ("tl.load(x_ptrs, mask=mask, other=0.0)", "tl.trans(tl.load(x_ptrs, mask=mask, other=0.0))"), told="unless you turn the tile and its mask"),
-    edit("2.4", "mask of addresses", ("offs_r[:, None] < rows", "offs_r[:, None] * stride_xr < rows"), told="where r < rows and c < cols"),
     edit("2.4", "no axes", ("[:, None]", "", 3), ("[None, :]", "", 3),
          told="broadcast to one shape: offs_r [2], offs_c [8]", gpu="only the strides change"),
     edit("2.4", "in fp16", ("tl.load(x_ptrs, mask=mask, other=0.0)", "tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float16)"),
-         told="a copy rounds nothing"),
-    edit("2.4", "in float32", ("tl.load(x_ptrs, mask=mask, other=0.0)", "tl.load(x_ptrs, mask=mask, other=0.0).to(tl.float32)"),
-         told="a copy rounds nothing"),
-    edit("2.5", "out like x", ("torch.empty(cols, rows, dtype=x.dtype, device=x.device)", "torch.empty_like(x)"),
-         told="a program writes outside out, of shape (3, 5)"),
-    edit("2.5", "far strides", ("*x.stride()", "*(40 * step for step in x.stride())"), told="a program reads outside x, of shape (4, 4)"),
+         told="a copy of each element as it is"),
+    edit("2.4", "out's row stride taken for rows", ("offs_c[None, :] * stride_or", "offs_c[None, :] * rows"), told="x and out may be any views"),
+    edit("2.5", "out like x", ("torch.empty(cols, rows, dtype=x.dtype, device=x.device)", "torch.empty_like(x)"), told="writes outside out"),
     edit("2.5", "out like the view", ("torch.empty(cols, rows, dtype=x.dtype, device=x.device)", "torch.empty_like(x.t())"),
          told="the result is right, but out has the strides (1, 4): make a contiguous out"),
-    edit("2.5", "float32", ("dtype=x.dtype", "dtype=torch.float32"), told="out is float32 and x is float16"),
     edit("2.5", "contiguous first", ("    rows, cols", "    x = x.contiguous()\n    rows, cols"), told="x is copied before the launch"),
     edit("2.5", "a tile of its own", ("rows, block_r)", "rows, 16)"), ("cols, block_c)", "cols, 16)"), ("=block_r", "=16"), ("=block_c", "=16"),
-         told="the caller asks for tiles of (4, 4), (block_r, block_c), and you launch (BLOCK_R, BLOCK_C) = (16, 16)"),
-    edit("2.5", "sides exchanged", ("rows, block_r)", "rows, block_c)"), ("cols, block_c)", "cols, block_r)"), ("=block_r", "=block_c"),
-         ("C=block_c", "C=block_r"), told="you launch (BLOCK_R, BLOCK_C) = (4, 2)"),
-    edit("2.5", "addresses", ("kernel[grid](x, out", "kernel[grid](x.data_ptr(), out.data_ptr()"), told="x and out are passed as tensors"),
-    edit("2.5", "on the CPU", ("device=x.device", "device='cpu'"), told="the result is right, but out is on the CPU wherever x is"),
+         told="the caller asks for tiles of (4, 4), and you launch (BLOCK_R, BLOCK_C) = (16, 16)"),
+    edit("2.5", "PyTorch's copy", ("return out", "return x.t().contiguous()"), told="return what one launch of the kernel writes"),
+    edit("2.5", "on the CPU", ("device=x.device", "device='cpu'"), told="out hasn't both the dtype and the device of x"),
     edit("2.5", "no grid", ("kernel[grid](", "kernel("), told="the grid is missing: a launch is kernel[grid](…)"),
     edit("2.5", "too many programs", ("(triton.cdiv(rows, block_r), triton.cdiv(cols, block_c))", "(rows, cols)"),
          told="the result is right, but the grid (4, 4) has programs without a tile"),
-    edit("2.5", "one number", ("(triton.cdiv(rows, block_r), triton.cdiv(cols, block_c))", "triton.cdiv(rows, block_r)"),
-         told="a grid is a tuple of whole numbers, and this is 1"),
-    edit("2.5", "true division", ("triton.cdiv(rows, block_r)", "rows / block_r"), told="a grid is a tuple of whole numbers"),
-    edit("2.5", "no strides of out", (" *out.stride(),", ""), told="the kernel takes (x_ptr, out_ptr, rows"),
-    edit("2.5", "not launched", ("kernel[grid](", "print("), (", BLOCK_R=block_r, BLOCK_C=block_c", ""), told="is launched 0 times"),
-    edit("2.5", "by PyTorch", ("    return out", "    return x.t().contiguous() if False else x"), told="the kernel reads (r, c) at"),
-    edit("2.6", "one row", ("tile[0])", "1)"), told="rows that lie 8 floats apart"),
     edit("2.6", "start within 8", ("start + r", "start % 8 + r"), told="whatever the strides: here it is 26 bytes: sectors((64, 3), (1, 3), 2, 13) gives"),
     edit("2.6", "start by columns", ("start + r * strides[0] + c *", "r * strides[0] + (start + c) *"), told="here it is 26 bytes"),
-    edit("2.6", "a tensor", (".numel()", ""), told="eight floats side by side fill one sector"),
-    edit("2.8", "no column", ("tl.max(x, axis=1)[:, None]", "tl.max(x, axis=1)"), told="[:, None] makes it a column"),
-    edit("2.8", "the tile's sum over its rows", ("tl.sum(p, axis=1)[:, None]", "tl.sum(p) * ROWS"), told="its own maximum and its own sum"),
-    edit("2.8", "no mask", ("offs < cols", "offs < BLOCK"), told="past the end of a row there is another"),
-    ("2.8", softmax_row_after_row, "take the rows of a program as one tile, [ROWS, BLOCK]", None),
-    edit("2.8", "loads twice", ("    p = ", "    x = tl.load(x_ptr + rows * stride_x + offs, mask=mask, other=-float('inf')).to(tl.float32)\n    p = "),
-         told="load the tile once", gpu=None),
-    ("2.3", add_in_program_0, "a program for each block", None),
-    edit("2.3", "one element a program", ("+ tl.arange(0, BLOCK)", "+ 0"), told="element i of out is x[i] + y[i]"),
-    ("2.4", transpose_column_by_column, "load and store a whole tile at once", None),
-    edit("2.5", "PyTorch's copy", ("return out", "return x.t().contiguous()"), told="it isn't the tensor that the kernel writes to"),
-    ("2.7", softmax_in_program_0, "program i takes row i alone", None),
-    edit("2.7", "no other", (', other=-float("inf")', ""), told=("a load may leave anything past the end of the row: load −inf there "
-                                                                "(other=)"), gpu="count in the sum"),
+    edit("2.7", "no other", (', other=-float("inf")', ""), told="past the end of the row a load may leave anything", gpu="count in the sum"),
     edit("2.7", "no other, and a mask for exp",
          (', other=-float("inf")', ""), ("tl.exp(x - tl.max(x, axis=0))", "tl.where(mask, tl.exp(x - tl.max(x, axis=0)), 0.0)"),
-         told="a load may leave anything past the end of the row", gpu="must not become its maximum"),
-    edit("2.7", "exp of half", ("tl.exp(x - tl.max(x, axis=0))", "tl.exp((x - tl.max(x, axis=0)).to(x_ptr.dtype.element_ty))"),
-         told="takes float32, not fp16"),
-    ("2.7", softmax_by_triton, "tl.softmax does all the work here"),
-    edit("2.7", "axis 1", ("tl.max(x, axis=0)", "tl.max(x, axis=1)"), told="there is no axis 1"),
-    edit("2.7", "no exp", ("tl.exp(x - tl.max(x, axis=0))", "x"), told="Σ exp(x − m) in float32, m being the row's maximum: x = [1, 2, 3, 4]"),
-    edit("2.7", "minimum", ("tl.max", "tl.min"), told="subtract the row's maximum before exp: float32 holds exp(x)"),
-    edit("2.7", "exponentials by way of half", ("axis=0))", "axis=0)).to(tl.float16).to(tl.float32)"), told="in float32, m being"),
+         told="past the end of the row a load may leave anything"),
+    edit("2.7", "−1e9 for −inf", ('-float("inf")', "-1e9"), told="one edge is left: rows may be as low as −1e30"),
+    edit("2.7", "Triton's softmax", ("p / tl.sum(p, axis=0)", "tl.softmax(x)"), told="the result is right, but tl.softmax does all the work"),
     edit("2.7", "in half", (".to(tl.float32)", ".to(tl.float16)"), told="fp32 inputs must keep their precision: compute in float32"),
     edit("2.7", "no mask at all", ("offs < cols", "offs < BLOCK"), told="runs past the end of the row"),
     edit("2.7", "loads twice", ("    p = ", f"    {LOAD_X}\n    p = "),
@@ -189,4 +74,6 @@ WRONG_ANSWERS = (
     edit("2.7", "by way of out", ("    y = ", f"    {THROUGH_OUT}\n    y = "),
          told="the result is right, but out is read back: load the row once", gpu=None),
     edit("2.7", "rows side by side", ("row * stride_x + ", "row * cols + "), told="row i starts at i · stride_x in x"),
+    edit("2.8", "no column", ("tl.max(x, axis=1)[:, None]", "tl.max(x, axis=1)"), told="[:, None] makes it a column"),
+    ("2.8", softmax_row_after_row, "take the rows of a program as one tile, [ROWS, BLOCK]", None),
 )  # fmt: skip

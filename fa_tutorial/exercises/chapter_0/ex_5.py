@@ -1,7 +1,6 @@
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def tensor_to_keep(ms, heads, S, D, bandwidth):
@@ -24,41 +23,19 @@ def tensor_to_keep(ms, heads, S, D, bandwidth):
 
 SAVED, SIZES = "ms[a] + ms[b] - moved / bandwidth * 1e3", "2 * heads * S * S, 2 * heads * S * D"
 MISTAKES = {
-    "the tensor and the time are swapped: return (tensor, saved)": ("return best, saved[best]", "return saved[best], best"),
     "that is the pair that takes longest: it may also have the highest floor": (
         "max(saved, key=saved.get)", "max(ways, key=lambda tensor: ms[ways[tensor][0]] + ms[ways[tensor][1]])"),
-    "that is the time of the fused kernel: asked is what it saves, the time of the two kernels less its own": (
-        "return best, saved[best]", "return best, ways[best][2] / bandwidth * 1e3"),
     "your fused kernel takes the floors of both kernels, but the tensor between them makes no trip any more": [
         ("2 * vectors + scores)", "2 * vectors + 3 * scores)"), ('"softmax", 2 * scores', '"softmax", 4 * scores'),
         ("scores + 2 * vectors", "3 * scores + 2 * vectors")],
     "you save only the tensor's two trips at full bandwidth, but the fused kernel is perfect: it replaces both kernels as they were measured": (
         SAVED, "2 * scores / bandwidth * 1e3"),
-    "you save only the tensor's two trips, but fusing also saves what the pair loses to its floor: the fused kernel replaces both measured times": (
-        "return best, saved[best]", "return best, 2 * scores / bandwidth * 1e3"),
-    "that is the time that is left: asked is what fusing saves": ("return best, saved[best]", "return best, sum(ms.values()) - saved[best]"),
     "your fused kernel takes no time, or next to none: it still moves its other tensors, which takes bytes / bandwidth · 1e3 ms": (SAVED, "ms[a] + ms[b]"),
-    "that is in seconds: asked are milliseconds": ("return best, saved[best]", "return best, saved[best] / 1e3"),
     "the times are in milliseconds, and bytes / bandwidth is in seconds": (" * 1e3", ""),
-    "divide and softmax move only S × S tensors: q, k, v and o belong to the products": ('"softmax", 2 * scores', '"softmax", 2 * scores + 2 * vectors'),
     "the vectors are missing: with q kᵀ a kernel reads q and k, and with p v it reads v and writes o": [
         ("2 * vectors + scores", "scores"), ("scores + 2 * vectors", "scores")],
-    "o is written, too: with p v the fused kernel reads v and writes o": ("scores + 2 * vectors", "scores + vectors"),
-    "k is read, too: with q kᵀ the fused kernel reads q and k": ("2 * vectors + scores", "vectors + scores"),
-    "an fp16 number takes 2 bytes, and you count 4": (SIZES, "4 * heads * S * S, 4 * heads * S * D"),
-    "the heads are missing: each has its own q, k, v, o, s and p": (SIZES, "2 * S * S, 2 * S * D"),
     "you count elements, not bytes: an fp16 number takes 2": (SIZES, "heads * S * S, heads * S * D"),
 }  # fmt: skip
-
-
-@adapting
-def by_name(answer, *args):
-    """The answer; Wrong where it names no tensor between two kernels."""
-    result = answer(*args)
-    name = result[0] if isinstance(result, tuple | list) and len(result) == 2 else "p"
-    if isinstance(name, str | tuple) and name not in ("q kᵀ", "s", "p"):
-        raise Wrong(f'the tensor is {name!r}, want the name of one between two kernels: "q kᵀ", "s" or "p"')
-    return result
 
 
 def truth(ms, heads, S, D, bandwidth):
@@ -71,25 +48,22 @@ def truth(ms, heads, S, D, bandwidth):
 
 
 def inputs():
-    def measured(*times, sizes=(1, 4, 1, 1e3), **options):
-        """These times, of one head, S = 4, D = 1, at 1,000 bytes/s, unless sizes are given."""
-        return case(dict(zip(("q kᵀ", "divide", "softmax", "p v"), times, strict=True)), *sizes, **options)
+    def measured(times, sizes, on, **options):
+        return case(dict(zip(("q kᵀ", "divide", "softmax", "p v"), times, strict=True)), *sizes, on=on, **options)
 
-    toy = "1 head, S = 4, D = 1, 1,000 bytes/s"
     count = {
         "tensor": "a tensor joins the kernel that writes it and the one that reads it: compute what each of the three saves by these times",
         "saved": "fusing saves the times of two kernels less the floor of one: with S = 4 and D = 1 it moves 48 bytes to keep q kᵀ or p, and 64 to keep s",
     }
-    yield measured(50.0, 60.0, 200.0, 90.0, on=f"{toy}, times 50, 60, 200, 90 ms", otherwise=count)
-    yield measured(50.0, 65.0, 130.0, 50.0, on=f"{toy}, times 50, 65, 130, 50 ms", otherwise=count)
-    yield measured(50.0, 65.0, 130.0, 48.0, on=f"{toy}, times 50, 65, 130, 48 ms", otherwise=count)
-    yield measured(60.0, 90.0, 70.0, 55.0, on=f"{toy}, times 60, 90, 70, 55 ms", otherwise=count)
-    yield measured(400.0, 300.0, 250.0, 300.0, sizes=(3, 5, 4, 2e3), on="3 heads, S = 5, D = 4, 2,000 bytes/s")
+    for times in ((50, 60, 200, 90), (50, 65, 130, 50), (50, 65, 130, 48), (60, 90, 70, 55)):
+        on = f"1 head, S = 4, D = 1, 1,000 bytes/s, times {', '.join(map(str, times))} ms"
+        yield measured(times, (1, 4, 1, 1e3), on, otherwise=count)
+    yield measured((400, 300, 250, 300), (3, 5, 4, 2e3), "3 heads, S = 5, D = 4, 2,000 bytes/s")
     for _ in range(20):
         heads, S, D, bandwidth = random.randint(1, 16), random.randint(2, 4096), random.choice((16, 64, 128)), 10 ** random.uniform(10, 13)
         floor = 4 * heads * S * (S + D) / bandwidth * 1e3
         times = [floor * factor for factor in random.sample([1.0, 1.3, 1.9, 3.0], 4)]
-        yield measured(*times, sizes=(heads, S, D, bandwidth), on="random times", fresh=True)
+        yield measured(times, (heads, S, D, bandwidth), "random times", fresh=True)
 
 
 EXERCISE = Exercise(
@@ -106,6 +80,5 @@ EXERCISE = Exercise(
     truth=truth,
     rule="keeping a tensor saves the times of its two kernels, less the floor of the fused kernel; the tensor is the one that saves most",
     mistakes=MISTAKES,
-    adapt=by_name,
     parts=("tensor", "saved"),
 )

@@ -4,7 +4,6 @@ from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_10.jitted_mod import Aux, launched
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import check_begun
-from fa_tutorial.exercises.running import Wrong
 from fa_tutorial.matmul import tl, triton
 
 
@@ -15,22 +14,14 @@ def window(b, h, i, j, aux):
     return (distance <= 0) & (distance >= -aux.left)
 
 
-TILE = 8, 16  # of queries and keys
-NUMBERS = tl.constexpr(2.0)
-
-
 @triton.jit
-def run_mask(seen_ptr, S_q, S_k, aux, MOD: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
-    """Store 1.0 for each pair that MOD lets see, (S_q, S_k) float32, and NUMBERS if MOD returns no booleans. A program has one tile."""
-    i = tl.program_id(0) * ROWS + tl.arange(0, ROWS)[:, None]
-    j = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)[None, :]
-    seen = MOD(0, 0, i, j, aux)
-    if seen.dtype == tl.int1:
-        seen = tl.where(seen, 1.0, 0.0)
-    else:
-        seen = tl.zeros((ROWS, COLUMNS), dtype=tl.float32) + NUMBERS
-    seen += tl.zeros((ROWS, COLUMNS), dtype=tl.float32)
-    tl.store(seen_ptr + i * S_k + j, seen, mask=(i < S_q) & (j < S_k))
+def run_mask(seen_ptr, S_q, S_k, aux, MOD: tl.constexpr):
+    """Store 1.0 for each pair that MOD lets see, (S_q, S_k) float32. A program has a tile of 8 queries and 16 keys."""
+    i = tl.program_id(0) * 8 + tl.arange(0, 8)[:, None]
+    j = tl.program_id(1) * 16 + tl.arange(0, 16)[None, :]
+    inside, seen = (i < S_q) & (j < S_k), MOD(0, 0, i, j, aux)
+    tl.static_assert(seen.dtype == tl.int1, "a mask mod returns booleans, as comparisons do")
+    tl.store(seen_ptr + i * S_k + j, tl.where(inside & seen, 1.0, 0.0), mask=inside)
 
 
 def adapt(mod):
@@ -39,10 +30,8 @@ def adapt(mod):
 
     def on_pairs(S_q, S_k, left):
         seen = torch.empty(S_q, S_k, device=hardware.device())
-        grid = triton.cdiv(S_q, TILE[0]), triton.cdiv(S_k, TILE[1])
-        launched(lambda: run_mask[grid](seen, S_q, S_k, Aux(left, S_k - S_q), MOD=mod, ROWS=TILE[0], COLUMNS=TILE[1]))
-        if (seen == NUMBERS.value).any():
-            raise Wrong("returns numbers: a mask mod returns booleans, as comparisons do")
+        grid = triton.cdiv(S_q, 8), triton.cdiv(S_k, 16)
+        launched(lambda: run_mask[grid](seen, S_q, S_k, Aux(left, S_k - S_q), MOD=mod))
         return seen
 
     return on_pairs
@@ -50,25 +39,15 @@ def adapt(mod):
 
 BOTH, OWN = "(distance <= 0) & (distance >= -aux.left)", "j - (i + aux.shift)"
 MISTAKES = {
-    ("every pair is seen: join the two comparisons by &, each in its own brackets, because & binds tighter than <= and "
-    ">="): (BOTH, BOTH.replace("&", "|")),
+    "every pair is seen: join the two comparisons by &, so that both must hold": (BOTH, BOTH.replace("&", "|")),
     ("no key is too far back: distance >= −aux.left is missing or has no effect, as without brackets, because & binds tighter than "
-    "<= and >="): (
-        BOTH, "distance <= 0"),
+    "<= and >="): (BOTH, "distance <= 0"),
     "later keys are seen: the window ends at the query's own position": (BOTH, "distance >= -aux.left"),
     "the window starts at the top left: query i stands at key i + aux.shift": (OWN, "j - i"),
-    "S_k − S_q has the wrong sign: query i stands at key i + aux.shift": (OWN, "j - (i - aux.shift)"),
     "the window is one key too narrow: aux.left counts the keys before the query's own": (">= -aux.left", "> -aux.left"),
-    "the window is one key too wide: aux.left counts the keys before the query's own": (">= -aux.left", ">= -aux.left - 1"),
-    "a query doesn't see its own key: distance 0 belongs to the window": ("distance <= 0", "distance < 0"),
     "the window lies ahead of the query: the distance is negative for a key in the past": (OWN, "(i + aux.shift) - j"),
-    "the window reaches as far ahead as back: later keys are hidden": (BOTH, "tl.abs(distance) <= aux.left"),
     "seen and hidden are exchanged: return True for the pairs that are seen": (BOTH, "(distance > 0) | (distance < -aux.left)"),
-    "aux.left and aux.shift are exchanged: aux.left is how many keys before its own a query sees, aux.shift is S_k − S_q": [
-        (OWN, "j - (i + aux.left)"), (">= -aux.left", ">= -aux.shift")],
 }  # fmt: skip
-
-CONDITIONS = {"lengths": "S_q and S_k may differ: query i stands at key i + S_k − S_q"}
 
 
 def truth(S_q, S_k, left):
@@ -78,25 +57,19 @@ def truth(S_q, S_k, left):
 
 def inputs():
     def pairs(S_q, S_k, left, otherwise="", **options):
-        return case(
-            S_q,
-            S_k,
-            left,
-            on=f"S_q = {S_q}, S_k = {S_k}, window of {left} key{'s' * (left != 1)} and the query's own",
-            otherwise=otherwise,
-            **options,
-        )
+        on = f"S_q = {S_q}, S_k = {S_k}, window of {left} key{'s' * (left != 1)} and the query's own"
+        return case(S_q, S_k, left, on=on, otherwise=otherwise, **options)
 
-    for sizes in ((4, 4, 1), (5, 5, 2), (6, 6, 0)):
-        yield pairs(*sizes)
+    yield pairs(4, 4, 1)
+    yield pairs(5, 5, 2)
     yield pairs(24, 24, 9, "i and j are the numbers of a tile's queries and keys: a tile may be anywhere, and of any shape")
-    for sizes in ((2, 4, 1), (4, 2, 1), (9, 16, 3)):
-        yield pairs(*sizes, edge="lengths")
+    yield pairs(2, 4, 1, edge="lengths")
+    yield pairs(4, 2, 1, edge="lengths")
 
 
 EXERCISE = Exercise(
     task="Write the mask of a causal window as a mask mod.",
-    conditions=CONDITIONS,
+    conditions={"lengths": "S_q and S_k may differ: query i stands at key i + S_k − S_q"},
     hints=(
         "On which key does query i stand? The last query stands on the last key.",
         "distance = j − (i + aux.shift) is 0 there, negative before it, positive after it.",

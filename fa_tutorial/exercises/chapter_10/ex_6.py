@@ -3,12 +3,10 @@ import math
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.exercises.chapter_10.ex_1 import window
-from fa_tutorial.exercises.chapter_10.ex_3 import THIRD, every_third, is_seen
 from fa_tutorial.exercises.chapter_10.jitted_mod import Aux, launched
+from fa_tutorial.exercises.chapter_10.masks import THIRD, is_seen, mod_and_words
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import check_begun
-from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.variants.mods import tanh
 
@@ -25,55 +23,45 @@ def score_gradients(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD: tl.constexpr,
 
 @triton.jit
 def capped(s, b, h, i, j, aux):
-    """A soft cap at aux.c, stretched by aux.of_heads differently for each batch entry, head, query and key, and a penalty for distance."""
-    return (1 + aux.of_heads * (b + 2 * h + 0.5 * i + 0.25 * j)) * aux.c * tanh(s / aux.c) + 0.125 * (j - i)
+    """A soft cap at aux.c, and a penalty for distance, of each batch entry's and head's own."""
+    return aux.c * tanh(s / aux.c) + 0.125 * (1 + b + 2 * h) * (j - i)
 
 
 @triton.jit
 def capped_grad(s, b, h, i, j, aux):
     t = tanh(s / aux.c)
-    return (1 + aux.of_heads * (b + 2 * h + 0.5 * i + 0.25 * j)) * (1 - t * t)
-
-
-BLOCK, B, H = 16, 1, 2  # the number of the batch entry, and of the head
+    return 1 - t * t
 
 
 @triton.jit
-def run_step(s_ptr, dp_ptr, lse_ptr, delta_ptr, p_ptr, ds_ptr, S_q, S_k, b, h, aux, STEP: tl.constexpr, MASK_MOD: tl.constexpr,
-             SCORE_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr, TURNED: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """Store p and ds by STEP, (S_q, S_k) float32, from one tile, [BLOCK, BLOCK], or (TURNED) from its transpose."""
-    i, j = tl.arange(0, BLOCK)[:, None], tl.arange(0, BLOCK)[None, :]
+def run_step(s_ptr, dp_ptr, lse_ptr, delta_ptr, p_ptr, ds_ptr, S_q, S_k, aux, STEP: tl.constexpr, MASK_MOD: tl.constexpr,
+             SCORE_MOD: tl.constexpr, SCORE_GRAD: tl.constexpr, TURNED: tl.constexpr):  # fmt: skip
+    """Store p and ds by STEP, (S_q, S_k) float32, of batch entry 1 and head 2, from a tile, [16, 16], or (TURNED) from its transpose."""
+    i, j = tl.arange(0, 16)[:, None], tl.arange(0, 16)[None, :]
     if TURNED:
-        i, j = tl.arange(0, BLOCK)[None, :], tl.arange(0, BLOCK)[:, None]
+        i, j = tl.arange(0, 16)[None, :], tl.arange(0, 16)[:, None]
     at, inside = i * S_k + j, (i < S_q) & (j < S_k)
     s, dp = tl.load(s_ptr + at, mask=inside, other=0.0), tl.load(dp_ptr + at, mask=inside, other=0.0)
     lse, delta = tl.load(lse_ptr + i, mask=i < S_q, other=0.0), tl.load(delta_ptr + i, mask=i < S_q, other=0.0)
-    p, ds = STEP(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD, SCORE_MOD, SCORE_GRAD)
+    p, ds = STEP(s, dp, lse, delta, 1, 2, i, j, aux, MASK_MOD, SCORE_MOD, SCORE_GRAD)
     tl.store(p_ptr + at, p, mask=inside)
     tl.store(ds_ptr + at, ds, mask=inside)
 
 
 def adapt(step):
-    """The step as a function of tensors: of s and dp (S_q, S_k), lse and delta (S_q,), the window's left, the cap, TURNED and aux.of_heads."""
+    """The step as a function of tensors: of s and dp (S_q, S_k), lse and delta (S_q,), the window's left, the cap and TURNED."""
     check_begun(step)
 
-    def on_tiles(s, dp, lse, delta, left, cap, turned, of_heads):
-        (S_q, S_k), place = s.shape, hardware.device()
-        p, ds = (torch.empty(S_q, S_k, device=place) for _ in range(2))
-        tensors = [x.to(place) for x in (s, dp, lse, delta)]
-        mods = {"MASK_MOD": every_third if left == THIRD else window, "SCORE_MOD": capped, "SCORE_GRAD": capped_grad}
-        aux = Aux(left, S_k - S_q, cap, of_heads)
-        launched(
-            lambda: run_step[(1,)](*tensors, p, ds, S_q, S_k, B, H, aux, STEP=step, **mods, TURNED=turned, BLOCK=BLOCK),
-            broadcast="i and j, lse and delta",
-            results=2,
-        )
-        return p, ds
+    def on_tiles(s, dp, lse, delta, left, cap, turned):
+        (S_q, S_k), p, ds = s.shape, torch.empty_like(s), torch.empty_like(s)
+        tensors = [x.to(hardware.device()) for x in (s, dp, lse, delta, p, ds)]
+        mods = {"STEP": step, "MASK_MOD": mod_and_words(left)[0], "SCORE_MOD": capped, "SCORE_GRAD": capped_grad}
+        launched(lambda: run_step[(1,)](*tensors, S_q, S_k, Aux(left, S_k - S_q, cap), **mods, TURNED=turned))
+        return tensors[4:]
 
     return on_tiles
 
 
-P, MASKED = "    p = tl.exp(SCORE_MOD(s, b, h, i, j, aux) - lse)\n", "tl.where(MASK_MOD(b, h, i, j, aux), s, -float('inf'))"
 MOD, GRAD, MASK = "SCORE_MOD(s, b, h, i, j, aux)", "SCORE_GRAD(s, b, h, i, j, aux)", "tl.where(MASK_MOD(b, h, i, j, aux), p, 0.0)"
 MISTAKES = {
     "hidden pairs have a p: ask MASK_MOD, and put 0 there": (f"    p = {MASK}\n", ""),
@@ -83,75 +71,46 @@ MISTAKES = {
     "the derivative is missing: by the chain rule ds is SCORE_GRAD times the gradient of the modified score": (f" * {GRAD}", ""),
     "the derivative is taken at the modified score: SCORE_GRAD wants s": (GRAD, GRAD.replace("(s", f"({MOD}")),
     "delta is missing: the gradient of the modified score is p (dp − delta)": ("(dp - delta)", "dp"),
-    "lse is a natural logarithm: p takes exp, not exp2": ("tl.exp", "tl.exp2"),
-    ("the score is masked before SCORE_MOD, and a cap turns −inf into −c, so that hidden pairs have a p: put 0 in p, with tl.where, after "
-    "exp"): (f"{P}    p = {MASK}\n", f"    masked = {MASKED}\n{P.replace('(s', '(masked')}"),
     "SCORE_GRAD multiplies dp alone: it is a factor of all of p (dp − delta)": (f"(dp - delta) * {GRAD}", f"({GRAD} * dp - delta)"),
     "p and ds are exchanged: return p first": ("return p, ds", "return ds, p"),
-    "both mods get i and j exchanged: i numbers the queries and j the keys, whichever way the tile lies": [
-        ("MASK_MOD(b, h, i, j", "MASK_MOD(b, h, j, i"), ("SCORE_MOD(s, b, h, i, j", "SCORE_MOD(s, b, h, j, i")],
-    ("a row that sees nothing gets NaN: its lse is −inf, so neither inf · 0, a product with the mask, nor −inf − (−inf), a masked score, "
-    "is 0; choose 0 with tl.where, after exp"): (MASK, "p * MASK_MOD(b, h, i, j, aux).to(tl.float32)"),
 }  # fmt: skip
-CONDITIONS = {
-    "large": "a score may be large: exp(SCORE_MOD(s) − lse) is computed in one step, so nothing overflows",
-    "blind": "a row that sees no key has lse = −inf, and its p and ds are 0",
-}
 
 
-def truth(s, dp, lse, delta, left, cap, turned, of_heads):
+def modified(s, cap, left):
+    b, h, i, j = torch.meshgrid(*map(torch.arange, s.shape), indexing="ij")
+    return (cap * torch.tanh(s / cap) + 0.125 * (1 + b + 2 * h) * (j - i)).masked_fill(~is_seen(*s.shape, left), -math.inf)
+
+
+def truth(s, dp, lse, delta, left, cap, turned):
     s, dp, delta = s.double(), dp.double(), delta.double()
-    p = torch.softmax(modified(s, cap, of_heads).masked_fill(~visible(*s.shape, left), -math.inf), dim=-1).nan_to_num()
-    return p, p * (dp - delta[:, None]) * stretch(*s.shape, of_heads) * (1 - torch.tanh(s / cap) ** 2)
-
-
-def modified(s, cap, of_heads=0.0):
-    i, j = torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])
-    return stretch(*s.shape[-2:], of_heads) * cap * torch.tanh(s / cap) + 0.125 * (j - i)
-
-
-def stretch(S_q, S_k, of_heads):
-    return 1 + of_heads * (B + 2 * H + 0.5 * torch.arange(S_q)[:, None] + 0.25 * torch.arange(S_k))
-
-
-def visible(S_q, S_k, left):
-    return is_seen(B + 1, H + 1, S_q, S_k, left)[B, H]
+    p = torch.softmax(modified(s.expand(2, 3, *s.shape), cap, left)[1, 2], dim=-1).nan_to_num()
+    return p, p * (dp - delta[:, None]) * (1 - torch.tanh(s / cap) ** 2)
 
 
 def inputs():
-    def rows(S_q, S_k, left, cap, otherwise="", *, turned=False, size=2.0, of_heads=0.0, draw=None, **options):
-        draw = draw or torch.Generator().manual_seed(S_q)
+    def rows(S_q, S_k, left, otherwise="", *, cap=2.0, turned=False, size=2.0, **options):
+        draw = torch.Generator().manual_seed(S_q)
         s, dp = size * torch.randn(S_q, S_k, generator=draw), torch.randn(S_q, S_k, generator=draw)
-        lse = modified(s, cap, of_heads).masked_fill(~visible(S_q, S_k, left), -math.inf).logsumexp(dim=-1)
-        mask = "every third key seen" if left == THIRD else f"a window of {left} key{'s' * (left != 1)} and the query's own"
-        on = f"{S_q} quer{'y' if S_q == 1 else 'ies'}, {S_k} keys, {mask}, soft cap {cap}{', the tile transposed' * turned}"
-        on += ", and a score of the head's and the pair's own" * (of_heads > 0)
-        return case(s, dp, lse, torch.randn(S_q, generator=draw), left, cap, turned, of_heads, on=on, otherwise=otherwise, **options)
+        lse = modified(s.expand(2, 3, S_q, S_k), cap, left)[1, 2].logsumexp(dim=-1)
+        on = f"S_q = {S_q}, S_k = {S_k}, {mod_and_words(left)[1]}, soft cap {cap}{', the tile transposed' * turned}"
+        return case(s, dp, lse, torch.randn(S_q, generator=draw), left, cap, turned, on=on, otherwise=otherwise, **options)
 
-    plain = {
-        "p": "p is exp of SCORE_MOD(s, b, h, i, j, aux) less lse where MASK_MOD(b, h, i, j, aux) is True: the softmax of the modified scores",
-        "ds": "ds is all of p (dp − delta), times SCORE_GRAD, which takes s as it came in",
-    }
-    yield rows(1, 3, 2, 2.0, plain)
+    yield rows(1, 3, 2)
     after = "hidden pairs have a p: ask MASK_MOD, and put 0 there after exp, because a score of −inf comes out of SCORE_MOD finite"
-    yield rows(2, 2, 1, 2.0, {"p": after, "ds": plain["ds"]})
-    yield rows(4, 4, 1, 2.0)
-    yield rows(6, 6, 2, 2.0, "p is of the modified score, and the derivative of s", size=20.0)
-    yield rows(4, 4, 3, 5.0, "another cap: the mods know what a score becomes, so call SCORE_MOD and SCORE_GRAD, and hand them aux")
-    yield rows(5, 8, 3, 2.0, "the mask and score mods get b, h, i, j and aux as they are, whichever way the tile lies", turned=True)
-    yield rows(3, 9, THIRD, 2.0, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux")
-    heads = "a score may differ by batch entry, head, query and key: SCORE_MOD and SCORE_GRAD get b, h, i and j as they are"
-    yield rows(4, 6, 2, 2.0, heads, of_heads=0.25)
-    yield rows(16, 16, 7, 3.0, draw=generator(), of_heads=0.25, fresh=True)
-    yield rows(1, 4, 3, 200.0, size=200.0, edge="large")
-    low = "a row's scores may be any finite numbers: a hidden pair's p is 0 by tl.where, after exp"
-    yield rows(1, 2, 0, 3e30, low, size=-1e33, edge="large")
-    yield rows(5, 3, 1, 2.0, edge="blind")
+    yield rows(2, 2, 1, after)
+    yield rows(6, 6, 2, "p is of the modified score, and the derivative of s", size=20.0)
+    yield rows(5, 8, 3, "the mask and score mods get b, h, i, j and aux as they are, whichever way the tile lies", turned=True)
+    yield rows(3, 9, THIRD, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux")
+    yield rows(1, 4, 3, cap=200.0, size=200.0, edge="large")
+    yield rows(5, 3, 1, edge="blind")
 
 
 EXERCISE = Exercise(
     task="Write the backward's step with a mask mod and a score mod: p, and the gradient of the scaled score.",
-    conditions=CONDITIONS,
+    conditions={
+        "large": "a score may be large, and the cap too: exp(SCORE_MOD(s) − lse) is computed in one step, so nothing overflows",
+        "blind": "a row that sees no key has lse = −inf, and exp gives inf or NaN: choose 0 with tl.where, after exp",
+    },
     hints=(
         "p is the forward's: the softmax of the modified scores, over the pairs that are seen. lse is that of the modified scores too.",
         "Chapter 7 masks p, not s, by tl.where: where a row sees nothing, lse is −inf and exp(s − lse) is inf.",
@@ -163,7 +122,8 @@ EXERCISE = Exercise(
     more="The package's score_gradient is this step in base 2, with dropout.",
     inputs=inputs,
     truth=truth,
-    rule="p is the softmax of the modified scores, and 0, after exp, where MASK_MOD hides a pair; ds, the gradient of s, is p (dp − delta) times SCORE_GRAD, which takes s as it came in",
+    rule="p is exp(SCORE_MOD(s, b, h, i, j, aux) − lse), and 0, after exp, where MASK_MOD(b, h, i, j, aux) is False; ds is all of p (dp − delta), "
+    "times SCORE_GRAD, which takes s as it came in",
     mistakes=MISTAKES,
     parts=("p", "ds"),
     adapt=adapt,

@@ -19,33 +19,19 @@ DP, DS, DSINK = "z * (do @ v.T)", "p * (dp - delta[:, None])", "-(p_sink * delta
 MISTAKES = {
     "z is missing in dp: a kept pair's p was multiplied by z on its way to o, so its dp is z (do · v)": (DP, "do @ v.T"),
     "z multiplies ds as well as dp: a dropped pair's p still took part in the softmax, so its ds is p (0 − delta)": (DS, f"z * {DS}"),
-    "z multiplies ds in place of dp: a dropped pair's p still took part in the softmax, so its ds is p (0 − delta)": [
-        (DP, "do @ v.T"), (DS, f"z * {DS}")],
     "z is missing in dv: o = (z ∘ p) v, so dv = (z ∘ p)ᵀ do": ("(z * p).T @ do", "p.T @ do"),
     "delta is that of o without dropout: o = (z ∘ p) v": ("o = (z * p)", "o = p"),
-    "z is taken for 0 and 1: a kept pair's z is 1 / (1 − P)": ("    o = (z", "    z = (z > 0).to(p.dtype)\n    o = (z"),
     "delta has a z too many: dp holds z already, so delta is the sum of p ∘ dp": ("(do * o).sum(dim=1)", "(z * p * dp).sum(dim=1)"),
     "dsink has the wrong sign: the sink's value is 0, so its dp is 0, and its ds is p_sink (0 − delta)": (DSINK, DSINK[1:]),
-    "delta is weighted by p (1 − p) in dsink: ds = p (dp − delta), and delta holds the rest": (
-        DSINK, "-(p_sink * (1 - p_sink) * delta).sum()"),
     "p_sink and delta broadcast to a matrix, so that each row's share meets the delta of every row: give both the shape (S_q,)": (
         DSINK, "-(p_sink * delta[:, None]).sum()"),
-    "dsink is 0: the sink's dp is 0, but its ds is p_sink (0 − delta)": (DSINK, "0 * p_sink.sum()"),
 }  # fmt: skip
-CONDITIONS = {"hidden": "a pair may be hidden, and a row may see no key or keep none: p or z is 0 there, and nothing is divided"}
-
-
-FIRST = {
-    "ds": "ds is p (dp − delta), where dp holds all of z, and p takes part even where z is 0",
+RULES = {
+    "ds": "ds is p (dp − delta), where dp holds all of z, p takes part even where z is 0, and delta is do · o as it is: the sink's share is in "
+    "p already",
     "dv": "o = (z ∘ p) v, and dv is its gradient by v",
-    "dsink": "dsink is one number, the gradient by the sink, which takes part in the softmax as a key does whose value is 0: its p is p_sink, "
-    "and its dp is 0",
-}
-KEPT = FIRST | {"ds": "with every pair kept, ds is p (dp − delta), and delta is do · o as it is: the sink's share is in p already"}
-ROWS = {
-    "ds": "a row of ds depends on no other row",
-    "dv": "dv adds up over the rows",
-    "dsink": "all rows use the same sink: add up over the rows",
+    "dsink": "dsink is one number, added up over the rows: the sink takes part in the softmax as a key does whose value is 0, so its p is "
+    "p_sink, and its dp is 0",
 }
 
 
@@ -68,30 +54,19 @@ class NoAutograd(ByHand):
 
 
 def inputs():
-    def rows(S_q, S_k, D, P, draw, otherwise="", words="", hidden=False, **options):
-        s, sink = torch.randn(S_q, S_k, generator=draw), torch.randn((), generator=draw)
-        if hidden:
-            s = s.masked_fill(torch.arange(S_k) > torch.arange(S_q)[:, None] - 1, -float("inf"))  # row 0 sees nothing
-        p = torch.softmax(torch.cat([sink.expand(S_q, 1), s], dim=1), dim=1)
-        z = (torch.rand(S_q, S_k, generator=draw) >= P).float() / (1 - P)
-        if hidden:
-            z[1] = 0.0
-        v, do = torch.randn(S_k, D, generator=draw), torch.randn(S_q, D, generator=draw)
-        words = words or f"{S_q} quer{'y' if S_q == 1 else 'ies'}, {S_k} keys, D = {D}, P = {P}"
-        return case(p[:, 1:].contiguous(), p[:, 0].contiguous(), z, v, do, on=words, otherwise=otherwise, **options)
-
-    for z, told in (([1.0, 1.0], KEPT), ([2.0, 0.0], FIRST)):
-        yield case(*map(torch.tensor, ([[0.5, 0.25]], [0.25], [z], [[1.0], [3.0]], [[2.0]])), otherwise=told)
-    seed = torch.Generator().manual_seed(1)
-    yield rows(2, 3, 2, 0.5, seed, ROWS)
-    yield rows(4, 5, 3, 0.5, seed, ROWS)
-    yield rows(9, 7, 4, 0.25, generator(), words="a random case", fresh=True)
-    yield rows(4, 3, 2, 0.5, seed, words="row 0 sees no key, and row 1 keeps none", hidden=True, edge="hidden")
+    for z in ([1.0, 1.0], [2.0, 0.0]):
+        yield case(*map(torch.tensor, ([[0.5, 0.25]], [0.25], [z], [[1.0], [3.0]], [[2.0]])), otherwise=RULES)
+    shares, z, v, do = (torch.randn(shape, generator=generator()) for shape in ((4, 6), (4, 5), (5, 3), (4, 3)))
+    shares = torch.softmax(shares, dim=1)
+    args = shares[:, 1:].contiguous(), shares[:, 0].contiguous(), 2.0 * (z > 0), v, do
+    yield case(*args, on="4 queries, 5 keys, D = 3, P = 0.5", otherwise=RULES, fresh=True)
+    hidden = [[0.0, 0.0], [0.5, 0.25]], [1.0, 0.25], [[2.0, 2.0], [0.0, 0.0]], [[1.0], [3.0]], [[2.0], [1.0]]
+    yield case(*map(torch.tensor, hidden), on="row 0 sees no key, and row 1 keeps none", edge="hidden")
 
 
 EXERCISE = Exercise(
     task="Write the gradients of a head with dropout and a sink.",
-    conditions=CONDITIONS,
+    conditions={"hidden": "a pair may be hidden, and a row may see no key or keep none: p or z is 0 there, and nothing is divided"},
     hints=(
         "o = (z ∘ p) v is a product of two matrices: what are the gradients of its factors? And dp is one more step back than that of z ∘ p.",
         "The softmax doesn't know of z: ds = p ∘ (dp − delta), with delta the row sums of do ∘ o. Which dp does a key have whose value is 0?",

@@ -1,8 +1,9 @@
+import math
+
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import Wrong, adapting
 from fa_tutorial.exercises.watch import LargestTensor
 
 
@@ -17,93 +18,56 @@ def packed_tiles(cu, block):
 
 
 TOP, LAST = "cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, last, right=True)]"
-RETURN = "start // block, (stop + block - 1) // block"
 MISTAKES = {
     "end is rounded down: the last tile counts even if the sequence ends inside it": ("(stop + block - 1) // block", "stop // block"),
-    "end is the last tile's number: it is one past it": ("(stop + block - 1) // block", "(stop - 1) // block"),
-    "end is rounded up where the sequence ends with a tile: one past the last key is no key": (
-        "(stop + block - 1) // block", "stop // block + 1"),
     "end comes from the block's first query: its last query may be of a later sequence": (LAST, LAST.replace("last", "top")),
     "first comes from the block's last query: its first query may be of an earlier sequence": (TOP, TOP.replace("top", "last")),
-    "these are numbers of tokens: divide by block": (RETURN, "start, stop"),
-    "the block's last query is taken one too far: it is the first one + block − 1": ("(top + block - 1)", "(top + block)"),
     "first is where the first query's sequence ends: count entries of cu are at most this query, so it begins at cu[count − 1]": (
         TOP, "cu[torch.searchsorted(cu, top, right=True)]"),
-    "the second result is a count of tiles: it is one past the last tile's number": (RETURN, f"{RETURN} - start // block"),
     "end stops at the block's own tile, as under a causal mask: here a query also sees later keys of its sequence": (
-        RETURN, "start // block, torch.minimum((stop + block - 1) // block, top // block + 1)"),
+        "(stop + block - 1) // block", "torch.minimum((stop + block - 1) // block, top // block + 1)"),
     "token 0, and every token that begins a sequence, is taken for one of the sequence before: search with right=True": [
         (TOP, "cu[torch.searchsorted(cu, top) - 1]"), (LAST, LAST.replace(", right=True", ""))],
-    "end's search lacks right=True: an entry of cu that equals the token counts too, because its sequence begins there": (LAST, LAST.replace(", right=True", "")),
 }  # fmt: skip
-CONDITIONS = {"ragged": "the last block may have fewer queries, and a sequence may be empty"}
 
 
 def truth(cu, block):
     lengths = cu.diff().long()
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
-    queries = sequence.split(block)
-    needed = [[bool((own[:, None] == keys).any()) for keys in sequence.split(block)] for own in queries]
-    places = [[n for n, is_needed in enumerate(row) if is_needed] for row in needed]
+    tiles = sequence.split(block)
+    places = [[n for n, keys in enumerate(tiles) if (own[:, None] == keys).any()] for own in tiles]
     return torch.tensor([row[0] for row in places]).double(), torch.tensor([row[-1] + 1 for row in places]).double()
 
 
-@adapting
-def adapt(answer, *args):
-    """The answer. A list of numbers is told here, because a number would be no answer either. So is a place past the end of cu."""
-    try:
-        got = answer(*args)
-    except IndexError as error:
-        told = f"{error}. The last query is token total − 1, and no sequence holds a token past it"
-        raise IndexError(told).with_traceback(error.__traceback__) from None
-    for name, part in zip(("first", "end"), got if isinstance(got, tuple) else (), strict=False):
-        if isinstance(part, list):
-            raise Wrong(f"{name} is a list: return a tensor, as torch.tensor makes of it")
-    return got
-
-
 class NoPairs(LargestTensor):
-    """No tensor with an entry for each pair of tokens, of all or of a tile's, comes up, and the results hold integers."""
+    """No tensor with an entry for each pair of a tile comes up."""
 
     def __init__(self, cu, block):
         super().__init__()
-        self.pairs, self.of_tile = int(cu[-1]) ** 2, block**2
-        self.can_tell = self.of_tile > int(cu[-1]) * len(cu)  # tokens may meet sequences
+        self.pairs = block**2 if block**2 > int(cu[-1]) * len(cu) else math.inf  # tokens may meet sequences
 
     def complaint(self, result):
-        if self.largest >= self.pairs:
-            return f"the tiles are right, but a tensor of all {self.pairs:,} pairs is made: two queries decide a block"
-        if self.can_tell and self.largest >= self.of_tile:
-            return f"the tiles are right, but a tensor holds the {self.of_tile:,} pairs of a tile, or more: two queries decide a block"
-        for part in result:
-            if isinstance(part, torch.Tensor) and part.is_floating_point():
-                return "the tiles are right, but as floating-point numbers: a tile's number is an integer, as // gives"
-        return ""
+        told = f"the tiles are right, but a tensor holds the {self.pairs} pairs of a tile, or more: two queries decide a block"
+        return told if self.largest >= self.pairs else ""
 
 
 def inputs():
     def packed(block, *lengths, otherwise="", on="", **options):
         cu = torch.tensor([0, *lengths]).cumsum(0).int()
-        last = f", where the last query is token {int(cu[-1]) - 1}" if "edge" in options else ""
-        return case(cu, block, on=on or f"cu_seqlens = {cu.tolist()}, blocks of {block}{last}", otherwise=otherwise, **options)
+        return case(cu, block, on=on or f"cu_seqlens = {cu.tolist()}, blocks of {block}", otherwise=otherwise, **options)
 
-    yield packed(4, 8, 8, otherwise="a block of queries needs the tiles of its own sequence")
+    yield packed(4, 8, 8)
     yield packed(4, 6, 10, otherwise="the second block has queries of both sequences, and needs the tiles of both")
     yield packed(4, 3, 3, 10, otherwise="a block needs all tiles from its first query's sequence to its last query's")
-    yield packed(4, 16, otherwise="one sequence needs every tile")
-    yield packed(4, 1, 2, 9, 12)
     yield packed(16, 12, 20)
     yield packed(4, 5, 0, 7, edge="ragged")
     yield packed(4, 0, 6, 4, edge="ragged")
-    yield packed(4, 6, 4, 0, edge="ragged")
-    draw = generator()
-    lengths = torch.randint(20, (6,), generator=draw).tolist()
-    yield packed(8, *lengths, 8 - sum(lengths) % 8, 64, on="random lengths", fresh=True)
+    yield packed(8, *torch.randint(20, (6,), generator=generator()).tolist(), 64, on="random lengths", fresh=True, edge="ragged")
 
 
 EXERCISE = Exercise(
     task="Find the tiles of keys that each block of queries needs in packed rows, from cu_seqlens.",
-    conditions=CONDITIONS,
+    conditions={"ragged": "the last block may have fewer queries, and a sequence may be empty"},
     hints=(
         "A block's queries stand one after another, so their sequences do too. Whose sequence begins first, and whose ends last?",
         "The block's first query decides `first`, its last query `end`. With count = torch.searchsorted(cu, token, right=True), "
@@ -118,7 +82,6 @@ EXERCISE = Exercise(
     truth=truth,
     rule="first is the tile in which the first query's sequence begins, end is one past the tile in which the last query's sequence ends",
     mistakes=MISTAKES,
-    adapt=adapt,
     parts=("first", "end"),
     watch=NoPairs,
 )

@@ -1,19 +1,13 @@
 import math
-from unittest import mock
 
 import torch
-from triton.runtime.interpreter import interpreter_builder as builder
 
+from fa_tutorial.exercises.chapter_11 import ex_3
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.harness_kernel import In, Launch, Out, launched_by
-from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import Wrong
+from fa_tutorial.exercises.harness_kernel import In, Launch
 from fa_tutorial.forward import attend
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import load_tile, store_tile
-
-BLOCK, SCALE = 16, 0.25
-HALF_A_PAGE = 104  # the length of the input whose last page begins with its last tiles
 
 
 @triton.jit
@@ -45,120 +39,65 @@ def paged_split_kernel(q, k, v, table_ptr, seqlens_ptr, o, lse_ptr, H_k, S_q, ro
     tl.store(lse_ptr + first_row + offs_m, m + tl.log(l_or_one), mask=offs_m < rows)
 
 
-SEEN, ROWS = "last_seen - first,", "S - first,"
-PART = "tl.cdiv(tl.cdiv(S, BLOCK_N), tl.num_programs(1)) * BLOCK_N"
+SEEN = "last_seen - first,"
 MISTAKES = {
     "every tile of a part comes from the page of the part's first: look the page up in the loop, for each tile": (
         "start_n // PAGE_SIZE)", "start // PAGE_SIZE)"),
     "the mask compares rows of a page with positions in the sequence, so that rows see keys beyond their own: shift last_seen, too": (
         SEEN, "last_seen, "),
-    "keys beyond the sequence's end are loaded, and 0 times what stands there may be NaN: shift S, too": (ROWS, "S,"),
+    "keys beyond the sequence's end are loaded, and 0 times what stands there may be NaN: shift S, too": ("S - first,", "S,"),
     "last_seen and S are positions in the sequence, and attend compares them with rows of a page: shift both": [
-        (SEEN, "last_seen,"), (ROWS, "S,")],
-    "where a row sees nothing o is NaN: l is 0 there, so divide by 1 instead": ("tl.where(l == 0.0, 1.0, l)", "l"),
-    "earlier pages are seen whole: subtract the position of the page's first key from last_seen, don't take a remainder": (SEEN, "last_seen % PAGE_SIZE,"),
-    "last_seen and S keep only their remainders, so pages before the last end too soon: subtract the position of the page's first key": [
-        (SEEN, "last_seen % PAGE_SIZE,"), (ROWS, "S % PAGE_SIZE,")],
-    "the tiles of keys are counted with BLOCK_M, the rows of q's tile: a tile of keys has BLOCK_N": (PART, PART.replace("(S, BLOCK_N)", "(S, BLOCK_M)")),
-    "a part is measured in BLOCK_M, the rows of q's tile: a tile of keys has BLOCK_N": (PART, PART.replace("* BLOCK_N", "* BLOCK_M")),
+        (SEEN, "last_seen,"), ("S - first,", "S,")],
     "the parts are cut from the table's width: count the tiles of this sequence's own S": (
         "tl.cdiv(S, BLOCK_N)", "tl.cdiv(pages * PAGE_SIZE, BLOCK_N)"),
 }  # fmt: skip
 
 
-def truth(q, k, v, table, seqlens, S_q, splits, page_size, block_n, block_d):
-    """By sequence, with its pages put in order: chapter 1's softmax over each part."""
-    (B, H_k, rows, D), r = q.shape, torch.arange(q.shape[2])[:, None]
-    o, lse = torch.zeros(splits, B, H_k, rows, D, dtype=torch.double), torch.zeros(splits, B, H_k, rows, dtype=torch.double)
+def truth(q, k, v, table, seqlens, S_q, splits, page_size, block_n):
+    """By sequence, with its pages put in order: that of 11.3."""
+    done = []
     for b, S in enumerate(seqlens.tolist()):
-        keys, values = (x[table[b].long()].transpose(0, 1).flatten(1, 2)[:, :S].double() for x in (k, v))  # (H_k, S, D)
-        part, n = math.ceil(math.ceil(S / block_n) / splits) * block_n, torch.arange(S)
-        for split in range(splits):
-            seen = (n <= S - S_q + r % S_q) & (n // part == split)
-            s = (SCALE * q[b].double() @ keys.mT).masked_fill(~seen, -math.inf)
-            o[split, b], lse[split, b] = torch.softmax(s, dim=-1).nan_to_num() @ values, torch.logsumexp(s, dim=-1)
-    return o.flatten(1, 2), lse.flatten(1, 2)
+        keys, values = (x[table[b].long()].transpose(0, 1).flatten(1, 2)[None, :, :S] for x in (k, v))
+        done.append(ex_3.truth(q[b : b + 1], keys, values, S_q, splits, block_n))
+    return tuple(torch.cat(part, dim=1) for part in zip(*done, strict=True))
 
 
-@launched_by
-def own_tiles(kernel, grid, *args, **meta):
-    """Counts the products in the interpreter, on the input whose last page is half empty."""
-    with mock.patch.object(builder, "create_dot", side_effect=builder.create_dot) as dots:
-        kernel[grid](*args, **meta)
-    if args[4].tolist() == [HALF_A_PAGE] and dots.call_count > 2 * grid[0] * -(-HALF_A_PAGE // BLOCK):
-        raise Wrong("tiles are multiplied that hold no key: no tile begins at S or after it, so end is at most S")
+def launch(q, k, v, table, seqlens, S_q, splits, page_size, block_n):
+    plain = ex_3.launch(q, k, v, S_q, splits, block_n)
+    q, k, v, o, lse, H_k, S_q, rows, _, *sizes = plain.args
+    args = q, k, v, In(table), In(seqlens), o, lse, H_k, S_q, rows, table.shape[1], *sizes
+    return Launch(plain.grid, args, {"PAGE_SIZE": page_size} | plain.meta)
 
 
-def launch(q, k, v, table, seqlens, S_q, splits, page_size, block_n, block_d):
-    B, H_k, rows, D = q.shape
-    out = Out((splits, B * H_k, rows, D), torch.float32, as_heads=True), Out((splits, B * H_k, rows), torch.float32)
-    inputs = *(In(x, as_heads=True) for x in (q, k, v)), In(table), In(seqlens)
-    meta = {"PAGE_SIZE": page_size, "BLOCK_M": BLOCK, "BLOCK_N": block_n, "BLOCK_D": block_d}
-    return Launch((B * H_k, splits), (*inputs, *out, H_k, S_q, rows, table.shape[1], D, SCALE), meta)
+STRAY = """a tile's page is table[b, start_n // PAGE_SIZE], no tile begins at S or after it, so end is at most S, seqlens is (B,), a page's rows
+count from its first key, and a tile, a step of the loop and a part's measure are BLOCK_N keys, not BLOCK_M"""
 
 
 def inputs():
-    def paged(
-        lengths, H_k, page_size, splits, otherwise="", *, S_q=1, D=16, block_n=BLOCK, table=None, dtype=torch.float32, draw=None, **options
-    ):
-        B, pages, draw = len(lengths), -(-max(lengths) // page_size), draw or torch.Generator().manual_seed(0)
-        if table is None:
-            table = torch.arange(B * pages).flip(0).view(B, pages)
+    def paged(lengths, H_k, page_size, splits, otherwise="", *, S_q=1, D=16, block_n=16, dtype=torch.float32):
+        B, pages, draw = len(lengths), -(-max(lengths) // page_size), torch.Generator().manual_seed(0)
+        table = torch.arange(B * pages).flip(0).view(B, pages)
         q = torch.randn((B, H_k, 4 * S_q, D), generator=draw).to(dtype)
         k, v = (torch.randn((B * pages, H_k, page_size, D), generator=draw).to(dtype) for _ in range(2))
         for b, length in enumerate(lengths):  # what a cache holds beyond a sequence's end may be anything
             for x in (k, v):
                 x[table[b, length // page_size :].long(), :, length % page_size :] = math.nan
-        on = f"lengths {list(lengths)}, pages of {page_size}, splits = {splits}, H_k = {H_k}, S_q = {S_q}, D = {D}, BLOCK_M = {BLOCK}, BLOCK_N = {block_n}"
-        stray = (
-            "a tile's page is table[b, start_n // PAGE_SIZE], no tile begins at S or after it, so end is at most S, seqlens is (B,), and a page's rows count from "
-            "its first key"
-        )
-        if block_n != BLOCK:
-            stray = f"a tile, a step of the loop and a part's measure are BLOCK_N keys, not BLOCK_M; {stray}"
-        sizes = S_q, splits, page_size, block_n, 16 if D <= 16 else 32
-        return case(q, k, v, table.int(), torch.tensor(lengths).int(), *sizes, on=on, otherwise=otherwise, stray=stray, **options)
+        on = f"lengths {list(lengths)}, pages of {page_size}, splits = {splits}, H_k = {H_k}, S_q = {S_q}, D = {D}, BLOCK_N = {block_n}"
+        args = q, k, v, table.int(), torch.tensor(lengths).int(), S_q, splits, page_size, block_n
+        nan = "what stands behind a sequence's last key may be NaN, and where a row sees nothing l is 0"
+        return case(*args, on=on, otherwise=otherwise, stray=STRAY, infinite=nan)
 
-    behind = "key n is row n % 16 of page table[b, n // 16], so each tile starts at its page's row 0; each split has one tile"
-    yield paged((32,), 1, 16, 2, behind)
-    own = "each row sees the keys up to its own token's position"
-    yield paged((16,), 1, 16, 1, own, S_q=4)
-    yield paged(
-        (40,),
-        1,
-        16,
-        2,
-        "split 0 has a tile on page 1 and one on page 2, split 1 half of page 0: what lies behind key S − 1 doesn't count",
-        table=torch.tensor([[1, 2, 0]]),
-    )
-    yield paged(
-        (64,),
-        1,
-        32,
-        1,
-        "pages of 32 keys hold two tiles: a tile starts at row start_n % PAGE_SIZE, and last_seen and S count from the page's first key",
-    )
-    yield paged(
-        (90,),
-        1,
-        64,
-        2,
-        "three tiles of BLOCK_N = 32 keys for two splits, 2 and 1: BLOCK_M = 16 is the height of q's tile alone",
-        block_n=32,
-    )
+    yield paged((32,), 1, 16, 2, "key n is row n % 16 of page table[b, n // 16], so each tile starts at its page's row 0")
+    yield paged((16,), 1, 16, 1, "each row sees the keys up to its own token's position", S_q=4)
+    yield paged((40,), 1, 16, 2, "split 0 sees two whole pages, split 1 the first half of the third")
+    tiles = "pages of 32 keys hold two tiles: a tile starts at row start_n % PAGE_SIZE, and last_seen and S count from the page's first key"
+    yield paged((64,), 1, 32, 1, tiles)
+    wide = "three tiles of BLOCK_N = 32 keys for two splits, 2 and 1: BLOCK_M = 16 is the height of q's tile alone"
+    yield paged((90,), 1, 64, 2, wide, block_n=32)
     yield paged((40,), 1, 32, 3, "a part is counted in tiles, not in pages: three tiles in three parts")
-    yield paged(
-        (40, 21),
-        2,
-        16,
-        2,
-        "two sequences, two key heads: a sequence has its own length and its own row of the table, and a key head its own part of each page",
-    )
-    yield paged((52,), 1, 32, 2, own, S_q=4)
-    half = "seven tiles in two parts, and the last page's second half has no key: no tile begins at S or after it"
-    yield paged((HALF_A_PAGE,), 1, 32, 2, half)
-    yield paged((90, 7, 33), 2, 32, 3, table=torch.tensor([[4, 0, 7], [2, 8, 1], [3, 6, 5]]), S_q=2, D=12, draw=generator(), fresh=True)
-    yield paged((35, 70), 1, 64, 2, D=20, dtype=torch.float16, draw=generator(), fresh=True)
+    both = "a sequence has its own length and its own row of the table, and a key head its own part of each page"
+    yield paged((40, 21), 2, 16, 2, f"two sequences, two key heads: {both}")
+    yield paged((90, 7, 33), 2, 32, 3, both, S_q=2, D=20, dtype=torch.float16)
 
 
 EXERCISE = Exercise(
@@ -180,7 +119,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     parts=("o", "lse"),
     launch=launch,
-    adapt=own_tiles,
-    tolerance=lambda args, part: (1e-6, (2e-3 if args[0].dtype == torch.float16 else 2e-5) * float(args[2].nan_to_num().max())),
-    seen={"overlap": "two programs write the same row: that part of the kernel stays as it was in 11.3"},
+    tolerance=ex_3.EXERCISE.tolerance,
 )

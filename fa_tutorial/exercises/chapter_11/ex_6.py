@@ -17,22 +17,15 @@ def window_part(split, splits, S, S_q, left, BLOCK_N):
 
 
 FIRST, TILES = "max(S - S_q - left, 0) // BLOCK_N", "math.ceil(S / BLOCK_N) - first"
-START = "first * BLOCK_N + split * part"
 MISTAKES = {
     "the loop begins where the newest token's window does, and the oldest one sees further back": (FIRST, "max(S - 1 - left, 0) // BLOCK_N"),
-    "the oldest token's own key is at S − S_q, and it sees `left` keys before it: one key too many": (FIRST, "max(S - S_q - left - 1, 0) // BLOCK_N"),
     "the oldest token's own key is at S − S_q, and it sees `left` keys before it: one key too few": (FIRST, "max(S - S_q - left + 1, 0) // BLOCK_N"),
     "the parts are as long as without a window: share out the window's tiles alone": (TILES, "math.ceil(S / BLOCK_N)"),
     "the window's length is counted in tiles: a window that begins inside a tile touches one tile more": (
         TILES, "math.ceil((left + S_q) / BLOCK_N)"),
-    "the loop begins inside a tile, at the window's first key: start is the first key of a tile": (START, f"max({START}, S - S_q - left)"),
-    "the loop begins inside a tile, and so does each part: start is the first key of a tile": (START, "max(S - S_q - left, 0) + split * part"),
+    "the loop begins inside a tile, and so does each part: start is the first key of a tile": (
+        "first * BLOCK_N + split", "max(S - S_q - left, 0) + split"),
     "the tiles are divided by splits and rounded down, so the last keys belong to no split": ("math.ceil(tiles / splits)", "tiles // splits"),
-    "the tiles are taken for 16 keys long: they have BLOCK_N": [
-        (FIRST, FIRST.replace("BLOCK_N", "16")), (TILES, TILES.replace("BLOCK_N", "16")), ("splits) * BLOCK_N", "splits) * 16"),
-        ("first * BLOCK_N", "first * 16")],
-    "the parts begin at key 0: the first begins at the window's first tile": (START, "split * part"),
-    "a last tile that isn't full is left out: the tiles of S keys are rounded up": (TILES, "S // BLOCK_N - first"),
     "end is the part's last key: the loop takes keys up to end − 1": ("min(start + part, S)", "min(start + part, S) - 1"),
     "the last part goes on behind key S − 1": ("min(start + part, S)", "start + part"),
 }  # fmt: skip
@@ -56,18 +49,13 @@ def without_empty_parts(answer, *args):
 def inputs():
     yield case(0, 1, 100, 1, 9, 16, otherwise="keys 90 to 99 count, the first of them in the tile that begins at 80, so end is 100")
     yield case(0, 1, 96, 1, 15, 16, otherwise="the window's keys are 80 to 95, one tile")
-    yield case(0, 1, 97, 1, 15, 16, otherwise="the window's keys are 81 to 96, and the first stands in tile 80")
     yield case(0, 1, 97, 1, 17, 16, otherwise="the window's keys are 79 to 96, and the first is the last of its tile")
-    yield case(0, 1, 98, 4, 15, 16, otherwise="the oldest of four tokens has its own key at 94, and sees keys from 79 on")
     yield case(0, 1, 98, 4, 16, 16, otherwise="the oldest of four tokens has its own key at 94, and sees keys from 78 on")
-    yield case(0, 1, 98, 4, 12, 16, otherwise="the oldest of four tokens has its own key at 94, and sees keys from 82 on")
-    yield case(
-        1, 2, 300, 2, 129, 64, otherwise="tiles of BLOCK_N = 64 keys: three from key 128 on, so split 1 has the last, keys 256 to 299"
-    )
+    wide = "tiles of BLOCK_N = 64 keys: three from key 128 on, so split 1 has the last, keys 256 to 299"
+    yield case(1, 2, 300, 2, 129, 64, otherwise=wide)
     yield case(0, 1, 30, 1, 63, 16, otherwise="the window is longer than the sequence")
     yield case(0, 2, 64, 1, 63, 16, otherwise="four tiles for two splits, so two for each")
-    for split in range(3):
-        yield case(split, 3, 200, 1, 99, 16, otherwise="seven tiles from key 96 on, in parts of 3, 3 and 1")
+    yield case(2, 3, 200, 1, 99, 16, otherwise="seven tiles from key 96 on, in parts of 3, 3 and 1")
     yield case(3, 4, 200, 2, 20, 16, otherwise="two tiles for four splits: the last two have no keys")
 
 

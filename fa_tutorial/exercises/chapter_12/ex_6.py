@@ -18,41 +18,31 @@ def lagging_step(s, shift, l, threshold):
     return p, new_shift, alpha * l + p.sum(dim=-1), alpha
 
 
-MOVES, WHERE = "(m - shift) * math.log2(math.e) > threshold", "torch.where(moves, m, shift)"
-SAFE, P, ALPHA = "torch.where(new_shift == -math.inf, 0.0, new_shift)", "torch.exp(s - safe[:, None])", "torch.exp(shift - safe)"
-RESULTS = "alpha * l + p.sum(dim=-1), alpha"
+MOVES, SAFE = "(m - shift) * math.log2(math.e) > threshold", "torch.where(new_shift == -math.inf, 0.0, new_shift)"
+P, ALPHA = "torch.exp(s - safe[:, None])", "torch.exp(shift - safe)"
 MISTAKES = {
-    "the shift moves with every larger maximum: it stays while the growth is at most the threshold": (WHERE, "m"),
-    "the threshold is fixed at 8: it is an argument": (MOVES, "(m - shift) * math.log2(math.e) > 8"),
+    "the shift moves with every larger maximum: it stays while the growth is at most the threshold": ("torch.where(moves, m, shift)", "m"),
     "alpha is NaN where a row has seen nothing: −inf − (−inf) is NaN, so alpha takes 0 for the new shift, too": (
         ALPHA, "torch.exp(shift - new_shift)"),
     "m − shift is compared with the threshold: it is exp(m − shift) = 2^((m − shift) · log₂ e) that must not exceed 2^threshold": (MOVES, "m - shift > threshold"),
-    "the growth is divided by log₂ e: exp(x) is 2^(x · log₂ e), so it is multiplied": (MOVES, MOVES.replace("*", "/")),
-    "p and alpha are powers of two: s and shift are in base e here, so both are exp": [
-        (P, P.replace("exp", "exp2")), (ALPHA, ALPHA.replace("exp", "exp2"))],
     "p, alpha and the comparison are FA4's lines in base 2: s and shift are in base e here, so p and alpha are exp, and m − shift is "
     "multiplied by log₂ e before it is compared with the threshold": [
         (MOVES, "m - shift > threshold"), (P, P.replace("exp", "exp2")), (ALPHA, ALPHA.replace("exp", "exp2"))],
-    "l and alpha are swapped: return p, the new shift, l and alpha": (RESULTS, "alpha, alpha * l + p.sum(dim=-1)"),
     "m − shift is compared with 2^threshold: it is exp(m − shift) that must not exceed it": (MOVES, "m - shift > 2**threshold"),
-    "exp(m − shift) is compared with the threshold itself: it is 2^threshold that it must not exceed": (
-        MOVES, "torch.exp(m - shift) > threshold"),
     "all rows move when one of them does: each row decides for itself": (MOVES, f"({MOVES}).any()"),
-    "no row moves unless all of them do: each row decides for itself": (MOVES, f"({MOVES}).all()"),
     "p is measured from the new maximum: where the shift stays, p is exp(s − shift)": (
         P, "torch.exp(s - torch.where(m == -math.inf, 0.0, m)[:, None])"),
     "a row that has seen nothing gives NaN: its new shift is −inf, and −inf − (−inf) is NaN": (SAFE, "new_shift"),
 }  # fmt: skip
 CONDITIONS = {
-    "first": "a row's first block arrives with shift = −∞ and l = 0",
-    "hidden": "a row may see none of a block's keys: their p is 0, and a shift of −∞ stays",
+    "first": "a row's first maximum becomes its shift, as it is more than −∞, and alpha is 0",
+    "hidden": "a row that sees none of a block's keys keeps its shift, be it −∞ or as low as −30; p is 0, and alpha no NaN",
 }
-RULE = "p = exp(s − new shift), alpha = exp(old shift − new shift), and l joins them as in softmax_step"
 RULES = {
     "p": "p is exp(s − new shift), where the new shift is m if exp(m − shift) exceeds 2^threshold, and the old one if not",
     "shift": "a row's shift becomes m where exp(m − shift) exceeds 2^threshold, and stays everywhere else",
     "l": "l is alpha · l plus the row's sum of p, where alpha = exp(old shift − new shift) is 1 for a row that doesn't move",
-    "alpha": "alpha is exp(old shift − new shift): 0 where a row moves from −∞, 1 where it doesn't move, and never NaN",
+    "alpha": "alpha is exp(old shift − new shift): 1 where a row doesn't move",
 }
 
 
@@ -65,41 +55,20 @@ def truth(s, shift, l, threshold):
 
 
 def inputs():
-    def step(s, shift, l, threshold, on="", **options):
-        return case(*(torch.as_tensor(x) for x in (s, shift, l)), threshold, on=on, **{"otherwise": RULES} | options)
+    def step(s, shift, l, threshold, **options):
+        return case(*(torch.as_tensor(x) for x in (s, shift, l)), threshold, **options)
 
     # growths of 1.5, 2.5, 0.5, 1, 3.5 and 5; two powers of two are 1.39
     s = [[0.5, 0.0], [2.5, 0.0], [1.0, 0.0], [3.0, 0.0], [3.5, 0.0], [5.0, 0.0]]
-    yield step(s, [-1.0, 0.0, 0.5, 2.0, 0.0, 0.0], [1.0, 2.0, 1.5, 3.0, 2.0, 0.5], 2.0)
-    yield step([[6.0, 0.0], [9.0, 1.0]], [0.0, 0.0], [1.0, 1.0], 8.0)  # 6 · log₂ e is 8.7
-    stays = "no row outgrows its shift by more than the threshold: every shift stays, and alpha is 1"
-    yield step([[5.0, 1.0], [4.0, 1.0]], [4.0, 3.0], [1.0, 1.0], 4.0, otherwise=stays)
-    yield step([[1.0, 0.0], [2.0, 1.0]], [4.0, 3.0], [1.0, 1.0], 0.0, otherwise=stays)
-    growths = torch.arange(1.0, 25.0) / 2
-    rows, outgrown = torch.stack([growths, 0 * growths], dim=1), "exp(m − shift) exceeds 2⁸ where m − shift exceeds 5.545"
-    yield step(rows, 0 * growths, 1 + growths, 8.0, "rows that grow by 0.5, 1, … 12, threshold = 8", otherwise=outgrown)
+    yield step(s, [-1.0, 0.0, 0.5, 2.0, 0.0, 0.0], [1.0, 2.0, 1.5, 3.0, 2.0, 0.5], 2.0, otherwise=RULES)
+    # of 6, 5 and −2; 6 · log₂ e is 8.7, and 5 · log₂ e 7.2
+    yield step([[6.0, 0.0], [5.0, 1.0], [1.0, 0.0]], [0.0, 0.0, 3.0], [1.0, 1.0, 2.0], 8.0, otherwise=RULES)
     draw = generator()
     for threshold in (0.0, 1.0, 8.0):
         s, shift, l = 6 * torch.randn(8, 16, generator=draw), 8 * torch.rand(8, generator=draw), 1 + torch.rand(8, generator=draw)
-        yield step(s, shift, l, threshold, f"8 rows, threshold {threshold:g}", fresh=True)
-    first = "the first block's maximum becomes the shift: it is more than −∞"
-    yield step(
-        [[3.0, 0.0], [-5.0, -9.0]],
-        [-INF, -INF],
-        [0.0, 0.0],
-        8.0,
-        edge="first",
-        otherwise=dict.fromkeys(RULES, first) | {"alpha": RULES["alpha"]},
-    )
-    hidden = "a hidden key's p is 0, and a row that has seen nothing keeps shift = −∞"
-    s = [[-INF, -INF], [-INF, -INF], [-INF, 3.0]]
-    yield step(
-        s, [-INF, 2.0, -INF], [0.0, 1.0, 0.0], 8.0, edge="hidden", otherwise=dict.fromkeys(RULES, hidden) | {"alpha": RULES["alpha"]}
-    )
-    keeps = (
-        "a row that sees none of a block's keys keeps its shift, and alpha is 1: the maximum takes in the old shift, however low that is"
-    )
-    yield step([[-INF, -INF], [-30.0, -INF]], [-30.0, -30.0], [1.4, 1.4], 8.0, edge="hidden", otherwise=keeps)
+        yield step(s, shift, l, threshold, on=f"8 rows, threshold {threshold:g}", otherwise=RULES, fresh=True)
+    yield step([[3.0, 0.0], [-5.0, -9.0]], [-INF, -INF], [0.0, 0.0], 8.0, edge="first")
+    yield step([[-INF, -INF], [-INF, -INF], [-INF, 3.0]], [-INF, -30.0, 2.0], [0.0, 1.4, 1.0], 8.0, edge="hidden")
 
 
 EXERCISE = Exercise(
@@ -119,7 +88,7 @@ EXERCISE = Exercise(
     "alpha is 1.",
     inputs=inputs,
     truth=truth,
-    rule=RULE,
+    rule="p = exp(s − new shift), alpha = exp(old shift − new shift), and l joins them as in softmax_step",
     mistakes=MISTAKES,
-    parts=("p", "shift", "l", "alpha"),
+    parts=tuple(RULES),
 )

@@ -21,12 +21,10 @@ MISTAKES = {
         (BLIND, ""), (SEES, "-16 <= row + diagonal < 0")],
     "a row that sees no key isn't wrong by that: its o is 0 unless the loop reads a key before 0, and the mask lets it through": [
         (BLIND, ""), (SEES, "row + diagonal < 0")],
-    "one row too few: row r sees keys up to r + S_k − S_q, and the first key that is read is −16": (SEES, "row + diagonal > -16"),
-    "one row too many: row r sees keys up to r + S_k − S_q, and the first key that is read is −16": (SEES, "row + diagonal >= -17"),
+    "a row is missing: row r sees keys up to r + S_k − S_q, and the first key that is read is −16": (SEES, "row + diagonal > -16"),
     "row 31 sees keys up to 31 + S_k − S_q: if that is −1, n_block_max is 0": ("32 + diagonal > 0", "32 + diagonal >= 0"),
     "C++ rounds −1/16 to 0, and Python's // to −1: n_block_max is 0 where no row of the block sees a key, so n_block is −1, never −2": (
         SEES, "row + diagonal >= 16 * ((32 + diagonal + 15) // 16 - 1)"),
-    "keys before −16 aren't read: the loop ends after a block at or below n_block_min": (SEES, "row + diagonal >= -32"),
 }  # fmt: skip
 
 

@@ -1,7 +1,6 @@
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def owner(rank, step, ranks):
@@ -12,10 +11,8 @@ def owner(rank, step, ranks):
 OWNER = "(rank - step) % ranks"
 MISTAKES = {
     "that is where this rank's own keys are by then: they travel to rank + 1, so what arrives comes from rank − 1": (OWNER, "(rank + step) % ranks"),
-    "the keys come from below, rank − step: step − rank counts the other way round": (OWNER, "(step - rank) % ranks"),
     "before rank 0 comes the last rank: the result is a rank's number, 0 to ranks − 1": (OWNER, "rank - step"),
     "in step 0 each rank still holds its own keys: nothing has been sent yet": (OWNER, "(rank - step - 1) % ranks"),
-    "there are `ranks` ranks, so the numbers repeat after `ranks`": (OWNER, "(rank - step) % (ranks - 1) if ranks > 1 else 0"),
     "the numbers repeat after `ranks`, which isn't always 4": (OWNER, "(rank - step) % 4"),
     "that rank is as far away as the keys have come, but a ring has no ends, and they come from one side": (OWNER, "abs(rank - step)"),
     "that is the rank from which this one receives: what it sends belongs to somebody further back": (OWNER, "(rank - 1) % ranks if step else rank"),
@@ -27,15 +24,6 @@ def truth(rank, step, ranks):
     for _ in range(step):
         holds = holds[-1:] + holds[:-1]  # all pass on at once
     return holds[rank]
-
-
-@adapting
-def adapt(answer, rank, step, ranks):
-    """The answer. Wrong where it is a whole float, a tuple or a list."""
-    got = answer(rank, step, ranks)
-    if isinstance(got, tuple | list) or (isinstance(got, float) and got.is_integer()):
-        raise Wrong(f"it gives {got}, a {type(got).__name__}: a rank's number is an int")
-    return got
 
 
 def inputs():
@@ -64,5 +52,4 @@ EXERCISE = Exercise(
     rule="the keys that are here have come `step` ranks far, each step from rank r to rank r + 1",
     mistakes=MISTAKES,
     exact=True,
-    adapt=adapt,
 )

@@ -1,10 +1,9 @@
 import torch
 
-from fa_tutorial import ring
 from fa_tutorial.exercises.chapter_13 import played
 from fa_tutorial.exercises.chapter_13.played import attend
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, adapting
+from fa_tutorial.exercises.running import adapting
 from fa_tutorial.ring import merge as join
 
 
@@ -33,32 +32,27 @@ MISTAKES = {
     "only the last part is left: each part joins what is there": (JOIN, "o, lse = attend(q, k, v)"),
     "the parts are added up: each is divided by its own sum already, so join them by their lse": (
         JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"),
-    "the parts are averaged: a part with a larger lse has a larger weight, so join them by their lse": [
-        (JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = o + part, torch.logaddexp(lse, lse_part)"), ("return o, lse", "return o / ranks, lse")],
-    "you add each part to o, and lse stays that of its own keys: each part is divided by its own sum already, so join them by their lse": (
-        JOIN, "o = o + attend(q, k, v)[0]"),
-    "you take the mean of o and each part: the one with the larger lse has the larger weight, so join them by their lse": (
-        JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = (o + part) / 2, torch.logaddexp(lse, lse_part)"),
-    "you take the mean of o and each part, and lse stays that of its own keys: join gives both": (JOIN, "o = (o + attend(q, k, v)[0]) / 2"),
     "lse has this part already when o joins it, so the part counts twice: join takes the lse from before": (
         JOIN, "part, lse_part = attend(q, k, v)\n        lse = torch.logaddexp(lse, lse_part)\n        o = join(o, lse, part, lse_part)[0]"),
-    "k and v change places: they come in the order in which they left": (YIELD, "        v, k = yield k, v\n"),
-    "its own keys are left out": (FIRST, "    o, lse = torch.zeros_like(q), torch.full(q.shape[:3], -torch.inf, dtype=q.dtype)\n"),
-    "two yields are two steps: k and v travel in one, k, v = yield k, v": (YIELD, "        k = yield k\n        v = yield v\n"),
-    "join takes o and lse of what is there, and then o and lse of the part: join(o, lse, *attend(q, k, v))": (
-        JOIN, "part, lse_part = attend(q, k, v)\n        o, lse = join(o, lse_part, part, lse)"),
     "o = 0 with lse = 0 counts as one more key, of score 0: before any key lse is −∞": (
         FIRST, f"{FIRST}    o, lse = join(torch.zeros_like(o), torch.zeros_like(lse), o, lse)\n"),
 }  # fmt: skip
+CONDITIONS = {
+    "half": "o and lse aren't rounded between two steps: with fp16 and bf16, too, they stay as wide as join returns them",
+    "wide": "where join returns float64, the running o and lse stay float64, for float32 rounds them in each step",
+}
+RULES = {
+    "bytes sent": "a rank sends k and v of one shard, in their own dtype, ranks − 1 times, and nothing else",
+    "o": "a shard's k and v, unmasked, give a part, which joins the running o by (13.2)",
+    "lse": "lse is that of all keys so far: each part's lse joins it by (13.2)",
+}
 
 
 def truth(q, k, v, ranks):
+    nbytes = (k.nbytes + v.nbytes) // ranks * (ranks - 1)
     q, k, v = q.double(), k.double(), v.double()
     s = q @ k.mT / q.shape[-1] ** 0.5
-    return torch.softmax(s, -1) @ v, torch.logsumexp(s, -1), torch.tensor(ranks - 1)
-
-
-TOO_MUCH = "a rank sends more than k and v of one shard in a step: q stays, and so do o and lse, which belong to its queries"
+    return nbytes, torch.softmax(s, -1) @ v, torch.logsumexp(s, -1)
 
 
 def tolerance(args, part):
@@ -70,60 +64,31 @@ def tolerance(args, part):
 
 @adapting
 def adapt(answer, q, k, v, ranks):
-    """The answer's routine on every rank: o and lse of the whole sequence, and how often a rank sends."""
-    sends = []
-
-    def look(message, _):
-        if any(x.dtype != k.dtype for x in played.tensors_of(message)):
-            raise Wrong("k and v travel as they are, in their own dtype")
-        if ring.bytes_of(message) > (k.nbytes + v.nbytes) // ranks:
-            raise Wrong(TOO_MUCH)
-        sends.append(1)
-
-    results, _ = played.play(answer, (q, k, v), ranks, look)
-    return *played.joined(results, ("o", "lse")), torch.tensor(len(sends) // ranks)  # all ranks send equally often
-
-
-RULES = {
-    "o": "a shard's k and v, unmasked, give a part, which joins the running o by (13.2)",
-    "lse": "lse is that of all keys so far: each part's lse joins it by (13.2)",
-    "sends": "ranks − 1 times what came last is passed on",
-}
+    """The answer's routine on every rank: the bytes that rank 0 sends, and o and lse of the whole sequence."""
+    results, sent = played.play(answer, (q, k, v), ranks)
+    return sent[0], *played.joined(results, ("o", "lse"))
 
 
 def inputs():
-    alone = "where `ranks` is 1, one rank has all keys: o and lse are attention without a mask, and nothing is sent"
-    for ranks, rows, words in ((1, 2, alone), (2, 1, RULES), (3, 1, RULES), (4, 3, RULES), (played.MANY, 1, RULES)):
-        for fresh in (False, True)[: 1 + (ranks < played.MANY)]:
-            q, k, v, _ = played.draws(1, 2, ranks * rows, 4, fresh=fresh)
-            on = f"{ranks} rank{'s' * (ranks > 1)}, S = {ranks * rows}, H = 2, D = 4"
-            yield case(q, k, v, ranks, on=on, otherwise=words, fresh=fresh)
+    for ranks, rows, fresh in ((1, 2, False), (2, 1, False), (3, 1, False), (4, 3, False), (played.MANY, 1, False), (4, 3, True)):
+        q, k, v, _ = played.draws(1, 2, ranks * rows, 4, fresh=fresh)
+        yield case(q, k, v, ranks, on=f"{ranks} rank{'s' * (ranks > 1)}, S = {ranks * rows}, H = 2, D = 4", otherwise=RULES, fresh=fresh)
     q, k, v, _ = played.draws(2, 1, 10, 3, fresh=False)
-    yield case(
-        q, 300 * k, v, 5, on="5 ranks, scores up to 1,000", otherwise="e¹⁰⁰⁰ overflows, so exponentials are of differences, as in (13.2)"
-    )
-    q, k = torch.zeros(2, 1, 1, 8, 2, dtype=torch.bfloat16)  # equal scores: o is the mean of v
-    v = torch.full_like(q, 1 + 2**-7)  # bf16's next number after 1
-    v[:, :, 0] = 1
-    yield case(q, k, v, 8, on="8 ranks, bf16, equal scores, v is 1 once and 1.0078 seven times", otherwise="o and lse aren't rounded between two steps",
-               edge="half")  # fmt: skip
-    v = torch.ones(2, 1, 8, 2, dtype=torch.float64)
-    v[:, :, 1:] += 2**-23  # float32's next number after 1
-    yield case(torch.zeros_like(v), torch.zeros_like(v), v, 8, on="8 ranks, equal scores, v is 1 once and 1 + 2⁻²³ seven times", edge="wide",
-               otherwise="join returns float64 here: keep o and lse so, for float32 rounds them in each step")  # fmt: skip
+    yield case(q, 300 * k, v, 5, on="5 ranks, scores up to 1,000", otherwise=RULES)
+    for dtype, more, edge in ((torch.bfloat16, 2**-7, "half"), (torch.float64, 2**-23, "wide")):
+        v = torch.ones(1, 1, 8, 2, dtype=dtype)
+        v[:, :, 1:] += more  # bf16's next number, and float32's; with equal scores o is the mean of v
+        q = torch.zeros_like(v)
+        yield case(q, q.clone(), v, 8, on=f"8 ranks, {dtype}, equal scores, v is 1 once and {1 + more:.9g} seven times", edge=edge)
 
 
 EXERCISE = Exercise(
     task="Write one rank's routine, with attend and join.",
-    conditions={
-        "half": "with fp16 and bf16, the running o and lse stay as wide as join returns them",
-        "wide": "where join returns float64, the running o and lse stay float64",
-    },
+    conditions=CONDITIONS,
     hints=(
         "Start with what needs nobody else. How many ranks' keys are then still missing?",
         "A step after the first: receive, attend, join. Which of these does step 0 need?",
         "o, lse = attend(q, k, v) first. Then ranks − 1 times: k, v = yield k, v, attend to what came, and join.",
-        "join(o, lse, *attend(q, k, v)) hands over both results of attend.",
     ),
     solution=ring_rank,
     reasoning="A rank begins with its own keys. In each of the ranks − 1 steps it passes on the keys that it holds and gets the next ones. So each rank "
@@ -133,7 +98,7 @@ EXERCISE = Exercise(
     truth=truth,
     rule="each rank attends to its own keys, then ranks − 1 times passes on what it holds and joins its attention to what comes",
     mistakes=MISTAKES,
-    parts=("o", "lse", "sends"),
+    parts=tuple(RULES),
     tolerance=tolerance,
     adapt=adapt,
 )

@@ -16,13 +16,8 @@ MISTAKES = {
 }  # fmt: skip
 
 
-def work(chunks):
-    """Pairs that two chunks of queries see under the causal mask, in units of a chunk times a chunk: chunk c sees c whole chunks and half of its own."""
-    return sum(chunks) + 1
-
-
 def truth(ranks):
-    return (sum(work((chunk,)) for chunk in range(2 * ranks)) // ranks - 1,) * ranks  # all the work, shared out evenly
+    return (2 * ranks,) * ranks  # chunk c sees c whole chunks and half of its own, so all 2 · ranks of them see 2 · ranks²
 
 
 @adapting
@@ -35,20 +30,12 @@ def adapt(answer, ranks):
     dealt = sorted(chunk for chunks in given for chunk in chunks)
     if dealt != [*range(2 * ranks)]:
         raise Wrong(f"chunks {', '.join(map(str, dealt))} are dealt out: each of 0 to {2 * ranks - 1} must go to one rank")
-    return tuple(map(work, given))
-
-
-def note(answer):
-    is_given = all({*answer(rank, 4)} == {*chunks_of(rank, 4)} for rank in range(4))
-    return "" if is_given else "as fair; below, rank r has chunks r and 2R − 1 − r"
+    return tuple(sum(chunks) + 1 for chunks in given)
 
 
 def inputs():
-    yield case(2, on="2 ranks")
-    yield case(3, on="3 ranks")
-    yield case(4, on="4 ranks")
-    yield case(7, on="7 ranks")
-    yield case(1, on="1 rank")
+    for ranks in (2, 3, 4, 7, 1):
+        yield case(ranks, on=f"{ranks} rank{'s' * (ranks > 1)}")
 
 
 EXERCISE = Exercise(
@@ -64,6 +51,5 @@ EXERCISE = Exercise(
     rule=f"every rank has the same work where the numbers of its two chunks have the same sum{WORK}",
     mistakes=MISTAKES,
     exact=True,
-    note=note,
     adapt=adapt,
 )

@@ -17,8 +17,6 @@ def least_shard(H_q, H_k, D, itemsize, flops, bandwidth):
 RESULT = "H_k * itemsize * flops / (H_q * bandwidth)"
 MISTAKES = {
     "that is half of it: k and v are both sent, half of the pairs are computed, and the link's rate is one way's": (RESULT, f"{RESULT} / 2"),
-    "that is a quarter of it, so two factors of 2 are lost: k and v are both sent, half of the pairs are computed, and the link's rate is one way's": (
-        RESULT, f"{RESULT} / 4"),
     "that is twice as much: a pair takes part in two matmuls, a multiply-add is 2 FLOPs, and k and v leave once": (RESULT, f"2 * {RESULT}"),
     "flops and bandwidth are exchanged: a faster GPU needs a longer shard, a faster link a shorter one": (
         RESULT, "H_k * itemsize * bandwidth / (H_q * flops)"),
@@ -26,10 +24,7 @@ MISTAKES = {
     "the heads of k and v are H_k: grouped-query attention sends less": (RESULT, "itemsize * flops / bandwidth"),
     "the two groups of heads are exchanged: computing has H_q heads, sending H_k": (RESULT, "H_q * itemsize * flops / (H_k * bandwidth)"),
     "the numbers of k and v are sent, but their bytes aren't counted: multiply by itemsize": (RESULT, "H_k * flops / (H_q * bandwidth)"),
-    "the bytes of a number aren't always 2: take itemsize": (RESULT, "2 * H_k * flops / (H_q * bandwidth)"),
-    "that is one over the number of tokens": (RESULT, "(H_q * bandwidth) / (H_k * itemsize * flops)"),
     "D cancels: both the FLOPs and the bytes are proportional to it": (RESULT, f"{RESULT} / D"),
-    "the bandwidth is in bytes a second, not in bits": (RESULT, f"8 * {RESULT}"),
 }  # fmt: skip
 
 

@@ -1,9 +1,9 @@
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong, adapting
+from fa_tutorial.exercises.running import Wrong, adapting, kind
 
 
 def pass_around(kv, dist, tile):
@@ -26,26 +26,36 @@ def pass_around(kv, dist, tile):
     return tiles
 
 
-LAST, START = "            kv = coming\n", "works = dist.isend(kv, (rank + 1) % ranks), dist.irecv(coming, (rank - 1) % ranks)"
 MISTAKES = {
-    "what comes is never used: the next tile is that of the keys that came": (LAST, ""),
+    "what comes is never used: the next tile is that of the keys that came": ("            kv = coming\n", ""),
     "its own keys are sent in each step: pass on what came": [("    tiles = []\n", "    tiles, own = [], kv\n"), ("isend(kv", "isend(own")],
     "the last keys that come have no tile": ("    for step in range(ranks):\n", "    for step in range(ranks - 1):\n"),
-    "the own keys have no tile": ("return tiles", "return tiles[1:]"),
     "only the last tile is left: return them all, in the order of the steps": ("tiles.append(tile(kv))", "tiles = [tile(kv)]"),
 }  # fmt: skip
 
 
-class Started(NamedTuple):
-    """A message that somebody has started, with what it sends as it was then; wait() ends it."""
+@dataclass(eq=False)
+class Message:
+    """What a rank has started to send or to receive. was: what it sends, as it was then; None for a receive."""
 
     link: "Link"
     x: torch.Tensor
-    was: torch.Tensor | None  # None: a receive
+    was: torch.Tensor | None
     number: int
 
     def wait(self) -> bool:
-        return self.link.wait(self)
+        link, is_send = self.link, self.was is not None
+        partner = link.receives if is_send else link.sends
+        if len(partner) <= self.number:
+            why = "is taken before it has started to receive" if is_send else "comes before it has started to send"
+            raise Wrong(f"deadlock: {link.words} waits until a message {why}, as all ranks do")
+        if self in link.open:
+            link.open.remove(self)
+            if is_send and not self.x.equal(self.was):
+                raise Wrong(f"{link.words} changes what it sends before wait() has returned: the next rank may get either")
+            if not is_send:
+                self.x.copy_(partner[self.number].was.roll(-1))
+        return True
 
 
 class Link:
@@ -55,96 +65,38 @@ class Link:
     """
 
     def __init__(self, rank: int, ranks: int) -> None:
-        self.rank, self.ranks = rank, ranks
+        self.ranks, self.tiles, self.words = ranks, 0, f"rank {rank} of {ranks}"
         self.sends, self.receives, self.open = [], [], []
-        self.tiles = 0
-        self.words = f"rank {rank} of {ranks}"
+        self.get_rank, self.get_world_size = lambda: rank, lambda: ranks
+        self.isend = lambda tensor, dst: self.start(tensor, self.sends, f"sends to rank {dst}", dst, (rank + 1) % ranks)
+        self.irecv = lambda tensor, src: self.start(tensor, self.receives, f"receives from rank {src}", src, (rank - 1) % ranks)
+        self.send = lambda tensor, dst: self.isend(tensor, dst).wait()
+        self.recv = lambda tensor, src: self.irecv(tensor, src).wait()
+        self.P2POp = lambda op, tensor, peer: (op, tensor, peer)
+        self.batch_isend_irecv = lambda operations: [op(tensor, peer) for op, tensor, peer in operations]
 
-    def get_rank(self, group=None) -> int:
-        return self.rank
-
-    def get_world_size(self, group=None) -> int:
-        return self.ranks
-
-    def isend(self, x, dst, group=None, tag=0) -> Started:
-        return self.start(x, dst, self.sends, "send", "to", "keys travel to rank + 1, and from the last rank to rank 0")
-
-    def irecv(self, x, src, group=None, tag=0) -> Started:
-        return self.start(x, src, self.receives, "receive", "from", "keys come from rank − 1, and to rank 0 from the last rank")
-
-    def send(self, x, dst, group=None, tag=0) -> None:
-        self.isend(x, dst).wait()
-
-    def recv(self, x, src, group=None, tag=0) -> None:
-        self.irecv(x, src).wait()
-
-    def P2POp(self, op, tensor, peer, group=None, tag=0):
-        return op, tensor, peer
-
-    def batch_isend_irecv(self, operations) -> list[Started]:
-        return [op(tensor, peer) for op, tensor, peer in operations]
-
-    def start(self, x, peer, started, verb, way, why) -> Started:
-        is_send = verb == "send"
-        if not isinstance(x, torch.Tensor):
-            raise Wrong(f"{self.words} {verb}s a {type(x).__name__}: a message is a tensor")
-        if peer != (self.rank + (1 if is_send else -1)) % self.ranks:
-            which = f"{way} rank {peer}{'' if peer in range(self.ranks) else ', which does not exist'}"
-            raise Wrong(f"{self.words} {verb}s {which}: {why}")
+    def start(self, x, started, does, peer, right) -> Message:
+        is_send = started is self.sends
+        if peer != right:
+            raise Wrong(f"{self.words} {does}, want {right}: keys go to rank + 1, and from the last rank to rank 0")
         if len(started) == self.ranks - 1:
-            raise Wrong(f"{self.words} {verb}s more than ranks − 1 times: kv needn't travel after the last tile")
-        if any(overlap(x, work.x) for work in self.open if not (is_send and work.was is not None)):
-            what = "sends what is still being received: wait for it first"
-            raise Wrong(
-                f"{self.words} {what if is_send else 'receives into a tensor from which, or into which, another message is on its way'}"
-            )
-        work = Started(self, x, x.clone() if is_send else None, len(started))
-        started.append(work)
-        self.open.append(work)
+            raise Wrong(f"{self.words} {does} more than ranks − 1 times: kv needn't travel after the last tile")
+        if any(overlap(x, other.x) for other in self.open if not is_send or other.was is None):
+            raise Wrong(f"{self.words} {does} with a tensor of a message that is still on its way: wait for that first")
+        started.append(Message(self, x, x.clone() if is_send else None, len(started)))
+        self.open.append(started[-1])
         if not is_send:
             x.fill_(torch.nan)  # from now on it may hold anything
-        return work
-
-    def wait(self, work: Started) -> bool:
-        if not any(work is one for one in self.open):
-            return True
-        is_send = work.was is not None
-        partner = self.receives if is_send else self.sends
-        if len(partner) <= work.number:
-            waits, not_yet = ("until its message is taken", "receive") if is_send else ("for what comes", "send")
-            raise Wrong(
-                f"deadlock: {self.words} waits {waits} before it has started to {not_yet}. Where all ranks do so, they wait for ever"
-            )
-        if is_send and not work.x.equal(work.was):
-            raise Wrong(f"{self.words} changes what it sends before wait() has returned: the next rank may get either")
-        if not is_send:
-            work.x.copy_(partner[work.number].was.roll(-1))
-        self.open = [one for one in self.open if one is not work]
-        return True
+        return started[-1]
 
     def tile(self, kv) -> torch.Tensor:
-        if any(overlap(kv, work.x) for work in self.open if work.was is None):
+        if any(overlap(kv, message.x) and message.was is None for message in self.open):
             raise Wrong(f"{self.words} computes with what is still being received: wait for it first")
-        if self.tiles < self.ranks - 1 and (missing := self.missing()):
-            raise Wrong(f"tile {self.tiles} of {self.words} has {missing}")
+        for way, is_receive in (("leaves", False), ("comes", True)):
+            if self.tiles < self.ranks - 1 and is_receive not in [message.was is None for message in self.open]:
+                raise Wrong(f"no message {way} beside tile {self.tiles} of {self.words}: start one before the tile, and wait after it")
         self.tiles += 1
         return 2 * kv
-
-    def missing(self) -> str:
-        """Which message isn't on its way now, the one that leaves or the one that comes, and what to do; "" for neither."""
-        absent, late, early = [], [], False
-        for verb, which, started, is_receive in (("send", "leaves", self.sends, False), ("receive", "comes", self.receives, True)):
-            if not any((work.was is None) == is_receive for work in self.open):
-                absent.append(f"no message that {which}")
-                late += [f"to {verb}"] * (len(started) <= self.tiles)
-                early |= len(started) > self.tiles
-        how = [f"start {' and '.join(late)} before it"] * bool(late) + ["wait only after it"] * early
-        return f"{' and '.join(absent)} beside it: {', and '.join(how)}" if absent else ""
-
-    def ended(self) -> None:
-        if self.open:
-            kind = "receives" if self.open[0].was is None else "sends"
-            raise Wrong(f"{self.words} never waits for something that it {kind}: it may not have been done when the function returns")
 
 
 def overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
@@ -163,26 +115,23 @@ def adapt(answer, ranks):
     for rank in range(ranks):
         link = Link(rank, ranks)
         tiles = answer(torch.eye(ranks)[rank], link, link.tile)
-        if not isinstance(tiles, tuple | list) or not all(isinstance(x, torch.Tensor) and x.shape == (ranks,) for x in tiles):
-            raise Wrong("it returns a list of what tile gave, one for each rank")
-        if not all(x.max() == 2 for x in tiles):
-            raise Wrong("its list holds keys themselves, where what tile gave for them is due")
-        link.ended()
+        if not isinstance(tiles, tuple | list) or not all(torch.is_tensor(x) and x.sum() == 2 for x in tiles):
+            raise Wrong(f"returns {kind(tiles)}, want a list of what tile gave, one for each rank")
+        if link.open:
+            raise Wrong(f"{link.words} never waits for something that it has started: it may not be done when the function returns")
         met.append(tuple(int(x.argmax()) for x in tiles))
     return tuple(met)
 
 
 def inputs():
     for ranks in (2, 3, 4, 7):
-        yield case(
-            ranks, on=f"{ranks} ranks", otherwise="for each rank, whose keys its tiles are of: its own first, and then those that come"
-        )
-    yield case(1, on="1 rank", edge="alone", otherwise="one rank has one tile, and sends nothing")
+        yield case(ranks, on=f"{ranks} ranks")
+    yield case(1, on="1 rank", edge="alone")
 
 
 EXERCISE = Exercise(
     task="Write a rank's sends and receives over torch.distributed, each beside a tile.",
-    conditions={"alone": "with one rank nothing is sent"},
+    conditions={"alone": "one rank has one tile, and sends nothing"},
     hints=(
         "In which order do isend, irecv, tile and the two waits come, so that nobody waits for ever, and the messages travel during the tile?",
         "Start both, compute the tile, and wait for both. Meanwhile kv is being sent and computed with. So where does the next kv arrive?",
@@ -194,7 +143,7 @@ EXERCISE = Exercise(
     more="The package's version, ring.Passing, starts several tensors at once, and says which rank is missing.",
     inputs=inputs,
     truth=truth,
-    rule="a rank computes with its own keys, and then with those that come, in the order in which they come",
+    rule="for each rank, whose keys its tiles are of: its own first, and then those that come",
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,

@@ -19,7 +19,7 @@ MANY = 20  # with so many ranks, what a rank needs is far less than a whole sequ
 HOLDS = "a rank holds as much as a whole sequence: use each shard and each part at once, and keep none, so that more ranks make room for a longer one"
 
 
-def play(answer: Callable, tensors: tuple[torch.Tensor, ...], ranks: int, look: Callable) -> tuple[list, list[int]]:
+def play(answer: Callable, tensors: tuple[torch.Tensor, ...], ranks: int, look: Callable = lambda *_: None) -> tuple[list, list[int]]:
     """What answer(*shards, ranks) returns on each rank, and the bytes that each sends: shards in plain order. look(message, the rank's shards) is
     called for each message. Wrong where it is no routine, and where many ranks hold a whole sequence each.
     """
@@ -36,10 +36,10 @@ def play(answer: Callable, tensors: tuple[torch.Tensor, ...], ranks: int, look: 
             except StopIteration as stop:
                 return stop.value
             look(message, mine)
-            storages = {
-                x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() // x.itemsize for x in tensors_of(routine.gi_frame.f_locals)
+            held = {
+                x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() / x.itemsize for x in tensors_of(routine.gi_frame.f_locals)
             }
-            if ranks == MANY and sum(storages.values()) >= ranks * mine[0].numel():
+            if ranks == MANY and sum(held.values()) >= ranks * mine[0].numel():
                 raise Wrong(HOLDS)
             received = yield message
 
@@ -50,10 +50,7 @@ def joined(results: list, names: tuple[str, ...]) -> tuple[torch.Tensor, ...]:
     """The results of all ranks as whole sequences: the sequence is dimension 2."""
     if not all(isinstance(result, tuple | list) and len(result) == len(names) for result in results):
         raise Wrong(f"each rank returns a tuple ({', '.join(names)})")
-    parts = [[torch.as_tensor(x) for x in result] for result in results]
-    if any(x.ndim < 3 for result in parts for x in result):
-        raise Wrong(f"each rank returns tensors of shape (B, H, rows, …) as ({', '.join(names)})")
-    return tuple(torch.cat(same, dim=2) for same in zip(*parts, strict=True))
+    return tuple(torch.cat([torch.as_tensor(x) for x in same], dim=2) for same in zip(*results, strict=True))
 
 
 def draws(*shape: int, fresh: bool) -> list[torch.Tensor]:

@@ -15,34 +15,27 @@ def prepare(q, k, R):
 
 K, ROTATED = "k - k.mean(dim=0)", "q @ R, k @ R"
 MISTAKES = {
-    "k keeps its offset: a rotation only spreads it": ("k = k - k.mean(dim=0)", "k = k.clone()"),
+    "k keeps its offset: a rotation only spreads it": (f"k = {K}", "k = k.clone()"),
     "q loses its mean, too: q's mean times k differs from key to key, so softmax changes": (
         f"k = {K}", f"q, k = q - q.mean(dim=0), {K}"),
-    "that is q's mean, not k's: q's mean times k differs from key to key, so softmax changes": (f"k = {K}", "q = q - q.mean(dim=0)"),
     "that is the mean over a key's channels: an offset is the same for all keys, so take the mean over the keys": (
         K, "k - k.mean(dim=1, keepdim=True)"),
     "that is one mean for all channels: each channel has an offset of its own": (K, "k - k.mean()"),
-    "that is the middle between a channel's largest and smallest number, which one key can move: take the mean over the keys": (
-        K, "k - (k.amax(dim=0) + k.amin(dim=0)) / 2"),
-    "each channel of k is scaled, which changes its products: an offset is taken away by a difference": (
-        K, "(k - k.mean(dim=0)) / k.abs().amax(dim=0)"),
     "k alone is rotated: q kᵀ stays the same only if both are": (ROTATED, "q, k @ R"),
-    "q and k aren't rotated: an outlier at a random place stays in one channel": (ROTATED, "q, k"),
     "Rᵀ stands where R belongs: (14.3) multiplies q and k by R, from the right": (ROTATED, "q @ R.T, k @ R.T"),
-    "k is multiplied by Rᵀ, and q by R: then R isn't undone in q kᵀ": (ROTATED, "q @ R, k @ R.T"),
     "k's mean is subtracted after the rotation, but taken before it: rotate both": (f"k = {K}\n    return {ROTATED}", "return q @ R, k @ R - k.mean(dim=0)"),
 }  # fmt: skip
 
 
 def truth(q, k, R):
-    ones = torch.ones(len(k), len(k), dtype=torch.float64)
-    return q.double() @ R, (k.double() - ones @ k.double() / len(k)) @ R
+    return q @ R, (k - k.sum(dim=0) / len(k)) @ R
+
+
+def numbers(*values):
+    return torch.tensor(values, dtype=torch.float64)
 
 
 def inputs():
-    def numbers(*values):
-        return torch.tensor(values, dtype=torch.float64)
-
     stays, swap = torch.eye(2, dtype=torch.float64), numbers([0.0, 1.0], [-1.0, 0.0])
     offset = "both keys have 10 in channel 1, which gives both scores of a query the same: take each channel's mean over the keys from k"
     yield case(numbers([1.0, 1.0]), numbers([1.0, 10.0], [-1.0, 10.0]), stays, otherwise=offset)
@@ -52,13 +45,11 @@ def inputs():
     yield case(numbers([5.0, 1.0], [7.0, 1.0]), numbers([1.0, 10.0], [-1.0, 10.0]), stays, otherwise=kept)
     both = "q and k are both multiplied by R from the right, so that R Rᵀ = 1 stands between them"
     yield case(numbers([3.0, 1.0]), numbers([1.0, 0.0], [-1.0, 0.0]), swap, otherwise=both)
-    yield case(numbers([3.0, 1.0]), numbers([1.0, 10.0], [-1.0, 4.0]), swap, otherwise="k's means, 0 and 7, go; then q and k are rotated")
     draw = generator()
-    for queries, keys, D in ((5, 8, 4), (3, 20, 16)):
-        q, k = (torch.randn(rows, D, generator=draw, dtype=torch.float64) for rows in (queries, keys))
-        k += 10 * torch.randn(D, generator=draw, dtype=torch.float64)
-        R = torch.linalg.qr(torch.randn(D, D, generator=draw, dtype=torch.float64))[0]
-        yield case(q, k, R, on=f"randn with offsets, {queries} queries, {keys} keys, D = {D}", fresh=True)
+    q, k = (torch.randn(rows, 16, generator=draw).double() for rows in (3, 20))
+    k += 10 * torch.randn(16, generator=draw)
+    R = torch.linalg.qr(torch.randn(16, 16, generator=draw).double())[0]
+    yield case(q, k, R, on="randn with offsets, 3 queries, 20 keys, D = 16", fresh=True)
 
 
 EXERCISE = Exercise(

@@ -1,5 +1,6 @@
 import torch
 
+from fa_tutorial.exercises.chapter_14.ex_4 import numbers
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.fp8 import to_e4m3
@@ -25,16 +26,10 @@ MISTAKES = {
         "2**8", "2**7"),
     "p · 2⁹ goes up to 512, and what is above 448 is cut off": ("2**8", "2**9"),
     "p · 448 rounds p as well as 2⁸, but it is no power of two, whose exponent the kernel adds before exp2": ("2**8", "448"),
-    "each block's largest p becomes 448, so each block has a factor of its own: l and acc add up all blocks, so take one factor, 2⁸": (
-        P, "to_e4m3(448 / torch.exp(s - m_new[:, None]).amax() * torch.exp(s - m_new[:, None]))"),
     "l adds up the p before they are rounded, and acc those after: then the weights don't add up to 1": (
         L, "(2**8 * torch.exp(s - m_new[:, None])).sum(dim=1)"),
     "l lacks the factor that p has: then it doesn't cancel in acc / l": (L, "torch.exp(s - m_new[:, None]).sum(dim=1)"),
     "the factor is taken back after the rounding: it cancels in acc / l, so leave it there": (P, f"{P} / 2**8"),
-    "8 is added to the exponent of e, which makes a factor of e⁸: multiply by 2⁸": (P, "to_e4m3(torch.exp(s - m_new[:, None] + 8))"),
-    "m gives up 8 ln 2, which makes p 2⁸ times as large, but m must stay the maximum: multiply p by 2⁸": [
-        ("s.amax(dim=1)", "s.amax(dim=1) - 8 * 0.6931471805599453"), ("2**8 * ", "")],
-    "p and alpha are powers of 2 here: take exp, since s isn't multiplied by log2(e)": ("torch.exp(", "torch.exp2("),
 }  # fmt: skip
 
 
@@ -46,34 +41,20 @@ def truth(s, v, m, l, acc):
 
 
 def inputs():
-    def numbers(*values):
-        return torch.tensor(values, dtype=torch.float64)
-
     start = numbers(-torch.inf), numbers(0.0), numbers([0.0])  # m, l, acc before the first block
-    yield case(
-        numbers([0.0, 0.0]),
-        numbers([1.0], [0.0]),
-        *start,
-        otherwise="equal scores: m is 0, and e^(s − m) is 1 for both, so p is 2⁸, l is 2 · 2⁸, and acc is 2⁸ · (1 + 0)",
-    )
-    yield case(
-        numbers([0.0, -0.1]),
-        numbers([0.0], [1.0]),
-        *start,
-        otherwise="p is multiplied by 2⁸ and then rounded, so 2⁸ · 0.905 = 231.6 becomes 224, in l as in acc",
-    )
-    yield case(numbers([0.0]), numbers([1.1]), *start, otherwise="one key: p is 2⁸, and acc is 2⁸ · v, with v as it came")
+    later = numbers(0.0), numbers(256.0), numbers([512.0])
+    equal = "equal scores: m is 0, and e^(s − m) is 1 for both, so p is 2⁸, l is 2 · 2⁸, and acc is 2⁸ · (1.1 + 0), with v as it came"
+    yield case(numbers([0.0, 0.0]), numbers([1.1], [0.0]), *start, otherwise=equal)
+    rounded = "p is multiplied by 2⁸ and then rounded, so 2⁸ · 0.905 = 231.6 becomes 224, in l as in acc"
+    yield case(numbers([0.0, -0.1]), numbers([0.0], [1.0]), *start, otherwise=rounded)
     small = "e⁻⁷ is below e4m3's smallest number, and 2⁸ · e⁻⁷ = 0.233 is not"
     yield case(numbers([0.0, -7.0]), numbers([0.0], [1.0]), *start, otherwise=small)
-    later = numbers(0.0), numbers(256.0), numbers([512.0])
     yield case(numbers([-1.0, -2.0]), numbers([1.0], [3.0]), *later, otherwise="the maximum stays 0: alpha is 1, and p is e4m3(2⁸ · e^s)")
     yield case(numbers([1.0, 0.5]), numbers([1.0], [3.0]), *later, otherwise="the maximum grows from 0 to 1: l and acc shrink by e⁻¹")
     draw = generator()
-    for rows, keys, D in ((1, 4, 2), (5, 64, 3)):
-        s, v = (torch.randn(shape, generator=draw, dtype=torch.float64) for shape in ((rows, keys), (keys, D)))
-        m, l = torch.randn(rows, generator=draw, dtype=torch.float64), 256 + torch.rand(rows, generator=draw, dtype=torch.float64)
-        acc = torch.randn(rows, D, generator=draw, dtype=torch.float64)
-        yield case(s, v, m, l, acc, on=f"randn, {rows} rows, {keys} keys", fresh=True)
+    s, v, acc = (torch.randn(shape, generator=draw).double() for shape in ((5, 64), (64, 3), (5, 3)))
+    m, l = torch.randn(5, generator=draw).double(), 256 + torch.rand(5, generator=draw).double()
+    yield case(s, v, m, l, acc, on="randn, 5 rows, 64 keys", fresh=True)
 
 
 EXERCISE = Exercise(

@@ -1,9 +1,9 @@
 import random
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.watch import not_by
 
 
 def view_of_k(S, H, D):
@@ -28,11 +28,6 @@ MISTAKES = {
     "that is where q starts: index 1 in the dimension of size 3 moves the start by that dimension's stride": (START, "0"),
     "the start is the index itself: index 1 in the dimension of size 3 moves by that dimension's stride": (START, "1"),
     "the start moves by one head only: index 1 in the dimension of size 3 moves by H · D elements": (START, "D"),
-    "the start moves by one token: index 1 in the dimension of size 3 moves by H · D elements": (START, "3 * H * D"),
-    "that is the k of a (B, 3, S, H, D) tensor: in this qkv the dimension of size 3 comes after the tokens": [
-        (START, "S * H * D"), (STRIDES, "(3 * S * H * D, D, H * D, 1)")],
-    "that is the k of a (B, S, H, 3, D) tensor: in this qkv the dimension of size 3 comes before the heads": [
-        (START, "D"), (STRIDES, "(S * 3 * H * D, 3 * D, 3 * H * D, 1)")],
     "start and strides count elements, and these are bytes of fp32": [
         (START, "4 * H * D"), (STRIDES, "(S * 12 * H * D, 4 * D, 12 * H * D, 4)")],
 }  # fmt: skip
@@ -41,22 +36,6 @@ MISTAKES = {
 def truth(S, H, D):
     k = torch.empty((2, S, 3, H, D), device="meta")[:, :, 1].transpose(1, 2)
     return k.storage_offset(), k.stride()
-
-
-class WithoutTensors(TorchFunctionMode):
-    """Notes in `used` whether PyTorch was called at all."""
-
-    used = False
-
-    def __init__(self, S, H, D):
-        super().__init__()
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        self.used = True
-        return func(*args, **(kwargs or {}))
-
-    def complaint(self, result):
-        return "start and strides are right, but PyTorch found them: work them out without making a tensor" if self.used else ""
 
 
 def inputs():
@@ -82,5 +61,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     parts=("start", "strides"),
     exact=True,
-    watch=WithoutTensors,
+    refused=not_by("PyTorch found it: work it out without making a tensor", "torch"),
 )

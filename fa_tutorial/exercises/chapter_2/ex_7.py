@@ -1,14 +1,12 @@
-import dis
-
 import torch
 
 from fa_tutorial import hardware
+from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import Wrong, show
+from fa_tutorial.exercises.watch import not_by
 from fa_tutorial.layout import tl, triton
-from fa_tutorial.source import unwrapped
 
 
 @triton.jit
@@ -30,85 +28,51 @@ MISTAKES = {
     "the base is 2: use tl.exp, because tl.exp2(x) is 2 to the power x": ("tl.exp(", "tl.exp2("),
     "every program reads row 0: row i of x starts at i · stride_x": (f" + {ROW_X}", ""),
     "every program writes row 0: row i of out starts at i · stride_out": (f" + {ROW_OUT}", ""),
-    "row i starts at element i: multiply the row by its stride": [(ROW_X, "row"), (ROW_OUT, "row")],
     "the exponentials are rounded to half precision: keep them in float32": ("axis=0))", "axis=0)).to(tl.float16)"),
-    "the result is rounded to half precision: store it as it is, tl.store converts to the dtype of out": ("out + offs, y", "out + offs, y.to(tl.float16)"),
     "the positions past the end of the row count in the sum: load them as −inf (other=), whose exp is 0": ('-float("inf")', "0.0"),
 }  # fmt: skip
-
-
-CONDITIONS = {
-    "low": "rows may be as low as −1e30: the padding must still not be their maximum",
-    "half": "fp16 inputs (and bf16 inputs on a GPU) are computed in float32: only the store rounds",
-}
-
-
-def truth(x, BLOCK, stride_x, stride_out):
-    return torch.softmax(x.double(), -1)
-
-
-def by_hand(kernel):
-    """The kernel as it is; Wrong where it calls Triton's softmax."""
-    code = getattr(unwrapped(kernel), "__code__", None)
-    for step in dis.get_instructions(code) if code else ():
-        if step.argval == "softmax" and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            raise Wrong("tl.softmax does all the work here: write it with tl.max, tl.exp and tl.sum")
-    return kernel
 
 
 def launch(x, BLOCK, stride_x, stride_out):
     rows, cols = x.shape
     args = (In(x, (stride_x, 1)), Out(x.shape, x.dtype, (stride_out, 1)), cols, stride_x, stride_out)
-    largest = torch.finfo(x.dtype).max  # not NaN, which tl.max ignores
-    return Launch((rows,), args, {"BLOCK": BLOCK}, left_out=largest)
+    return Launch((rows,), args, {"BLOCK": BLOCK}, left_out=torch.finfo(x.dtype).max)  # not NaN, which tl.max ignores
 
 
-def tolerance(args, part):
-    """fp16 and bf16: one rounding, at the store, is all that may differ."""
-    return {torch.float32: (1e-4, 1e-7), torch.float16: (1.05 * 2**-11, 4e-8), torch.bfloat16: (1.05 * 2**-8, 1e-7)}[args[0].dtype]
+# of fp16 and bf16: one rounding, at the store, is all that may differ
+TOLERANCES = {torch.float32: (1e-4, 1e-7), torch.float16: (1.05 * 2**-11, 4e-8), torch.bfloat16: (1.05 * 2**-8, 1e-7)}
 
 
 def inputs():
-    def softmax(x, BLOCK, otherwise="", stride_x=None, stride_out=None, **options):
-        x = torch.tensor(x) if isinstance(x, list) else x
-        rows, cols = x.shape
-        on = f"x = {show(x[0])}" if rows == 1 and cols < 5 else f"x of shape {(rows, cols)}"
-        on += (
-            f", BLOCK = {BLOCK}" + (f", stride_x = {stride_x}" if stride_x else "") + (f", stride_out = {stride_out}" if stride_out else "")
-        )
-        on += "" if x.dtype == torch.float32 else f", {str(x.dtype).removeprefix('torch.')}"
-        return case(x, BLOCK, stride_x or cols, stride_out or cols, on=on, otherwise=otherwise, **options)
+    def softmax(x, BLOCK, otherwise="", more=0, **options):
+        x = torch.as_tensor(x)
+        return case(x, BLOCK, x.shape[1] + 2 * more, x.shape[1] + more, otherwise=otherwise, **options)
 
     place = "program i takes row i: element c of it lies at i · stride_x + c in x, and its result goes to i · stride_out + c in out"
     yield softmax([[1.0, 2.0, 3.0, 4.0]], 4, stray=place)
-    x = [[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0]]
-    yield softmax(x, 4, place)
+    yield softmax([[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0]], 4, place)
     yield softmax([[1000.0, 0.0, 0.0, 1000.0]], 4, "subtract the row's maximum before exp: float32 holds exp(x) only up to x = 88.72")
     yield softmax([[10.01, 10.02, 10.03, 10.04]], 4, "fp32 inputs must keep their precision: compute in float32")
     past = "runs past the end of the row: the load and the store need mask=offs < cols"
-    padding = "a load may leave anything past the end of the row: load −inf there (other=), which changes no maximum and no sum"
-    yield softmax([[-1.0, -2.0, -3.0]], 4, padding, stray=past)
-    yield softmax(
-        [[-200.0, -201.0, -202.0]], 4, "what stands past the end of the row must not become its maximum: load −inf there (other=)"
-    )
+    padding = "past the end of the row a load may leave anything: load −inf there (other=), which changes no maximum and no sum"
+    for low in (-1.0, -200.0):
+        yield softmax([[low, low - 1, low - 2]], 4, padding, stray=past)
     x = [[1.0, 2.0, 4.0], [0.0, 0.0, 1.0], [3.0, 1.0, 1.0]]
     rows = "row i starts at i · stride_x in x and at i · stride_out in out, whatever cols and BLOCK are"
-    yield softmax(x, 4, rows, stride_x=8)
-    yield softmax(x, 4, rows, stride_out=7)
-    draw = generator()
-    factor, shift = torch.tensor([[1.0], [3.0], [1e3]]), torch.tensor([[0.0], [-1e4], [1e4]])  # one distribution a row
-    for cols, BLOCK in ((1, 4), (16, 64), (100, 128)):
-        yield softmax(factor * torch.randn(3, cols, generator=draw) + shift, BLOCK, "", cols + 3, cols + 2, fresh=True)
+    yield softmax(x, 4, rows, more=3)
+    yield softmax(10 * torch.randn(3, 100, generator=generator()), 128, "", more=1, fresh=True)
     yield softmax([[-1e30, -1e30, -1e30]], 4, edge="low")
     for dtype in (torch.float16, torch.bfloat16) if hardware.device().type == "cuda" else (torch.float16,):  # no bf16 in the interpreter
-        half = 3 * torch.randn(2, 64, generator=torch.Generator().manual_seed(0)).to(dtype)
-        yield softmax(half, 64, edge="half")
-        yield softmax(3 * torch.randn(3, 17, generator=draw).to(dtype), 64, "", 20, 19, fresh=True, edge="half")
+        x = 3 * torch.linspace(-1.1, 1.1, 128).view(2, 64).to(dtype)
+        yield softmax(x, 64, on=f"x of shape (2, 64), {dtype_name(dtype)}", edge="half")
 
 
 EXERCISE = Exercise(
     task="Write a softmax kernel that reads each element once and writes it once: each program takes one row.",
-    conditions=CONDITIONS,
+    conditions={
+        "low": "rows may be as low as −1e30: the padding must still not be their maximum",
+        "half": "fp16 inputs (and bf16 inputs on a GPU) are computed in float32: only the store rounds",
+    },
     hints=(
         "Write chapter 1's safe softmax with tl.max, tl.exp and tl.sum. What must the positions past the end of the row hold, so that "
         "they change neither the maximum nor the sum?",
@@ -122,12 +86,12 @@ EXERCISE = Exercise(
     more="The package's version, layout.softmax_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements, and "
     "rounds to the output's dtype by name, .to(out_ptr.dtype.element_ty), which tl.store would otherwise do.",
     inputs=inputs,
-    truth=truth,
+    truth=lambda x, BLOCK, stride_x, stride_out: torch.softmax(x.double(), -1),
     rule="y = exp(x − m) / Σ exp(x − m) in float32, m being the row's maximum",
     mistakes=MISTAKES,
     launch=launch,
-    adapt=by_hand,
-    tolerance=tolerance,
+    tolerance=lambda args, part: TOLERANCES[args[0].dtype],
+    refused=not_by("tl.softmax does all the work: write it with tl.max, tl.exp and tl.sum", "softmax"),
     seen={
         "overlap": "rows are written by more than one program: program i writes only row i",
         "pieces": "program i takes row i alone, in one block",

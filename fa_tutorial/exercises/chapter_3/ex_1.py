@@ -2,7 +2,7 @@ import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.watch import PRODUCTS, Operations, Tiles
+from fa_tutorial.exercises.watch import Tiles
 
 
 def blocked_matmul(a, b, block_m, block_n, block_k):
@@ -27,19 +27,10 @@ MISTAKES = {
     "the accumulator is set to 0 only once, before the first tile: it starts at 0 for each tile of c": [
         (ZEROS, ""), ("    for m in", "    acc = torch.zeros((block_m, block_n))\n    for m in")],
     "a and b are multiplied element by element: multiply tiles with @": ("a_tile @ b_tile", "a_tile * b_tile"),
-    "the bounds of the two loops are swapped: rows of tiles run to M, columns of tiles to N": [
-        ("range(0, M, block_m)", "range(0, N, block_m)"), ("range(0, N, block_n)", "range(0, M, block_n)")],
     "columns are cut by block_m: a tile of c has block_n columns": ("n + block_n", "n + block_m"),
     "the sum is rounded to a's dtype after every step: keep it in float32, and round once at the end": (ZEROS, ZEROS.replace("torch.float32", "a.dtype")),
-    "the sum is kept in fp16, whatever a's dtype: the accumulator is float32": (ZEROS, ZEROS.replace("torch.float32", "torch.float16")),
     "each product is rounded to a's dtype before it is added: multiply float32 tiles, and add in float32": (".float()", ""),
 }  # fmt: skip
-
-CONDITIONS = {
-    "ragged": "the last tiles may be smaller, in every direction",
-    "half": "with fp16 or bf16 inputs, turn both tiles into float32 before you multiply them, add in float32, and return c in a's dtype",
-    "views": "a and b may have any strides",
-}
 
 
 def truth(a, b, block_m, block_n, block_k):
@@ -61,71 +52,44 @@ def whole_numbers(seed, *shapes):
 
 
 def inputs():
-    def digits(seed, M, N, K, blocks, otherwise, edge=""):
-        on = f"M = {M}, N = {N}, K = {K}, blocks {' × '.join(map(str, blocks))}"
-        return case(*whole_numbers(seed, (M, K), (K, N)), *blocks, on=on, otherwise=otherwise, edge=edge)
-
     draw = generator()
 
-    def normals(M, N, K, blocks, dtype=torch.float32, edge="", views=lambda a, b: (a, b), kind="fp32"):
-        a, b = views(torch.randn(M, K, generator=draw).to(dtype), torch.randn(K, N, generator=draw).to(dtype))
-        on = f"{kind}, M = {len(a)}, N = {b.shape[1]}, K = {len(b)}, blocks {' × '.join(map(str, blocks))}"
-        return case(a, b, *blocks, on=on, fresh=True, edge=edge)
+    def product(a, b, blocks, kind="", **options):
+        on = f"{kind}M = {len(a)}, N = {b.shape[1]}, K = {len(b)}, blocks {' × '.join(map(str, blocks))}"
+        return case(a, b, *blocks, on=on, **options)
 
-    on = "a = [[1, 2], [3, 4]], b = [[5, 6], [7, 8]], one tile"
-    four = torch.arange(1.0, 9.0).view(2, 2, 2)
-    yield case(*four, 2, 2, 2, on=on, otherwise="one tile of c is a @ b")
-    yield digits(0, 2, 2, 6, (2, 2, 2), "a tile of c is the sum over all steps along K")
-    yield digits(1, 4, 6, 2, (2, 2, 2), "each tile of c is a sum of its own, from 0 on: its rows of a times its columns of b")
-    cut = "rows are cut by block_m, columns by block_n, K by block_k"
-    for seed, (M, N, blocks) in enumerate(((1, 4, (1, 2, 2)), (4, 1, (2, 1, 2)))):  # too short a tile still fits acc, by broadcasting
-        yield digits(9 + seed, M, N, 2, blocks, cut)
-    for seed, (sizes, blocks) in enumerate((((4, 6, 8), (2, 3, 4)), ((6, 4, 8), (3, 2, 4)), ((6, 8, 6), (3, 4, 2)))):
-        yield digits(2 + seed, *sizes, blocks, cut)
-    yield digits(6, 2, 2, 3, (2, 2, 2), "the last block of K may be shorter", "ragged")
-    yield digits(7, 3, 5, 2, (2, 2, 2), "the last tiles may be smaller", "ragged")
-    for sizes, blocks in (((1, 1, 1), (16, 16, 16)), ((15, 17, 16), (4, 8, 5)), ((33, 16, 70), (16, 32, 32))):
-        yield normals(*sizes, blocks, edge="ragged")
+    def digits(M, N, K, blocks, otherwise, edge=""):
+        return product(*whole_numbers(M + N + K, (M, K), (K, N)), blocks, otherwise=otherwise, edge=edge)
+
+    def normals(M, N, K, blocks, dtype=torch.float32, edge=""):
+        a, b = torch.randn(M, K, generator=draw).to(dtype), torch.randn(K, N, generator=draw).to(dtype)
+        return product(a, b, blocks, f"{str(dtype).removeprefix('torch.')}, ", fresh=True, edge=edge)
+
+    yield case(*torch.arange(1.0, 9.0).view(2, 2, 2), 2, 2, 2, otherwise="one tile of c is a @ b")
+    yield digits(2, 2, 6, (2, 2, 2), "a tile of c is the sum over all steps along K")
+    yield digits(4, 6, 2, (2, 2, 2), "each tile of c is a sum of its own, from 0 on: its rows of a times its columns of b")
+    for sizes, blocks in (((1, 4, 2), (1, 2, 2)), ((4, 6, 8), (2, 3, 4)), ((6, 4, 8), (3, 2, 4))):
+        yield digits(*sizes, blocks, "rows are cut by block_m, columns by block_n, K by block_k")
     yield normals(16, 24, 40, (8, 8, 8))
+    yield digits(2, 2, 3, (2, 2, 2), "the last block of K may be shorter", "ragged")
+    yield digits(3, 5, 2, (2, 2, 2), "", "ragged")
+    yield normals(15, 17, 16, (4, 8, 5), edge="ragged")
     for block_k in (1, 2):  # fp16 between 2,048 and 4,096 holds even numbers alone: 2,048 + 1 stays 2,048
         a, b = torch.tensor([[2048, 1, 1, 0]], dtype=torch.float16), torch.ones(4, 1, dtype=torch.float16)
         yield case(a, b, 1, 1, block_k, on=f"fp16 a = [[2048, 1, 1, 0]], b all 1, block_k = {block_k}", edge="half")
     for dtype in (torch.float16, torch.bfloat16):
-        yield normals(8, 8, 4096, (8, 8, 128), dtype, "half", kind=str(dtype).removeprefix("torch."))
-    yield normals(9, 13, 11, (4, 8, 3), edge="views", views=lambda a, b: (a.T.contiguous().T, b.T.contiguous().T), kind="transposed views")
-    yield normals(9, 26, 11, (4, 8, 3), edge="views", views=lambda a, b: (a[1:], b[:, ::2]), kind="sliced views")
-
-
-class Tiling(Operations):
-    """Notes whose product each one is: the first number of its two tiles."""
-
-    def __init__(self):
-        super().__init__()
-        self.order = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__.rstrip("_")
-        if name in ("mm", "addmm"):
-            self.order.append(tuple(float(args[place].flatten()[0]) for place in PRODUCTS[name]))
-        return func(*args, **(kwargs or {}))
-
-
-def note(answer):
-    rows, columns = torch.arange(4.0)[:, None].expand(4, 4), torch.arange(4.0).expand(4, 4)
-    with Tiling() as watch:
-        answer(rows, columns, 2, 2, 2)
-    tiles = len({*watch.order})
-    changes = sum(a != b for a, b in zip(watch.order, watch.order[1:], strict=False))
-    return (
-        "you come back to a tile of c after another one, so all of c waits in accumulators: finish one tile before the next"
-        if changes >= tiles > 1
-        else ""
-    )
+        yield normals(8, 8, 4096, (8, 8, 128), dtype, "half")
+    a, b = torch.randn(11, 9, generator=draw).T, torch.randn(11, 26, generator=draw)[:, ::2]
+    yield product(a, b, (4, 8, 3), "a transposed view, every second column of b, ", fresh=True, edge="views")
 
 
 EXERCISE = Exercise(
     task="Multiply two matrices tile by tile: each product takes one tile of a and one tile of b, and is added to an accumulator.",
-    conditions=CONDITIONS,
+    conditions={
+        "ragged": "the last tiles may be smaller, in every direction",
+        "half": "with fp16 or bf16 inputs, turn both tiles into float32 before you multiply them, add in float32, and return c in a's dtype",
+        "views": "a and b may have any strides",
+    },
     hints=(
         "You need three loops: over rows of tiles, over columns of tiles, and, for each tile of c, along K. Which of the three adds up?",
         "PyTorch cuts a slice short at the end of a tensor, so x[i : i + block] is right for ragged tiles too. "
@@ -144,5 +108,4 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     tolerance=tolerance,
     watch=Tiles,
-    note=note,
 )

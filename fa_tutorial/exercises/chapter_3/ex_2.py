@@ -44,28 +44,14 @@ PLACE, DOT = "pid // tiles_n, pid % tiles_n", "acc = tl.dot(a, b, acc, "
 MISTAKES = {
     **{f"{x}'s strides are swapped: stride_{x}{r} leads to the next row of {x}, stride_{x}{c} to the next column": (
         TILE(x, r, r, c, c), TILE(x, r, c, c, r)) for x, r, c in ("amk", "bkn", "cmn")},
-    ("c is 0 everywhere: does the loop along K run, and do you keep what tl.dot returns, acc = tl.dot(a, b, "
-    "acc)?"): (DOT, "tl.dot(a, b, acc, "),
+    "c is 0 everywhere: does the loop along K run, and do you keep what tl.dot returns, acc = tl.dot(a, b, acc)?": (DOT, "tl.dot(a, b, acc, "),
     "each step along K overwrites the one before: add it to acc": (DOT, "acc = tl.dot(a, b, "),
-    ("acc is added twice in each step: tl.dot(a, b, acc) has added it already, so acc = tl.dot(a, b, acc), not "
-    "+="): (DOT, "acc += tl.dot(a, b, acc, "),
+    "acc is added twice in each step: tl.dot(a, b, acc) has added it already, so take =, not +=": (DOT, "acc += tl.dot(a, b, acc, "),
     "programs go down the columns of tiles: in row order programs 0 … tiles_n − 1 have the first row of tiles": (
         PLACE, "pid % tl.cdiv(M, BLOCK_M), pid // tl.cdiv(M, BLOCK_M)"),
-    "what is left of K shrinks twice: move offs_k and mask it by K, or leave it and mask by K − k": (
-        "b_ptrs += step * stride_bk", "b_ptrs += step * stride_bk\n        offs_k += BLOCK_K"),
     "the steps along K are rounded down: a kernel's // rounds toward 0, so take tl.cdiv(K, BLOCK_K)": (
         "range(0, K, BLOCK_K)", "range(0, K // BLOCK_K * BLOCK_K, BLOCK_K)"),
-    "tile_n is 0 in every program, as program_id(1) would be, for the grid has one axis": (PLACE, "pid, tl.program_id(1)"),
-    "c's mask has M and N exchanged: its rows end at M, its columns at N": (
-        "mask=mask_m & mask_n)", "mask=(offs_m[:, None] < N) & (offs_n[None, :] < M))"),
-    "acc is rounded to bf16, whatever c's dtype: round it to c_ptr.dtype.element_ty": ("acc.to(c_ptr.dtype.element_ty)", "acc.to(tl.bfloat16)"),
 }  # fmt: skip
-
-CONDITIONS = {
-    "ragged": "M, N and K need not be multiples of the blocks",
-    "precision": "tl.dot gets the tiles in the inputs' dtype, the accumulator is float32, and fp32 inputs are multiplied in IEEE precision",
-    "empty": "K may be 0: then c is 0",
-}
 
 
 def truth(a, b, blocks, strides, rows):
@@ -82,10 +68,12 @@ def launch(a, b, blocks, strides, rows):
 
 
 LAYOUTS = {
-    "rows": lambda rows, columns: (columns, 1), "columns": lambda rows, columns: (1, rows),
-    "padded": lambda rows, columns: (columns + 8, 1), "spaced": lambda rows, columns: (2 * columns + 1, 2),
+    "rows": lambda rows, columns: (columns, 1),
+    "columns": lambda rows, columns: (1, rows),
+    "padded": lambda rows, columns: (columns + 8, 1),
+    "spaced": lambda rows, columns: (2 * columns + 1, 2),
     "wide": lambda rows, columns: (3 * columns + 1, 3),
-}  # fmt: skip
+}
 
 
 def inputs():
@@ -104,8 +92,8 @@ def inputs():
     further = "c sums over all steps along K: each goes BLOCK_K columns of a and BLOCK_K rows of b further, and masks them by K"
     yield digits(16, 16, 48, "three steps along K, a column-major", further, layouts="columns padded rows")
     row_order = "program pid computes tile (pid // tiles_n, pid % tiles_n), where tiles_n = ceil(N / BLOCK_N), and stores its rows below M and columns below N"
-    yield digits(32, 48, 16, "blocks 16 × 16, 2 × 3 tiles", row_order)
-    yield digits(32, 48, 16, "blocks 16 × 16, only programs 0 to 2 of 6 run", row_order, rows=16)
+    for rows, words in ((32, "2 × 3 tiles"), (16, "only programs 0 to 2 of 6 run")):
+        yield digits(32, 48, 16, f"blocks 16 × 16, {words}", row_order, rows=rows)
     cut = "c's rows are cut by BLOCK_M, its columns by BLOCK_N, and K by BLOCK_K"
     yield digits(32, 32, 32, "blocks 32 × 16 × 16, 1 × 2 tiles", cut, blocks=(32, 16, 16))
     past_k = "the last step reads past K, and 0 · NaN is NaN: mask the columns of a's tile and the rows of b's by what is left of K"
@@ -117,11 +105,7 @@ def inputs():
     a[:, 0], a[:, 1], a[:, 16] = 2048, 1, 1
     sums = "sums stay in float32, acc and what tl.dot returns: fp16 rounds 2048 + 1 to 2048"
     yield product(a, b, "fp16, rows of a hold 2048 and 1 in one step, 1 in the next, b all 1", sums, edge="precision")
-    a, b = torch.zeros(16, 16), torch.zeros(16, 16)
-    a[:, 0], a[:, 1], b[0], b[1] = 64, 1, 64, 1
-    stored = "acc is rounded to c's dtype, c_ptr.dtype.element_ty: c is fp32 here, and 16 bits have no 4097"
-    yield product(a, b, "fp32, rows of a hold 64 and 1, columns of b 64 and 1", stored, edge="precision")
-    kept = "tl.dot gets the tiles in the inputs' dtype, which is fp32 here: 16 bits can't hold 131,584"
+    kept = "a, b and c are fp32 here, so keep the tiles' dtype, and round acc to c_ptr.dtype.element_ty: 16 bits can't hold 131,584"
     a, b = torch.full((16, 16), 131_584.0), 2.0**17 * torch.eye(16)
     yield product(a, b, "fp32, a all 131,584, b 131,072 times the identity", kept, edge="precision")
     ieee = 'fp32 is multiplied in IEEE precision: tl.dot rounds it to TF32 unless you pass input_precision="ieee"'
@@ -136,7 +120,11 @@ def inputs():
 
 EXERCISE = Exercise(
     task="Write the matmul kernel: one program computes one tile of c, for any strides of a, b and c.",
-    conditions=CONDITIONS,
+    conditions={
+        "ragged": "M, N and K need not be multiples of the blocks",
+        "precision": "tl.dot gets the tiles in the inputs' dtype, the accumulator is float32, and fp32 inputs are multiplied in IEEE precision",
+        "empty": "K may be 0: then c is 0",
+    },
     hints=(
         "Which tile is yours? In row order programs 0 … tiles_n − 1 compute the first row of tiles. Then build two 2-D blocks of pointers, "
         "one for a and one for b, as in chapter 2's transposing copy.",
@@ -156,10 +144,6 @@ EXERCISE = Exercise(
     tolerance=tolerance,
     launch=launch,
     seen={
-        "overlap": (
-            "some elements are stored by more than one program: program pid stores what exists of tile (pid // tiles_n, pid % tiles_n), "
-            "by the true numbers of its rows and columns"
-        ),
         "stored_again": "store acc once, after the loop along K",
         "widened": "16-bit inputs are multiplied as float32, off the tensor cores: use tl.dot, and give it the tiles as they are",
     },

@@ -19,21 +19,13 @@ def pick_tile(tiles, block_k, num_stages, itemsize, registers, shared_memory):
 RATE = "2 * block_m * block_n / ((block_m + block_n) * itemsize)"
 ACC, BUFFERS = "acc = block_m * block_n * 4", "buffers = num_stages * block_k * (block_m + block_n) * itemsize"
 MISTAKES = {
-    "block_m and block_n are exchanged in what is returned": ("best, most = (block_m, block_n)", "best, most = (block_n, block_m)"),
     "the largest tile is taken: a long one reads more bytes for each FLOP than a square one": (RATE, "block_m * block_n"),
-    "the tile that reads the fewest bytes is taken: count its FLOPs for each of these bytes": (
-        RATE, "1 / (block_m + block_n)"),
+    "the tile that reads the fewest bytes is taken: count its FLOPs for each of these bytes": (RATE, "1 / (block_m + block_n)"),
     "acc is counted with itemsize: it is float32 whatever the inputs are": (ACC, "acc = block_m * block_n * itemsize"),
-    "acc gets four times its room: each of its numbers takes 4 bytes, and at most half of the registers are for it": (ACC, "acc = block_m * block_n"),
     "acc is kept in shared memory here: it stays in registers": ("buffers <= shared", "acc + buffers <= shared"),
-    "shared memory is counted by block_m · block_n, c's tile: a step takes a tile of a, block_m × block_k, and one of b, block_k × block_n": (
-        BUFFERS, BUFFERS.replace("(block_m + block_n)", "block_m * block_n")),
-    "shared memory is counted for one step, and it holds the tiles of num_stages steps": (
-        BUFFERS, BUFFERS.replace("num_stages * ", "")),
-    "shared memory is counted for num_stages − 1 steps, and it holds the tiles of num_stages steps": (
-        BUFFERS, BUFFERS.replace("num_stages", "(num_stages - 1)")),
+    "shared memory is counted for one step, and it holds the tiles of num_stages steps": (BUFFERS, BUFFERS.replace("num_stages * ", "")),
     "shared memory is counted in numbers: multiply by itemsize": (BUFFERS, BUFFERS.replace(" * itemsize", "")),
-}  # fmt: skip
+}
 
 
 def truth(tiles, block_k, num_stages, itemsize, registers, shared_memory):
@@ -45,50 +37,35 @@ def truth(tiles, block_k, num_stages, itemsize, registers, shared_memory):
 
 @adapting
 def found(answer, *args):
-    try:
-        tile = answer(*args)
-    except (ValueError, TypeError) as error:
-        if "empty" in str(error) or "'NoneType' object is not subscriptable" in str(error):
-            raise Wrong("by your count no tile fits, and one does: is its room counted too large?") from None
-        raise
+    tile = answer(*args)
     if tile is None:
         raise Wrong("returns None, and a tile fits: is its room counted too large, or is the return missing?")
     return tile
 
 
-KIB = 1024
-SIDES = (16, 32, 64, 128, 256)
-ALL = [(m, n) for m in SIDES for n in SIDES]
-
-
 def inputs():
+    KIB = 1024
     large = 1024 * KIB
-    yield case([(16, 16), (32, 32)], 16, 1, 2, large, large, otherwise="both fit: the larger does more FLOPs per byte")
-    long = "all fit: compare FLOPs per byte, not sizes"
-    yield case([(64, 64), (32, 256), (16, 512)], 16, 1, 2, large, large, otherwise=long)
-    yield case([(16, 32), (64, 16)], 16, 1, 2, large, large, otherwise=long)
-    unrounded = f"{long}, and don't round them: here they are 7.76 and 7.88"
-    yield case([(16, 512), (16, 1024), (128, 16)], 16, 1, 4, large, large, otherwise=unrounded)
-    acc = "acc has block_m · block_n float32 numbers, which may take at most half of the registers"
     squares = [(16, 16), (64, 64), (128, 128), (128, 256), (256, 256)]
-    yield case(squares, 16, 1, 4, 64 * KIB, large, otherwise=acc)
-    yield case(squares, 16, 1, 2, 64 * KIB, large, otherwise=acc)
-    yield case(
-        [(64, 64), (64, 128)], 16, 1, 2, 64 * KIB, large, otherwise=f"{acc}: exactly half is enough, and a's and b's tiles aren't in them"
-    )
+    rate = "all fit: compare FLOPs per byte, not sizes"
+    for tiles in ([(16, 16), (32, 32)], [(64, 64), (32, 256), (16, 512)], [(16, 32), (64, 16)]):
+        yield case(tiles, 16, 1, 2, large, large, otherwise=rate)
+    unrounded = f"{rate}, and don't round them: here they are 7.76 and 7.88"
+    yield case([(16, 512), (16, 1024)], 16, 1, 4, large, large, otherwise=unrounded)
+    acc = "acc has block_m · block_n float32 numbers, which may take at most half of the registers"
+    for itemsize in (4, 2):
+        yield case(squares, 16, 1, itemsize, 64 * KIB, large, otherwise=acc)
+    half = f"{acc}: exactly half is enough, and a's and b's tiles aren't in them"
+    yield case([(64, 64), (64, 128)], 16, 1, 2, 64 * KIB, large, otherwise=half)
     steps = "shared memory holds num_stages tiles of a, block_m × block_k, and as many of b, block_k × block_n"
-    yield case([(16, 16), (64, 64)], 16, 1, 2, large, 48 * KIB, otherwise=steps)
     yield case([(16, 16), (32, 32)], 256, 1, 2, large, 20 * KIB, otherwise=steps)
     yield case(squares, 64, 3, 2, large, 48 * KIB, otherwise=f"{steps}, and may be filled exactly")
-    tiny = [(16, 16), (64, 64), (128, 128), (1024, 1024)]
-    yield case(tiny, 16, 1, 2, 16 * large, 2 * KIB, otherwise=steps)
     yield case(squares, 64, 2, 4, large, 64 * KIB, otherwise=f"{steps}, here of 4 bytes each")
     yield case(squares, 64, 3, 2, 128 * KIB, 100 * KIB, otherwise="each memory has its own limit, and acc is in registers")
     for equals in ([(256, 128), (128, 256), (16, 16)], [(128, 256), (256, 128), (16, 16)]):
         yield case(equals, 64, 3, 2, 256 * KIB, 227 * KIB, otherwise="of two equally good tiles, return the first")
-    yield case([(1, 1)], 16, 1, 2, large, large, otherwise="the only tile fits, however few FLOPs per byte it has")
     for _ in range(20):
-        tiles = [(16, 16), *random.sample(ALL, 12)]
+        tiles = [(16, 16), *((2 ** random.randint(4, 8), 2 ** random.randint(4, 8)) for _ in range(12))]
         block_k, num_stages, itemsize = random.choice((16, 32, 64)), random.randint(1, 4), random.choice((2, 4))
         registers, shared = random.choice((64, 128, 256)) * KIB, random.choice((64, 99, 163, 227)) * KIB
         yield case(tiles, block_k, num_stages, itemsize, registers, shared, on="a random case", fresh=True)

@@ -3,11 +3,9 @@ import torch
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_3.ex_1 import whole_numbers
 from fa_tutorial.exercises.chapter_3.ex_2 import LAYOUTS
-from fa_tutorial.exercises.forward_cases import noted
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.harness_kernel import In, Launch, Out, launched_by, results
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import Wrong
 from fa_tutorial.matmul import tl, triton
 
 
@@ -46,31 +44,13 @@ MISTAKES = {
     "q is multiplied by k, not by kᵀ: element (d, n) of kᵀ is element (n, d) of k": (
         "offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks", "offs_d[:, None] * stride_ks + offs_n[None, :] * stride_kd"),
     "q is multiplied by k, not by kᵀ: this tile of k is transposed already, so leave tl.trans out": (S, S.replace("k_t", "tl.trans(k_t)")),
-    "acc is rounded to fp16 in every step: it is float32": [
-        ("zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)", "zeros((BLOCK_M, BLOCK_D), dtype=tl.float16)"),
-        (PV, "acc += tl.dot(s.to(v.dtype), v, "), ('v, input_precision="ieee")', 'v, input_precision="ieee").to(tl.float16)')],
     "o is rounded to fp16, whatever its dtype: round acc to o_ptr.dtype.element_ty": ("acc.to(o_ptr.dtype.element_ty)", "acc.to(tl.float16)"),
-    "s is multiplied by k again: the second product takes v": ("v_ptrs = v_ptr + ", "v_ptrs = k_ptr + "),
-    "s goes through exp: there is no softmax yet, so o = s v": (PV, PV.replace("s.to", "tl.exp(s).to")),
-    "s is scaled by 1/√D here: multiply q kᵀ by scale, whatever D is": (S, S.replace("scale", "(1 / tl.sqrt(tl.cast(D, tl.float32)))")),
-    "acc is scaled again in every step: multiply s by scale": [
-        (S, S.replace("scale * ", "")), (PV, PV.replace("tl.dot", "scale * tl.dot"))],
-    "q kᵀ is rounded to v's dtype before scale comes, and may overflow fp16: multiply s by scale in float32, then round it": [
+    "fp16 may overflow before scale comes: multiply s = q kᵀ by scale in float32, then round it to v's dtype": [
         (S, S.replace("scale * ", "")), ("tl.store(o_ptrs, acc.to", "tl.store(o_ptrs, (scale * acc).to")],
     "each block of keys overwrites the one before: add its product to acc": (PV, PV.replace("acc, ", "")),
     "the loop ends at S_q: it goes over keys, to S_k": ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"),
-    ("acc is added twice in each step: tl.dot(s, v, acc) has added it already, so acc = tl.dot(s, v, acc), not "
-    "+="): (PV, PV.replace("=", "+=")),
+    "acc is added twice in each step: tl.dot(s, v, acc) has added it already, so take =, not +=": (PV, PV.replace("=", "+=")),
 }  # fmt: skip
-
-CONDITIONS = {
-    "ragged": "S_q and S_k need not be multiples of the blocks, and D may be smaller than BLOCK_D",
-    "precision": (
-        "sums are float32, fp32 is multiplied in IEEE precision, q, k and v keep their dtype in the products, and s is scaled in "
-        "float32 and then rounded to v's"
-    ),
-    "empty": "S_k may be 0: then o is 0",
-}
 
 
 def truth(q, k, v, blocks, strides, scale):
@@ -103,101 +83,68 @@ def inputs():
 
     fits = "no mask is missing, for whole blocks fit here: an offset is wrong, or the loop goes too far"
     alone = "o is scale · (q kᵀ) v, with nothing else in it, and each pointer needs both of its strides"
-    yield digits(16, 16, 16, "one tile of each", alone, stray=fits)
-    wide = "a program has BLOCK_M rows of q and o, and s is [BLOCK_M, BLOCK_N]"
-    yield digits(32, 16, 16, "BLOCK_M = 32, BLOCK_N = BLOCK_D = 16", wide, blocks=(32, 16, 16), stray=fits)
-    yield digits(16, 16, 16, "scale = 0.5", "s = scale · q kᵀ", scale=0.5, stray=fits)
-    added = "each step adds scale · (q kᵀ) v of its own keys, k's and v's rows from its start on"
-    yield digits(16, 48, 16, "scale = 0.5, three blocks of keys", added, scale=0.5, stray=fits)
-    rows = "a program has BLOCK_M rows of q and o, from tl.program_id(0) · BLOCK_M on, and each step takes BLOCK_N keys"
-    yield digits(32, 64, 16, "BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), stray=fits)
+    yield digits(16, 16, 16, "one tile of each, scale = 3", alone, scale=3.0, stray=fits)
+    rows = "a program has BLOCK_M rows of q and o, from tl.program_id(0) · BLOCK_M on, and each step takes its own BLOCK_N keys, k's and v's rows from its start on"
+    yield digits(32, 64, 16, "scale = 3, BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), scale=3.0, stray=fits)
     own, mixed = "each tensor has its own two strides", "columns columns spaced wide"
     yield digits(16, 32, 16, "q and k column-major, v and o with gaps", own, layouts=mixed, stray=own)
-    past = (
-        "the last block of rows, or of keys, may be smaller: go on to it, and mask rows of q and o by S_q, keys by S_k and columns by D, "
-        "in every load, with other=0.0, and in the store"
-    )
+    past = "the last blocks may be smaller: go on to them, and mask rows of q and o by S_q, keys by S_k, columns by D, with other=0.0"
     for sizes, block in (((16, 20, 16), "BLOCK_N"), ((20, 16, 16), "BLOCK_M"), ((16, 16, 12), "BLOCK_D")):
         yield digits(*sizes, f"{block} = 16", past, edge="ragged", stray=past)
     ones, v = torch.zeros(16, 16, dtype=torch.float16), torch.zeros(48, 16, dtype=torch.float16)
     ones[:, 0], v[0], v[1], v[16] = 1, 2048, 1, 1
-    on, sums = "fp16, all scores 1, rows of v 2048 and 1 in one block, 1 in the next", "sums stay in float32, acc and what tl.dot returns"
-    yield attention(ones, ones[:1].expand(48, 16), v, on, f"{sums}: fp16 rounds 2048 + 1 to 2048", edge="precision")
-    one, large = torch.eye(16), 2.0**17 * torch.eye(16)
+    sums = "sums stay in float32, acc and what tl.dot returns: fp16 rounds 2048 + 1 to 2048"
+    on = "fp16, all scores 1, rows of v 2048 and 1 in one block, 1 in the next"
+    yield attention(ones, ones[:1].expand(48, 16), v, on, sums, edge="precision")
+    one = torch.eye(16)
     on = "fp32, q and v are 131,584 times the identity, k is 131,072 times"
     kept = "q, k, v, s and o are fp32 here, so keep them: 16 bits can't hold 131,584. s.to(v.dtype) rounds s to fp16 only where v is fp16"
-    yield attention(large + 512 * one, large, large + 512 * one, on, kept, edge="precision")
-    ieee = 'fp32 is multiplied in IEEE precision, and here {} is not: tl.dot rounds it to TF32 unless you pass input_precision="ieee"'
-    q, k = torch.zeros(2, 16, 16)
-    q[:, 0], q[:, 1], k[:, 0], k[:, 1] = 4097, 1, 1, -4096
-    on = "fp32, rows of q hold 4097 and 1, rows of k 1 and −4096, so that all scores are 1; v is the identity"
-    yield attention(q, k, one, on, ieee.format("q kᵀ"), edge="precision")
-    yield attention(
-        one, one, 4097 * one, "fp32, v is 4097 times the identity, q and k are the identity", ieee.format("s v"), edge="precision"
-    )
+    yield attention(131_584 * one, 131_072 * one, 131_584 * one, on, kept, edge="precision")
+    ieee = 'fp32 is multiplied in IEEE precision, q kᵀ and s v: tl.dot rounds to TF32 unless you pass input_precision="ieee"'
+    yield attention(4097 * one, one, one, "fp32, q is 4097 times the identity, k and v are the identity", ieee, edge="precision")
     q, k = torch.zeros(2, 16, 16, dtype=torch.float16)
     q[:, 0], q[:, 1], k[:, 0], k[:, 1] = 1, 3, 3, -1  # 0.3 and 0.9 are both rounded in fp16, and not to 1 : 3
-    on = "fp16, rows of q hold 1 and 3, rows of k 3 and −1, v all 1, scale = 0.3"
     scaled = "the scale multiplies s, in float32: q or k times the scale would be rounded"
-    yield attention(q, k, torch.ones_like(q), on, scaled, scale=0.3, edge="precision")
+    yield attention(q, k, q * 0 + 1, "fp16, rows of q 1 and 3, of k 3 and −1, v all 1, scale = 0.3", scaled, scale=0.3, edge="precision")
     large = torch.full((16, 16), 100.0, dtype=torch.float16)
-    on = "fp16, q and k all 100, v all 0.01, scale = 0.01"
-    over = "s is scaled before it is rounded to fp16: q kᵀ is 160,000 here, and fp16 ends at 65,504"
-    yield attention(large, large, large / 10_000, on, over, scale=0.01, edge="precision")
+    over = "s = q kᵀ comes first, and is scaled before it is rounded to fp16: q kᵀ and kᵀ v are 160,000 here, and fp16 ends at 65,504"
+    on = "fp16, q and k all 100, columns of v 100, 50, 33, …, scale = 0.0001"
+    yield attention(large, large, large / torch.arange(1, 17), on, over, scale=1e-4, edge="precision")
     draw, bf16 = generator(), [torch.bfloat16] if hardware.device().type == "cuda" else []  # the interpreter's is wrong
-    for dtype, sizes, edge in ((torch.float32, (33, 33, 13), "ragged"), *((x, (32, 32, 16), "precision") for x in (torch.float16, *bf16))):
-        q, k, v = (torch.randn(S, sizes[2], generator=draw).to(dtype) for S in (sizes[0], sizes[1], sizes[1]))
-        on = f"{str(dtype).removeprefix('torch.')}, (S_q, S_k, D) = {sizes}, blocks 32 × 16 × 16"
-        yield attention(q, k, v, on, blocks=(32, 16, 16), layouts=mixed, scale=0.3, fresh=True, edge=edge)
+    for dtype in (torch.float32, torch.float16, *bf16):
+        q, k, v = (torch.randn(S, 13, generator=draw).to(dtype) for S in (33, 29, 29))
+        on = f"{str(dtype).removeprefix('torch.')}, S_q = 33, S_k = 29, D = 13, blocks 32 × 16 × 16"
+        yield attention(q, k, v, on, blocks=(32, 16, 16), layouts=mixed, scale=0.3, fresh=True, edge="ragged")
     yield attention(torch.ones(16, 16), *torch.ones(2, 0, 16), "S_q = 16, S_k = 0", edge="empty")
-
-
-@launched_by
-def with_scores(kernel, grid, *args, **meta):
-    """Wrong where the interpreter sees kᵀ multiplied by v."""
-    with noted() as (products, _):
-        kernel[grid](*args, **meta)
-    M, N, D = (meta[name] for name in ("BLOCK_M", "BLOCK_N", "BLOCK_D"))
-    if M != D and N * D * D in products:
-        raise Wrong("kᵀ v is computed, and s never is. A softmax of s will come between the products: multiply q by kᵀ, then s by v")
-
-
-def note(answer):
-    """For one program, whose q alone could be read more than once."""
-    q, k = torch.zeros(16, 16), torch.zeros(48, 16)
-    _, trace = results(answer, launch(q, k, k, (16, 16, 16), ((16, 1),) * 4, 1.0), scores_values_kernel, "", "", once=True)
-    again = trace.again == "q is read more than once"
-    return "q is loaded in every iteration, and once, before the loop, is enough" if again else ""
 
 
 EXERCISE = Exercise(
     task="Write the kernel that computes o = scale · (q kᵀ) v for one head and keeps s on the chip.",
-    conditions=CONDITIONS,
+    conditions={
+        "ragged": "S_q and S_k need not be multiples of the blocks, and D may be smaller than BLOCK_D",
+        "precision": "sums and scaling are float32, fp32 is multiplied in IEEE precision, and products take q, k and v as they are",
+        "empty": "S_k may be 0: then o is 0",
+    },
     hints=(
         "Compare it with 3.2. There is no tile_n, because a program owns whole rows of o. The loop runs over keys, not over D: "
         "q's tile is loaded once, before the loop, and both k's tile and v's tile are loaded inside.",
         "kᵀ costs nothing: offs_d[:, None] * stride_kd + offs_n[None, :] * stride_ks gives pointers of shape [BLOCK_D, BLOCK_N]. "
         "tl.trans(k) of a tile [BLOCK_N, BLOCK_D] works as well.",
-        ("In the loop: offs_n = start + tl.arange(0, BLOCK_N), so that nothing has to be advanced. Mask offs_n < S_k and offs_d < D in "
-        "both loads."),
-        ('s = scale * tl.dot(q, k_t, input_precision="ieee"), then acc = tl.dot(s.to(v.dtype), v, acc, input_precision="ieee"). Store '
-        'acc after the loop.'),
+        "In the loop offs_n = start + tl.arange(0, BLOCK_N); mask offs_n < S_k and offs_d < D in both loads. Then "
+        's = scale * tl.dot(q, k_t, input_precision="ieee") and acc = tl.dot(s.to(v.dtype), v, acc, input_precision="ieee").',
     ),
     solution=scores_values_kernel,
     reasoning="A program keeps BLOCK_M rows of q and of acc, and the loop streams blocks of k and v past them. s lives for one iteration, "
-              "in registers. Zeros beyond D add nothing to s. A key beyond S_k was loaded as 0, so its score is 0, and 0 · v adds nothing "
-              "to acc: without a softmax, zeros do.",
+    "in registers. Zeros beyond D add nothing to s. A key beyond S_k was loaded as 0, so its score is 0, and 0 · v adds nothing "
+    "to acc: without a softmax, zeros do.",
     inputs=inputs,
     truth=truth,
     rule="o = scale · (q kᵀ) v for any strides of q, k, v and o",
     mistakes=MISTAKES,
     tolerance=tolerance,
     launch=launch,
-    adapt=with_scores,
-    note=note,
     seen={
-        "overlap": "a row of o is written by more than one program: program pid computes rows pid · BLOCK_M … (pid + 1) · BLOCK_M − 1",
         "stored_again": "store acc once, after the loop over keys",
         "widened": "16-bit inputs are multiplied as float32, off the tensor cores: use tl.dot, give it q, k and v as they are, and round s to v's dtype",
     },
-)  # fmt: skip
+)

@@ -3,9 +3,8 @@ import math
 import torch
 
 from fa_tutorial.exercises import harness
-from fa_tutorial.exercises.chapter_4.tiled_cases import hides_nan
 from fa_tutorial.exercises.harness import ANYTHING, Exercise, case
-from fa_tutorial.exercises.inputs import generator, vectors
+from fa_tutorial.exercises.inputs import generator, vectors, views
 from fa_tutorial.exercises.running import INF, show
 
 
@@ -28,8 +27,6 @@ MISTAKES = {
     "m_new is the block's own maximum: the running one never falls": (M, "s.amax(dim=-1)"),
     "p is summed along the wrong dimension: a row's sum runs over its keys, dim=-1": (L, "alpha * l + p.sum(dim=-2)"),
     "one maximum is taken over the whole tile: each row has its own": (M, "torch.maximum(m, s.max())"),
-    "p is measured from the old maximum: it must be measured from m_new": (
-        P, "p = torch.exp(s - torch.where(m == -math.inf, shift, m)[..., None])"),
     "p is divided by its sum: the division waits until every block has been seen": (
         "    return p, m_new", "    p = p / p.sum(dim=-1, keepdim=True)\n    return p, m_new"),
     "a row that has seen nothing gives NaN: m_new is −inf, and −inf − (−inf) is NaN": (SHIFT, "m_new"),
@@ -54,10 +51,9 @@ def truth(s, m, l):
 
 
 def tolerance(args, part):
-    """The inputs' own, but at most 0.1 of a number: a single huge score rounds nothing. A row that has seen nothing has exactly 0."""
+    """The inputs' own, but at most 0.1 of a number: a single huge score rounds nothing."""
     rtol, atol = harness.tolerance(args, part)
-    s, m, _ = args
-    return min(rtol, 0.1), 0.0 if bool(((m == -INF) & (s == -INF).all(-1)).any()) else atol
+    return min(rtol, 0.1), atol
 
 
 def inputs():
@@ -69,32 +65,21 @@ def inputs():
     yield step([[2.0]], [1.0], [2.0], "the maximum grows: l and whatever was summed before must be rescaled to it")
     yield step([[1.0]], [3.0], [2.0], "the maximum was seen before: the new block is measured from it, and alpha is 1")
     yield step([[1.0, 2.0], [4.0, 6.0]], [3.0, 5.0], [2.0, 1.0], "a square tile: a row's maximum and sum run over its keys")
-    yield step([[1.0, 2.0, 0.0], [4.0, 3.0, 6.0]], [3.0, 5.0], [2.0, 1.0], "two rows: each has its own m, l and alpha")
-    s, ones = torch.arange(12.0).view(2, 2, 3) ** 0.5, torch.ones(2, 2)
-    yield case(s, ones, ones, on="s of shape (2, 2, 3)", otherwise="s may have more dimensions, batch and heads, in front")
-    yield step([[-2.0, -1.0]], [-INF], [0.0], "negative scores: m_new is their maximum")
     yield step([[1000.0, 1001.0]], [999.0], [1.0], "exp(1000) overflows: measure every exponent from m_new")
-    yield step([[-1000.0, -1001.0]], [-INF], [0.0], "exp(−1000) is 0: measure every exponent from m_new")
-    low = "a score may be any finite number, however low: shift by m_new wherever it isn't −∞"
-    yield step([[-2e30, -3e30]], [-INF], [0.0], low)
-    yield step([[0.0], [1000.0]], [0.0, 0.0], [1.0, 1.0], "two rows far apart: each is measured from its own m_new")
+    yield step([[-2e30]], [-INF], [0.0], "a score may be any finite number, however low: shift by m_new wherever it isn't −∞")
     draw = generator()
-    for shape in ((1, 1), (5, 7), (2, 3, 4, 8)):
+    for shape in ((1, 1), (2, 3, 4, 8)):
         for words, s in vectors(draw, *shape):
             m, l = s[..., 0] + torch.randn(shape[:-1], generator=draw), 1 + torch.rand(shape[:-1], generator=draw)
             yield case(s.float(), m.float(), l, on=f"{words}, s of shape {shape}", fresh=True)
-            yield case(s, m.double(), l.double(), on=f"{words}, s of shape {shape}, float64", fresh=True, edge="float64")
     thirds = torch.arange(1.0, 7.0, dtype=torch.float64).view(2, 3) / 3  # no float32 holds most of them
     yield case(thirds, thirds[:, 0] / 3, thirds[:, 1], on="s = [[1/3, 2/3, 1], [4/3, 5/3, 2]] in float64", edge="float64")
-    yield step([[-INF, 1.0]], [-INF], [0.0], "a hidden score beside one that is seen has p = 0", edge="hidden")
     yield step([[-INF, -INF]], [2.0], [3.0], edge="hidden")
-    yield step([[-INF, -INF]], [-INF], [0.0], edge="unseen")
     apart = "one row has seen nothing, the other has: tell them apart row by row"
     yield step([[-INF, -INF], [1.0, 2.0]], [-INF, 0.0], [0.0, 1.0], apart, edge="unseen")
-    s = torch.randn(3, 4, 6, generator=draw)
-    wide = torch.stack([s, s * math.nan], -1).flatten(-2)[..., ::2]
     m = torch.randn(4, 3, generator=draw).T
-    yield case(wide, m, m.abs() + 1, on="views, s of shape (3, 4, 6)", fresh=True, edge="views")
+    for words, s in views(torch.randn(3, 4, 6, generator=draw)):
+        yield case(s, m, m.abs() + 1, on=f"{words}, s of shape (3, 4, 6)", fresh=True, edge="views")
 
 
 EXERCISE = Exercise(
@@ -118,5 +103,4 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     parts=("p", "m_new", "l_new", "alpha"),
     tolerance=tolerance,
-    note=hides_nan,
 )

@@ -5,10 +5,10 @@ import torch
 from fa_tutorial.exercises.chapter_4.ex_1 import softmax_step as step
 from fa_tutorial.exercises.chapter_4.ex_2 import CONDITIONS as FORWARD_CONDITIONS
 from fa_tutorial.exercises.chapter_4.ex_3 import causal_tiles as tiles_of
-from fa_tutorial.exercises.chapter_4.tiled_cases import column, half_cases, hides_nan, random_case, scores_case, tolerance
+from fa_tutorial.exercises.chapter_4.tiled_cases import ONE_KEY, column, half_cases, random_case, scores_case, tolerance
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.watch import HiddenByInfinity, WholeTilesCompared
+from fa_tutorial.exercises.watch import HiddenByInfinity
 
 
 def causal_forward(q, k, v, block_m, block_n, scale):
@@ -38,17 +38,12 @@ def causal_forward(q, k, v, block_m, block_n, scale):
 
 MASKED = "s.masked_fill(j > i + S_k - S_q, -math.inf)"
 I, J = "torch.arange(rows.start, rows.stop)[:, None]", "torch.arange(keys.start, keys.stop)[None, :]"
-LOCAL_I, LOCAL_J = "torch.arange(rows.stop - rows.start)[:, None]", "torch.arange(keys.stop - keys.start)[None, :]"
 MISTAKES = {
     "nothing is masked: in the tiles from full on, query i must not see later keys": (MASKED, "s"),
-    "this is still the forward of 4.2: end the loop over keys at end, and mask the tiles from full on": [
-        (MASKED, "s"), ("range(end)", "range(math.ceil(S_k / block_n))"), ("torch.where(l == 0, 1.0, l)", "l")],
-    "the scale is 1/√D here: multiply by the scale that is given": ("s = scale * (", "s = q.shape[-1] ** -0.5 * ("),
     "the mask is strict: query i sees key i + S_k − S_q too": ("j > i", "j >= i"),
-    "i counts rows from the tile's own start: add that start, so that it is the row's number in q": (I, LOCAL_I),
-    "the mask compares places in the tile: add the tile's own start, to i and to j": [(I, LOCAL_I), (J, LOCAL_J)],
+    "the mask compares places in the tile: add the tile's own start, to i and to j": [
+        (I, I.replace("rows.start, rows.stop", "rows.stop - rows.start")), (J, J.replace("keys.start, keys.stop", "keys.stop - keys.start"))],
     "the loop over keys starts at full: the whole tiles before it need no mask, but they count": ("range(end)", "range(full, end)"),
-    "the tiles from full to end − 1 add nothing: the loop over keys goes on to end, and there a query sees the keys up to i + S_k − S_q": ("range(end)", "range(full)"),
     "hidden scores are set to 0, and exp(0 − m) is a weight like any other: use −inf": (MASKED, MASKED.replace("-math.inf", "0.0")),
     "end counts tiles, and your loop takes it for a number of keys: loop over range(end)": (
         "range(end)", "range(math.ceil(end / block_n))"),
@@ -73,58 +68,33 @@ def truth(q, k, v, block_m, block_n, scale):
 
 
 def inputs():
-    yield scores_case(
-        [[2.0]], (1, 1), "one key: p = l = 1, so o = acc / l is its row of v and lse = m + log l its score; nothing is added to l"
-    )
+    yield scores_case([[2.0]], (1, 1), ONE_KEY)
     yield scores_case([[1.0, 2.0], [4.0, 1.0]], (2, 2), "one tile: query i sees keys 0 … i, o = acc / l and lse = m + log l")
     yield scores_case([[1.0, 2.0], [4.0, 1.0]], (2, 2), "s = scale · q kᵀ", scale=0.5)
     low = "a score that is seen may be any finite number, however low: hidden ones are −∞, and m starts there"
     yield scores_case([[-2e30, 0.0], [0.0, 1.0]], (2, 2), low)
     four = [[1.0, 2.0, 0.0, 3.0], [2.0, 1.0, 3.0, 0.0], [0.0, 3.0, 1.0, 2.0], [3.0, 0.0, 2.0, 1.0]]
     yield scores_case(four, (2, 2), "four tiles: query i sees keys 0 … i, counted in all of q and k, and m, l and acc are carried on")
-    yield scores_case(four, (2, 1), "tiles of 2 rows and 1 key: the mask compares positions, i and j, not block numbers")
-    yield scores_case(four, (4, 2), "tiles of 4 rows and 2 keys: a block of rows may need several masked tiles")
-    yield scores_case(four, (1, 2), "tiles of 1 row and 2 keys: the tile on the diagonal is found by positions, not by block numbers")
+    yield scores_case(four, (1, 2), "tiles of 1 row and 2 keys: the mask compares positions, i and j, not block numbers")
     seed = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, 12, 8, generator=seed) for _ in range(3))  # tells numbers of blocks from positions
-    three = "three blocks of rows: each has its own full and end"
+    three = "three blocks of rows, with several masked tiles each: each has its own full and end"
     yield case(q, k, v, 4, 2, 0.5, on="S_q = S_k = 12, D = 8, blocks 4 × 2, scale = 0.5", otherwise=three)
     draw = generator()
-    for words, factor in (("randn", 1.0), ("3·randn", 3.0)):
-        yield random_case(draw, words, (2, 3, 16, 16, 8), (8, 4), 0.3, factor)
+    yield random_case(draw, "randn", (2, 3, 16, 16, 8), (8, 4), 0.3)
     below = "S_q < S_k: query i sees keys 0 … i + S_k − S_q"
-    two = [[1.0, 2.0, 0.0], [4.0, 1.0, 3.0]]
-    yield scores_case(two, (2, 3), f"one tile, {below}", edge="lengths")
-    yield scores_case(two, (1, 1), f"tiles of one score, {below}", edge="lengths")
-    yield random_case(draw, "randn", (2, 3, 8, 16, 8), (4, 8), 0.3, edge="lengths")
-    ones = column(1.0, 1.0, 1.0)
+    yield scores_case([[1.0, 2.0, 0.0], [4.0, 1.0, 3.0]], (2, 3), f"one tile, {below}", edge="lengths")
+    args = column(1.0, 1.0, 1.0), column(2.0, 2.0), column(5.0, 7.0)
     fewer = "S_q > S_k: query i sees keys 0 … i + S_k − S_q, and one that sees none gets o = 0 and lse = −inf"
-    for blocks, words in (((4, 2), "one tile"), ((1, 1), "tiles of one score")):
-        pair = column(2.0, 2.0), column(5.0, 7.0)
-        yield case(ones, *pair, *blocks, 1.0, on=f"S_q = 3, S_k = 2, q kᵀ = 2, v = [5, 7], {words}", otherwise=fewer, edge="unseen")
-    yield case(ones, column(), column(), 2, 2, 1.0, on="S_q = 3, S_k = 0", edge="unseen")
+    yield case(*args, 4, 2, 1.0, on="S_q = 3, S_k = 2, q kᵀ = 2, v = [5, 7], one tile", otherwise=fewer, edge="unseen")
     yield random_case(draw, "randn", (2, 2, 20, 9, 4), (8, 4), 0.5, edge="unseen")
-    yield scores_case(four, (2, 3), "4 keys in blocks of 3: masked tiles may be ragged", edge="ragged")
-    yield scores_case(four, (3, 2), "4 rows in blocks of 3: the last block has one row", edge="ragged")
-    for sizes, blocks in (((1, 1, 1, 1, 1), (4, 4)), ((2, 3, 9, 17, 8), (8, 4)), ((1, 2, 33, 33, 5), (32, 16))):
-        yield random_case(draw, "randn", sizes, blocks, 0.5, edge="ragged")
+    yield scores_case(four, (3, 3), "4 rows and 4 keys in blocks of 3: masked tiles may be ragged", edge="ragged")
+    yield random_case(draw, "randn", (2, 3, 33, 33, 5), (32, 16), 0.5, edge="ragged")
     q, k, v = (torch.randn(1, 1, 24, 4, generator=seed) for _ in range(3))
     yield case(q, k, v, 4, 2, 0.5, on="S_q = S_k = 24, blocks 4 × 2", edge="skip")
-    for S_q, blocks in ((18, (6, 4)), (20, (4, 6))):  # the last block of rows is whole and sees all keys
-        q, k, v = (torch.randn(1, 1, S, 3, generator=seed) for S in (S_q, 26, 26))
-        yield case(q, k, v, *blocks, 0.5, on=f"S_q = {S_q}, S_k = 26, D = 3, blocks {blocks[0]} × {blocks[1]}", edge="tiles")
+    q, k, v = (torch.randn(1, 1, S, 3, generator=seed) for S in (18, 26, 26))  # the last block of rows is whole and sees all keys
+    yield case(q, k, v, 6, 4, 0.5, on="S_q = 18, S_k = 26, D = 3, blocks 6 × 4", edge="tiles")
     yield from half_cases(draw)
-
-
-def note(answer):
-    q = k = v = torch.zeros(1, 1, 24, 4)
-    with WholeTilesCompared(4, 2) as watch:
-        answer(q, k, v, 4, 2, 1.0)
-    return (
-        "positions are compared in every tile, and only those from full on need it: in a kernel each comparison costs time"
-        if watch.found
-        else hides_nan(answer)
-    )
 
 
 EXERCISE = Exercise(
@@ -150,5 +120,4 @@ EXERCISE = Exercise(
     parts=("o", "lse"),
     tolerance=tolerance,
     watch=HiddenByInfinity,
-    note=note,
 )

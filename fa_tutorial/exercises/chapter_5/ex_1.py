@@ -1,10 +1,9 @@
 import math
-from functools import partial
 
 import torch
 import torch.nn.functional as F
 
-from fa_tutorial.exercises.forward_cases import narrow, strides_of
+from fa_tutorial.exercises.forward_cases import strides_of
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
@@ -40,19 +39,13 @@ MISTAKES = {
     "the tile is loaded transposed: rows go with x.strides[2], columns with x.strides[3]": [("x.strides[2]", "x.strides[-1]"), (
         "x.strides[3]", "x.strides[2]")],
     "every program loads its head's first rows: offs_m starts at row_block · BLOCK_M": ("offs_m, offs_d = start_m + ", "offs_m, offs_d = "),
-    "offs_m lies along the columns: rows take offs_m[:, None], in the pointers as in the mask": ("offs_m[:, None] * x", "offs_m * x"),
     "the number of row blocks is rounded down, so the ragged last one is missing: tl.cdiv(S, BLOCK_M)": ("tl.cdiv(S, BLOCK_M)", "S // BLOCK_M"),
     "a row of out is D long here: tiles of out have BLOCK_D columns": ("rows[:, None] * BLOCK_D", "rows[:, None] * D"),
     f"every program stores to the same place: {PLACE}": ("rows = pid * BLOCK_M + ", "rows = "),
     f"program pid stores at row pid of out, not at row pid · BLOCK_M: {PLACE}": ("rows = pid * BLOCK_M", "rows = pid"),
-    f"the tile is stored where x has it, at row S · (b · H + h) + start_m: {PLACE}": ("rows = pid * BLOCK_M", "rows = batch_head * S + start_m"),
     "batch and head are exchanged: pid // row_blocks is b · H + h, so // H gives b and % H gives h": ("b, h = batch", "h, b = batch"),
     f"x is read as if it were contiguous: {RULE}, and a view's heads and rows may be anywhere": [
         ("x.strides[0]", "H * S * D"), ("x.strides[1]", "S * D"), ("x.strides[2]", "D"), ("x.strides[3]", "1")],
-    f"rows and columns of x are read as if its heads were contiguous: {RULE}, and x has any strides": [
-        ("x.strides[2]", "D"), ("x.strides[3]", "1")],
-    f"a tile of out has BLOCK_M · BLOCK_D elements, not BLOCK_M · D: {PLACE}": (STORE.split(" + offs_d")[0], (
-        "tl.store(out_ptr + pid * BLOCK_M * D + tl.arange(0, BLOCK_M)[:, None] * BLOCK_D")),
     "only the elements of x are stored: store the whole tile, zeros too, for only the load needs a mask": (STORE, STORE + ", mask=mask"),
 }  # fmt: skip
 
@@ -71,42 +64,24 @@ def launch(x, strides, blocks):
 
 
 def inputs():
-    def tile(shape, on, otherwise="", layout="bhsd", blocks=(16, 16), **options):
+    def tile(shape, on, otherwise, layout="bhsd", stray=f"an offset is wrong, of x or of out: {RULE}; {PLACE}"):
         x = torch.arange(1.0, 1 + math.prod(shape)).view(shape)
-        return case(x, strides_of(shape, layout) if isinstance(layout, str) else layout, blocks, on=on, otherwise=otherwise, **options)
+        strides = strides_of(shape, layout) if isinstance(layout, str) else layout
+        return case(x, strides, (16, 16), on=on, otherwise=otherwise, stray=stray)
 
-    yield tile((1, 1, 16, 16), "one head, S = D = 16, one tile", "the tile is x itself here", stray=f"an offset is wrong: {RULE}; {PLACE}")
-    yield tile((1, 1, 32, 16), "one head, S = 32, two programs", ("program pid has rows row_block · BLOCK_M to row_block · BLOCK_M + "
-                                                                 "BLOCK_M − 1"),
-               stray=f"an offset is wrong, of x or of out: {PLACE}")  # fmt: skip
-    yield tile((2, 2, 16, 16), "B = H = 2, S = 16", f"{NUMBER}: {HEAD}")
-    yield tile((2, 2, 32, 16), "B = H = 2, S = 32", f"{NUMBER}, with row_blocks = 2 here")
-    yield tile(
-        (1, 1, 16, 16),
-        "one head, S = D = 16, column-major",
-        f"x has any strides, and out is contiguous: {RULE}; {PLACE}",
-        "bhds",
-        stray=f"an offset is wrong: {RULE}; {PLACE}",
-    )
-    view = "x a (B, S, H, D) tensor seen as (B, H, S, D)"
-    yield tile((1, 2, 16, 16), f"two heads, {view}", f"a view's heads may be anywhere: {HEAD}", "bshd")
-    yield tile((2, 1, 16, 16), f"two batch entries of one head, {view}", f"a view's batch entries may be anywhere: {HEAD}", "bshd")
+    yield tile((1, 1, 16, 16), "one head, S = D = 16, one tile", "the tile is x itself here")
+    rows = "program pid has rows row_block · BLOCK_M to row_block · BLOCK_M + BLOCK_M − 1"
+    yield tile((1, 1, 32, 16), "one head, S = 32, two programs", rows)
+    yield tile((2, 2, 32, 16), "B = H = 2, S = 32", f"{NUMBER}, with row_blocks = 2 here: {HEAD}")
+    yield tile((1, 1, 16, 16), "one head, S = D = 16, column-major", f"x has any strides, and out is contiguous: {RULE}; {PLACE}", "bhds")
+    view = "B = H = 2, x a (B, S, H, D) tensor seen as (B, H, S, D)"
+    yield tile((2, 2, 16, 16), view, f"a view's heads and batch entries may be anywhere: {HEAD}", "bshd")
     ragged = f"the last tile may be ragged: {OVER}, and store the whole tile"
     yield tile((1, 1, 20, 16), "one head, S = 20, BLOCK_M = 16", ragged, (0, 0, 16, 1), stray=OVER)
-    yield tile((1, 2, 20, 16), "two heads, S = 20, BLOCK_M = 16", ragged, stray=OVER)
-    yield tile(
-        (1, 1, 16, 12),
-        "one head, S = 16, D = 12, BLOCK_D = 16",
-        f"a tile has BLOCK_D columns, x has D: {OVER}, and store the whole tile",
-        stray=OVER,
-    )
-    yield tile((1, 1, 32, 12), "one head, S = 32, D = 12, BLOCK_D = 16", f"a tile of out has BLOCK_D columns: {PLACE}", stray=OVER)
-    draw = generator()
-    half, brain = ((2, 2, 17, 20), torch.float16, "bshd", (16, 32)), ((1, 2, 15, 7), torch.bfloat16, "bhds", (16, 16))
-    for shape, dtype, layout, blocks in (((1, 1, 1, 1), torch.float32, "bshd", (16, 16)), half, brain):
-        x = (10 * torch.randn(shape, generator=draw)).to(dtype)
-        on = f"{str(dtype).removeprefix('torch.')} x of shape {shape}, a view"
-        yield case(x, strides_of(shape, layout, pad=3), blocks, on=on, fresh=True)
+    wide = f"a tile of out has BLOCK_D columns, x has D: {PLACE}; {OVER}"
+    yield tile((1, 1, 32, 12), "one head, S = 32, D = 12, BLOCK_D = 16", wide, stray=OVER)
+    x = (10 * torch.randn(2, 2, 17, 20, generator=generator())).half()
+    yield case(x, strides_of(x.shape, "bshd", pad=3), (16, 32), on="float16 x of shape (2, 2, 17, 20), a view", fresh=True)
 
 
 EXERCISE = Exercise(
@@ -126,7 +101,6 @@ EXERCISE = Exercise(
     truth=truth,
     rule=f"the tile of program pid holds rows of one head, 0 beyond S and D: {NUMBER}; {HEAD}; {RULE}",
     mistakes=MISTAKES,
-    note=partial(narrow, "x"),
     launch=launch,
     tolerance=lambda args, part: (0.0, 0.0),
     seen={"overlap": f"two programs store to the same place: {PLACE}"},

@@ -1,7 +1,7 @@
 import torch
 
-from fa_tutorial.exercises.chapter_5.inner_step import BLOCKS, HALF, OVERLAP, ROWS, half_inputs, logits, one_tile_inputs, own_maximum
-from fa_tutorial.exercises.forward_cases import attention_case, by_dots, draw_qkv, launch, o_truth, tolerance, widened, with_fresh
+from fa_tutorial.exercises import forward_cases as cases
+from fa_tutorial.exercises.chapter_5 import inner_step
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
@@ -37,46 +37,37 @@ MISTAKES = {
     "scale is missing: s = scale · q kᵀ": (S, S[8:]),
     "acc is not divided: o = acc / l": (O, "acc, b, h"),
     "exp overflows: subtract the row's maximum before exp": (P, "tl.exp(s)"),
-    "q kᵀ is rounded to TF32: tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't": (S, S.replace("dot(", "tl.dot(")),
     "q kᵀ and p v are rounded to TF32: tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't": [
         (S, S.replace("dot(", "tl.dot(")), (PV, "tl." + PV)],
-    "m is the maximum of q kᵀ, and p subtracts it from scale · q kᵀ: scale the scores first": [
-        (S, S[8:]), ("tl.exp(s - m", "tl.exp(scale * s - m")],
-    "the scale is missing in p, though m has it: p is exp(scale · q kᵀ − m)": [(S, S[8:]), ("tl.max(s, axis=1)", "scale * tl.max(s, axis=1)")],
     "tl.max(s, axis=0) is the maximum of each column, over all queries: axis 1 gives each row its own": ("tl.max(s, axis=1)", "tl.max(s, axis=0)"),
     "q is multiplied by k, not by kᵀ: dot(q_tile, tl.trans(k_tile))": ("tl.trans(k_tile)", "k_tile"),
     "s − m[None, :] subtracts the m of row j from column j: m[:, None] gives one number to each row": ("m[:, None]", "m[None, :]"),
-    "acc / l[None, :] divides column j by the l of row j: l[:, None] gives one number to each row": ("l[:, None]", "l[None, :]"),
     "p and v are rounded to fp16, whatever v's dtype is: leave v as it is, and round p to v's dtype": (
         PV, "dot(p.to(tl.float16), v_tile.to(tl.float16))"),
     "o is rounded to fp16, whatever its dtype is: store_tile rounds to o's dtype by itself": ("acc / l[:, None]", "(acc / l[:, None]).to(tl.float16)"),
     "the base is 2: tl.exp2(s) is 2 to the power s, and exp(s) is exp2(s · log2(e))": ("tl.exp(", "tl.exp2("),
 }  # fmt: skip
-SHIFT = "scores may be large: m is the maximum of a row of scale · q kᵀ, and p = exp(scale · q kᵀ − m)"
-CONDITIONS = {"large": "scores may be as large as 200: subtract each row's maximum", "half": HALF}
+CONDITIONS = {"large": "scores may be as large as 200: subtract each row's maximum", "half": inner_step.HALF}
 
 
-@with_fresh(
+@cases.with_fresh(
     ((1, 2, 2, 32, 32, 16), torch.float32, (16, 32, 16), 1.0),
     ((2, 1, 1, 32, 16, 32), torch.float16, (32, 16, 32), 3.0),
     ((1, 2, 2, 32, 32, 64), torch.bfloat16, (16, 32, 64), 1.0),
 )
 def inputs():
-    yield from one_tile_inputs()
-    yield own_maximum(f"; {SHIFT}")
+    yield from inner_step.one_tile_inputs()
+    yield inner_step.own_maximum()
     rows = "program pid takes row block pid % row_blocks of q and o, of head pid // row_blocks, and all keys, from 0 on"
-    yield attention_case(*draw_qkv(1, 1, 32, 16, 16), "S_q = 32, two programs", rows)
+    yield cases.attention_case(*cases.draw_qkv(1, 1, 32, 16, 16), "S_q = 32, two programs", rows)
     chosen = "scale is an argument, which the caller chooses: s = scale · q kᵀ"
-    yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "scale = 0.5, D = 16", chosen, scale=0.5)
-    yield attention_case(*draw_qkv(1, 1, 32, 32, 16), "S_q = S_k = BLOCK_N = 32, BLOCK_M = 16", BLOCKS, blocks=(16, 32, 16))
-    yield attention_case(*draw_qkv(1, 1, 16, 32, 16), "S_q = BLOCK_M = 16, S_k = BLOCK_N = 32", ROWS, blocks=(16, 32, 16))
-    yield attention_case(*draw_qkv(1, 2, 16, 16, 16), "two heads", WHERE, stray=WHERE)
-    yield attention_case(*draw_qkv(2, 2, 16, 16, 16), "B = H = 2", WHERE)
-    low = "scores may be low, too: m is the maximum of the scores themselves, here −200"
-    yield attention_case(*logits(-200), "all logits −200", low)
-    yield attention_case(*logits(200, scale=1.0), "all logits 200, scale = 1", SHIFT, scale=1.0, edge="large")
-    yield attention_case(*logits(200), "all logits 200, scale = 0.25", SHIFT, edge="large")
-    yield from half_inputs(loop=False)
+    yield cases.attention_case(*cases.draw_qkv(1, 1, 16, 16, 16), "scale = 0.5, D = 16", chosen, scale=0.5)
+    on, blocks = "S_q = BLOCK_M = 16, S_k = BLOCK_N = 32", f"{inner_step.ROWS}; {inner_step.BLOCKS}"
+    yield cases.attention_case(*cases.draw_qkv(1, 1, 16, 32, 16), on, blocks, blocks=(16, 32, 16))
+    yield cases.attention_case(*cases.draw_qkv(3, 2, 16, 16, 16), "B = 3, H = 2", WHERE, stray=WHERE)
+    shift = "scores may be large: m is the maximum of a row of scale · q kᵀ, and p = exp(scale · q kᵀ − m)"
+    yield cases.attention_case(*inner_step.logits(200), "all logits 200, scale = 0.25", shift, edge="large")
+    yield from inner_step.half_inputs(loop=False)
 
 
 EXERCISE = Exercise(
@@ -92,12 +83,11 @@ EXERCISE = Exercise(
     reasoning="A softmax over keys is a maximum and a sum along axis 1. Both stay unrounded in float32, and only p is rounded to v's "
     "dtype, because the tensor cores multiply two tiles of one dtype.",
     inputs=inputs,
-    truth=o_truth,
+    truth=cases.o_truth,
     rule="o = softmax(scale · q kᵀ) v for each row of each head",
     mistakes=MISTAKES,
-    launch=launch,
-    tolerance=tolerance,
-    refused=widened,
-    note=by_dots,
-    seen={"overlap": OVERLAP},
+    launch=cases.launch,
+    tolerance=cases.tolerance,
+    refused=cases.widened,
+    seen={"overlap": inner_step.OVERLAP},
 )

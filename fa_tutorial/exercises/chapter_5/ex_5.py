@@ -1,11 +1,12 @@
 from dataclasses import replace
 
 import torch
+import torch.nn.functional as F
 
 from fa_tutorial import forward
 from fa_tutorial.exercises.chapter_5.inner_step import HALF, as_solution, half_inputs, one_tile_inputs, two_tiles_input
 from fa_tutorial.exercises.chapter_5.steps import Steps
-from fa_tutorial.exercises.forward_cases import WIDENED, attention_case, draw_qkv, rounds, widens
+from fa_tutorial.exercises.forward_cases import attention_case, draw_qkv, widened
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.forward import softmax_step  # noqa: F401, for the changed solutions, as dot and load_tile
@@ -23,8 +24,6 @@ MISTAKES = {
     "alpha multiplies the columns of acc: alpha[:, None] gives one number to each row": (ACC, ACC.replace("[:, None]", "")),
     "p v is rescaled too: bring acc to the new maximum first, acc · alpha, and then add p v": [
         (ACC, "acc = acc"), (PV, f"{PV} * alpha[:, None]")],
-    "p v replaces acc: acc = alpha · acc + p v, by (4.3)": (PV, PV.replace(", acc)", ")")),
-    "acc is added twice: dot(…, acc) has added it already": (PV, PV.replace("acc =", "acc +=")),
     "scale is missing: s = scale · q kᵀ": ("scale * dot(", "dot("),
 }  # fmt: skip
 CONDITIONS = {
@@ -44,12 +43,7 @@ def truth(q_tile, k, v, at, last_seen, MASK, blocks, scale):
     s = s.masked_fill((j >= start_n) & (j > last_seen[:, None]) & MASK, -torch.inf)
     m = s.amax(-1)
     p = torch.exp(s - m[:, None]).nan_to_num()  # 0 for a row that sees nothing
-    return m, p.sum(-1), to_columns(p @ v[at].double(), blocks[2])
-
-
-def to_columns(x, block_d):
-    """x with BLOCK_D columns, as load_tile gives it: those from D on are 0."""
-    return torch.nn.functional.pad(x, (0, block_d - x.shape[-1]))
+    return m, p.sum(-1), F.pad(p @ v[at].double(), (0, blocks[2] - v.shape[-1]))
 
 
 def launch(q_tile, k, v, at, last_seen, MASK, blocks, scale):
@@ -72,7 +66,8 @@ def step(one, last_seen=None, at=(0, 0)):
     """A case of attend from one of attention: its first block of rows, the last tile of keys with MASK if last_seen is given."""
     q, k, v, blocks, _, scale, _ = one.args
     seen = torch.full((blocks[0],), k.shape[2] - 1) if last_seen is None else last_seen
-    return replace(one, args=(to_columns(q[at], blocks[2]), k, v, at, seen.int(), last_seen is not None, blocks, scale), wanted={})
+    q_tile = F.pad(q[at], (0, blocks[2] - q.shape[-1]))  # as load_tile gives it
+    return replace(one, args=(q_tile, k, v, at, seen.int(), last_seen is not None, blocks, scale), wanted={})
 
 
 def inputs():
@@ -80,37 +75,28 @@ def inputs():
         yield replace(step(one), otherwise=STEP)
     yield step(two_tiles_input())
     rows = torch.arange(16)
-    on, two = "MASK, one tile, last_seen = 0, 1, … 15", "MASK, S_k = 32, the second tile, last_seen = 16, 17, … 31"
-    yield step(attention_case(*draw_qkv(1, 1, 16, 16, 16), on, MASKED), rows)
-    q, k, v = draw_qkv(1, 1, 16, 16, 16)
-    k[:, :, 15] = 100
-    yield step(attention_case(q.abs() + 1, k, v, "MASK, the last key's scores over 400, last_seen = 0, 1, … 15", MASKED), rows)
-    yield step(attention_case(*draw_qkv(1, 1, 16, 32, 16), two, f"{MASKED}, counted from key 0 of the sequence"), rows + 16)
+    yield step(attention_case(*draw_qkv(1, 1, 16, 16, 16), "MASK, one tile, last_seen = 0, 1, … 15", MASKED), rows)
+    second = "MASK, S_k = 32, the second tile, last_seen = 16, 17, … 31"
+    yield step(attention_case(*draw_qkv(1, 1, 16, 32, 16), second, f"{MASKED}, counted from key 0 of the sequence"), rows + 16)
     ragged = "MASK, S_k = 20, the second tile, last_seen = 19"
     yield step(attention_case(*draw_qkv(1, 1, 16, 20, 16), ragged, PAST, stray=PAST), rows * 0 + 19)
-    for at in ((0, 1), (1, 0)):
-        on, where = f"B = H = 2, b = {at[0]}, h_k = {at[1]}", "k and v come from head h_k of batch entry b"
-        yield step(attention_case(*draw_qkv(2, 2, 16, 32, 16), on, where), at=at)
-        yield step(attention_case(*draw_qkv(2, 2, 16, 16, 16), f"MASK, {on}", where), rows, at=at)
-    blocks = {"blocks": (32, 16, 64)}
-    other = "blocks may differ: a tile of k or v has BLOCK_N rows"
-    yield step(
-        attention_case(*draw_qkv(1, 1, 32, 16, 64), "MASK, BLOCK_M = 32, BLOCK_N = 16, BLOCK_D = 64", other, **blocks), torch.arange(32)
-    )
-    narrow = "D may be smaller than BLOCK_D: load_tile gets D, and gives 0 in the columns from D on"
-    yield step(attention_case(*draw_qkv(1, 1, 16, 32, 12), "S_k = 32, D = 12, BLOCK_D = 16", narrow))
+    where = "k and v come from head h_k of batch entry b"
+    for MASK in (False, True):
+        on = f"MASK = {MASK}, B = 3, H = 2, b = 2, h_k = 1"
+        yield step(attention_case(*draw_qkv(3, 2, 16, 16, 16), on, where, stray=where), rows if MASK else None, at=(2, 1))
+    on = "MASK, S_k = 32, the second tile, D = 40, BLOCK_M = 32, BLOCK_N = 16, BLOCK_D = 64, last_seen = 31"
+    other = "blocks may differ, and D may be smaller than BLOCK_D: load_tile gets BLOCK_N rows, and 0 in the columns from D on"
+    yield step(attention_case(*draw_qkv(1, 1, 32, 32, 40), on, other, blocks=(32, 16, 64)), torch.full((32,), 31))
     blind = "MASK, one tile, last_seen = −8, −7, … 7"
     yield step(attention_case(*draw_qkv(1, 1, 16, 16, 16), blind, edge="unseen"), rows - 8)
-    yield step(attention_case(*draw_qkv(1, 1, 32, 32, 64), "no MASK, BLOCK_M = 32, BLOCK_N = 16, BLOCK_D = 64", edge="mask", **blocks))
-    for one in half_inputs():
-        yield step(one)
+    on = "no MASK, BLOCK_M = 32, BLOCK_N = 16, BLOCK_D = 64"
+    yield step(attention_case(*draw_qkv(1, 1, 32, 32, 64), on, edge="mask", blocks=(32, 16, 64)))
+    yield from map(step, half_inputs())
 
 
 def refused(attend):
-    """Why a right result isn't enough: `dot` gets fp16 tiles as they are. Only the interpreter shows it."""
     one = step(attention_case(*(x.half() for x in draw_qkv(1, 1, 16, 16, 16)), ""))
-    slow = f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype"
-    return slow if widens(Steps(attend), launch(*one.args)) else rounds(Steps(attend), launch(*one.args))
+    return widened(Steps(attend), launch(*one.args))
 
 
 EXERCISE = Exercise(

@@ -1,12 +1,9 @@
-import ast
 import math
 import re
 from functools import partial
 
-import torch
-
+from fa_tutorial.exercises import forward_cases as cases
 from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, ONCE, OVERLAP, half_inputs, one_tile_inputs
-from fa_tutorial.exercises.forward_cases import TILE, attention_case, counting_tiles, draw_qkv, launch, o_truth, tolerance, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.forward import attend
 from fa_tutorial.matmul import tl, triton
@@ -55,18 +52,11 @@ MISTAKES = {
     "S_k − S_q is missing in last_seen: row i's last key is i + S_k − S_q": (LAST_SEEN, "offs_m"),
     "the mask is right, but the loops end at key start_m + BLOCK_M: add S_k − S_q": (END, "tl.minimum(start_m + BLOCK_M, S_q)"),
     "last_seen is S_k − 1 for all rows: with IS_CAUSAL row i's last key is i + S_k − S_q": (LAST_SEEN, "last_seen"),
-    "full_n is rounded up, and its last tile holds keys that the first row does not see: round it down": (
-        FULL, "tl.cdiv(tl.maximum(start_m + 1 + S_k - S_q, 0), BLOCK_N) * BLOCK_N"),
     "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": (LAST_SEEN, "offs_m + (S_k - S_q) - 1"),
     "full_n takes the block's last row, which sees most: the loop without a mask ends where its first row stops seeing": (
         FULL, "tl.maximum(start_m + BLOCK_M + S_k - S_q, 0) // BLOCK_N * BLOCK_N"),
-    "full_n is no multiple of BLOCK_N: the loop without a mask runs past it, and the loop with a mask counts those keys again": (
-        " // BLOCK_N * BLOCK_N\n        end_n", "\n        end_n"),
-    "full_n is rounded down before S_k − S_q is added, so it may be no multiple of BLOCK_N: add first, then round": (
-        FULL, "tl.maximum((start_m + 1) // BLOCK_N * BLOCK_N + S_k - S_q, 0)"),
     "full_n is a number of tiles, and the loops count keys: multiply by BLOCK_N": [
         (FULL, FULL.removesuffix(" * BLOCK_N")), ("= S_k // BLOCK_N * BLOCK_N, S_k", "= S_k // BLOCK_N, S_k")],
-    "full_n is a number of tiles under the mask: multiply it by BLOCK_N, as without IS_CAUSAL": (FULL, FULL.removesuffix(" * BLOCK_N")),
     "the second loop begins at 0 again: it goes on where the first one ends, at full_n": ("range(full_n, end", "range(0, end"),
 }  # fmt: skip
 CONDITIONS = {
@@ -78,54 +68,35 @@ CONDITIONS = {
 }
 
 
-@with_fresh(
-    ((1, 1, 1, 1, 1, 1), torch.float32, TILE, 1.0),
-    ((1, 2, 2, 17, 33, 20), torch.float16, (32, 32, 32), 3.0),
-    ((1, 2, 2, 20, 25, 12), torch.float32, TILE, 1.0),
-    ((1, 2, 2, 40, 50, 40), torch.bfloat16, (16, 32, 64), 1.0),
-    is_causal=True,
-)
+@cases.with_fresh(*cases.ANY_LENGTH, is_causal=True)
 def inputs():
-    causal = partial(attention_case, is_causal=True)
+    causal = partial(cases.attention_case, is_causal=True)
     yield from one_tile_inputs("one tile, on the diagonal: query i sees keys 0 to i, so the loop with a mask takes it", is_causal=True)
-    q, k, v = draw_qkv(1, 1, 16, 16, 16)
-    k[:, :, 15] = 100
-    hidden = "a hidden key has no score: hide it in s, before m and l"
-    yield causal(q.abs() + 1, k, v, "the last key's logits over 400, all others small", hidden)
-    square, rows = (
-        draw_qkv(1, 1, 32, 32, 16),
-        "full_n is a multiple of BLOCK_N, from the block's first row, and end_n one past the last key of its last row",
-    )
+    square = cases.draw_qkv(1, 1, 32, 32, 16)
+    rows = "full_n is a multiple of BLOCK_N, from the block's first row, and end_n one past the last key of its last row"
     yield causal(*square, "S_q = S_k = 32, two blocks of rows", f"{BOTTOM}; {rows}; both loops carry m, l and acc")
-    for m, n in ((32, 16), (16, 32)):
-        yield causal(*square, f"S_q = S_k = 32, BLOCK_M = {m}, BLOCK_N = {n}", f"BLOCK_M and BLOCK_N may differ: {rows}", blocks=(m, n, 16))
-    yield causal(*draw_qkv(1, 1, 16, 32, 16), "S_q = 16, S_k = 32", BOTTOM)
+    on = "S_q = S_k = 32, BLOCK_M = 16, BLOCK_N = 32"
+    yield causal(*square, on, f"BLOCK_M and BLOCK_N may differ: {rows}", blocks=(16, 32, 16))
+    yield causal(*cases.draw_qkv(1, 1, 16, 32, 16), "S_q = 16, S_k = 32", BOTTOM)
     ragged = "the last tile may be ragged, and only the last row sees into it: full_n is a multiple of BLOCK_N, and end_n is one past the last key"
-    yield causal(*draw_qkv(1, 1, 16, 17, 16), "S_q = 16, S_k = 17, BLOCK_N = 16", ragged, stray=KEYS_READ)
+    yield causal(*cases.draw_qkv(1, 1, 16, 17, 16), "S_q = 16, S_k = 17, BLOCK_N = 16", ragged, stray=KEYS_READ)
     past = "a tile past S_k goes through the loop with a mask: without IS_CAUSAL full_n is S_k // BLOCK_N · BLOCK_N"
-    yield attention_case(*draw_qkv(1, 1, 16, 20, 16), "IS_CAUSAL = False, S_q = 16, S_k = 20", stray=past, edge="full")
+    yield cases.attention_case(*cases.draw_qkv(1, 1, 16, 20, 16), "IS_CAUSAL = False, S_q = 16, S_k = 20", stray=past, edge="full")
     before = "a key that doesn't exist is read: the first row sees start_m + 1 + S_k − S_q keys, or none where that is negative"
     unseen = "S_q = 40, S_k = 16, so that rows 0 to 23 see no key"
-    yield causal(*draw_qkv(1, 1, 40, 16, 16), unseen, stray=before, edge="unseen")
-    q, k, v = draw_qkv(1, 1, 16, 16, 16)
-    v[:, :, 0] = math.nan
-    shown = "divide by 1 where l is 0, and hide no other NaN: all rows see key 0, whose v is NaN, so o is NaN"
-    yield causal(q, k, v, "S_q = S_k = 16, key 0's v NaN", shown, edge="unseen")
-    q, k, v = draw_qkv(1, 1, 32, 32, 16)
+    yield causal(*cases.draw_qkv(1, 1, 40, 16, 16), unseen, stray=before, edge="unseen")
+    q, k, v = cases.draw_qkv(1, 1, 32, 32, 16)
     v[:, :, 16:] = math.nan  # it shows in the o of rows 0 to 15 if they read it, because 0 · NaN is NaN
     yield causal(q, k, v, "S_q = S_k = 32, where rows 0 to 15 see no key of the second tile, whose v is NaN", edge="skip")
     for is_causal, S_q, S_k in ((True, 96, 96), (True, 1, 32), (False, 32, 72)):  # counting_tiles counts their tiles
         on = f"IS_CAUSAL = {is_causal}, S_q = {S_q}, S_k = {S_k}, BLOCK_M = 32, BLOCK_N = 16"
-        yield attention_case(*draw_qkv(1, 1, S_q, S_k, 64), on, blocks=(32, 16, 64), is_causal=is_causal, edge="loops")
+        yield cases.attention_case(*cases.draw_qkv(1, 1, S_q, S_k, 64), on, blocks=(32, 16, 64), is_causal=is_causal, edge="loops")
     yield from half_inputs(is_causal=True)
 
 
 def note(kernel):
-    loops = sum(isinstance(node, ast.For | ast.While) for node in ast.walk(ast.parse(source_of(kernel))))
-    if loops == 1:
-        return "one loop that branches keeps the mask's code in every iteration; two loops leave it out of the first"
-    one_stage = re.search(r"\bnum_stages\s*=\s*1\b", source_of(kernel))
-    return "" if one_stage else "the second loop may load tiles ahead here, because its tl.range lacks num_stages=1"
+    ahead = "tiles with a mask may be loaded ahead here: the second loop is tl.range(full_n, end_n, BLOCK_N, num_stages=1)"
+    return "" if re.search(r"\bnum_stages\s*=\s*1\b", source_of(kernel)) else ahead
 
 
 EXERCISE = Exercise(
@@ -141,14 +112,13 @@ EXERCISE = Exercise(
     solution=causal_kernel,
     reasoning="The first row of the block sees fewest keys, so tiles that it sees whole need no mask. The last row sees most, so nothing "
     "after it is read. IS_CAUSAL is a constant for the compiler, so each value gives a kernel of its own, without a test at run time.",
-    more="attend is the one of exercise 5.5, as forward.attend.",
     inputs=inputs,
-    truth=o_truth,
+    truth=cases.o_truth,
     rule=f"o = softmax(scale · q kᵀ) v: {BOTTOM}",
-    adapt=counting_tiles(),
+    adapt=cases.counting_tiles(),
     mistakes=MISTAKES,
-    launch=partial(launch, has_causal=True),
-    tolerance=tolerance,
+    launch=partial(cases.launch, has_causal=True),
+    tolerance=cases.tolerance,
     note=note,
     seen={"overlap": OVERLAP, "stored_again": ONCE},
 )

@@ -5,7 +5,7 @@ import torch
 
 from fa_tutorial import forward
 from fa_tutorial.exercises.chapter_5.inner_step import HALF, ONCE, OVERLAP, as_solution, half_inputs, one_tile_inputs
-from fa_tutorial.exercises.forward_cases import TILE, attention_case, draw_qkv, launch, narrow, tolerance, truth, with_fresh
+from fa_tutorial.exercises.forward_cases import TILE, attention_case, draw_qkv, launch, tolerance, truth, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.forward import attend  # noqa: F401, for the changed solutions, as the next two
 from fa_tutorial.matmul import tl, triton  # noqa: F401
@@ -40,28 +40,23 @@ CONDITIONS = {
     ((2, 2, 1, 17, 33, 20), torch.float16, (32, 32, 32), 3.0),
     ((1, 2, 1, 15, 40, 40), torch.float32, (16, 32, 64), 1.0),
     ((1, 4, 2, 40, 50, 40), torch.bfloat16, (16, 32, 64), 1.0),
+    is_causal=True,
 )
 def inputs():
     for one in one_tile_inputs(f"one tile gives o = softmax(scale · q kᵀ) v and {NATURAL}"):
         yield replace(one, otherwise={"o": one.otherwise, "lse": NATURAL})
-    once = f"a second tile joins m, l and acc, and {NATURAL} is stored once, after the loops"
-    yield attention_case(*draw_qkv(1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", once)
-    told = {"o": f"{SPLIT}; {GROUP}", "lse": PLACE}
+    told = {"o": f"{SPLIT}; {GROUP}", "lse": f"{SPLIT}; {PLACE}"}
     yield attention_case(*draw_qkv(1, 2, 32, 16, 16), "two heads, S_q = 32, S_k = 16", told, stray=PLACE)
     heads = "q, o and lse have H_q heads, k and v have H_k, so both loops read key head h_k, and programs count query heads"
     yield attention_case(*draw_qkv(1, 6, 16, 24, 16, H_k=3), "H_q = 6, H_k = 3, S_k = 24", f"{GROUP}, in both loops", stray=heads)
-    yield attention_case(*draw_qkv(2, 2, 16, 16, 16, H_k=1), "B = 2, H_q = 2, H_k = 1", told | {"lse": f"{SPLIT}; {PLACE}"}, stray=heads)
+    yield attention_case(*draw_qkv(2, 2, 16, 16, 16, H_k=1), "B = 2, H_q = 2, H_k = 1", told, stray=heads)
     past = f"a row past S_q, or of another head, is loaded or stored: {PLACE}"
     yield attention_case(*draw_qkv(1, 2, 20, 16, 16), "H_q = 2, S_q = 20, BLOCK_M = 16", told, stray=past)
     outside = f"a row past S_q or a key before 0 is read or stored: {PLACE}"
-    q, k, v = draw_qkv(1, 2, 24, 16, 16, H_k=1)
     on = "causal, H_q = 2, H_k = 1, S_q = 24, S_k = 16"
-    yield attention_case(q, k, v, on, is_causal=True, stray=outside, edge="causal")
-    short = "the loops meet at full_n, in whole tiles of keys, and the second ends at end_n, one past the last key that its last row sees: min(start_m + BLOCK_M, S_q) + S_k − S_q"
-    yield attention_case(*draw_qkv(1, 1, 8, 280, 16), "causal, S_q = 8, S_k = 280, BLOCK_N = 16", short, is_causal=True, edge="causal")
+    yield attention_case(*draw_qkv(1, 2, 24, 16, 16, H_k=1), on, is_causal=True, stray=outside, edge="causal")
     nothing = "without a key o is 0, and lse is −inf, the logarithm of an empty sum"
-    unread = "without a key nothing may be read"
-    yield attention_case(*draw_qkv(1, 1, 16, 0, 16), "S_k = 0", nothing, stray=unread, edge="empty")
+    yield attention_case(*draw_qkv(1, 1, 16, 0, 16), "S_k = 0", nothing, stray="without a key nothing may be read", edge="empty")
     yield from half_inputs()
 
 
@@ -82,7 +77,6 @@ EXERCISE = Exercise(
     truth=truth,
     rule=f"o = softmax(scale · q kᵀ) v and {NATURAL}; {GROUP}; {PLACE}",
     mistakes=MISTAKES,
-    note=partial(narrow, "lse"),
     parts=("o", "lse"),
     launch=partial(launch, has_causal=True, has_lse=True),
     tolerance=tolerance,

@@ -1,8 +1,5 @@
 """Runs a reader's attend, which is no kernel, as one: on the tiles of one program."""
 
-import contextlib
-
-from fa_tutorial import hardware
 from fa_tutorial.exercises.forward_cases import noted
 from fa_tutorial.exercises.running import Wrong, chain
 from fa_tutorial.forward import attend  # the reader's takes its place
@@ -37,21 +34,20 @@ class Steps:
 
     def __getitem__(self, grid):
         def launch(*args, MASK, BLOCK_N, BLOCK_D):
-            block_m = len(args[9])
-            blocks = {"BLOCK_M": block_m, "BLOCK_N": BLOCK_N, "BLOCK_D": BLOCK_D}
-            counted, stored = not MASK and len(set(blocks.values())) == 3 and hardware.interpreter_on(), True
-            with noted() if counted else contextlib.nullcontext((0, ())) as (_, compared):
+            block_m, told = len(args[9]), ""
+            with noted() as (_, compared):
                 try:
-                    self.kernel[grid](*args, MASK, **blocks)
+                    self.kernel[grid](*args, MASK, BLOCK_M=block_m, BLOCK_N=BLOCK_N, BLOCK_D=BLOCK_D)
                 except Exception as error:
-                    stored = "Expected pointer argument to have shape" not in f"{error} {chain(error)[-1]}"
-                    if stored:
+                    if "Expected pointer argument to have shape" not in f"{error} {chain(error)[-1]}":
                         raise
-            if not stored:
-                raise Wrong("returns something else than m [BLOCK_M], l [BLOCK_M] and acc [BLOCK_M, BLOCK_D], in this order")
-            if BLOCK_N in compared:
-                raise Wrong("loads are masked though MASK is False: every row of the tile exists then, so pass None for S_k to load_tile")
-            if block_m * BLOCK_N in compared:
-                raise Wrong("scores are masked though MASK is False: compare only under `if MASK:`")
+                    told = "returns something else than m [BLOCK_M], l [BLOCK_M] and acc [BLOCK_M, BLOCK_D], in this order"
+            if not MASK and len({block_m, BLOCK_N, BLOCK_D}) == 3:
+                if BLOCK_N in compared:
+                    told = "loads are masked though MASK is False: every row of the tile exists then, so pass None for S_k to load_tile"
+                if block_m * BLOCK_N in compared:
+                    told = "scores are masked though MASK is False: compare only under `if MASK:`"
+            if told:  # raised here, because there the error would be its context, and told in its place
+                raise Wrong(told)
 
         return launch

@@ -3,10 +3,10 @@ import math
 import torch
 
 from fa_tutorial.exercises.chapter_6 import shared
-from fa_tutorial.exercises.chapter_6.shared import drawn, head, weights
+from fa_tutorial.exercises.chapter_6.shared import drawn, head, transposed, weights
 from fa_tutorial.exercises.harness import RTOL, Exercise
-from fa_tutorial.exercises.inputs import generator, views
-from fa_tutorial.exercises.watch import NoStandIn, Scores, Weights
+from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.watch import NoStandIn, Weights
 
 
 def p_and_ds(q, k, v, do, lse, delta, rows, keys, mask, scale):
@@ -30,14 +30,11 @@ MISTAKES = {
     "p is divided by the sum of this tile: lse holds the sum of the whole row": (EXP, "torch.softmax(s, dim=-1)"),
     "delta is the sum of this tile: the delta that is given is the sum of the whole row": (DELTA, "(p * dp).sum(dim=-1, keepdim=True)"),
     "ds is scaled: the scale is in the scores, and dq and dk get it later": (DS, f"scale * {DS}"),
-    "the scores are scaled by 1/√D: use the scale that is given": ("scale * (q", "q.shape[-1] ** -0.5 * (q"),
     "p and ds are exchanged: return (p, ds)": (f"return p, {DS}", f"return {DS}, p"),
     "the mask is on although mask is False": ("if mask", "if True"),
-    "the mask is strict: query i sees key i + S_k − S_q too": (HIDES, "j >= i + S_k - S_q"),
     "the mask starts at the top left: align it so that the last query sees the last key": (HIDES, "j > i"),
     "the mask counts from the corner of the tile: i and j are places in the whole sequence, from rows.start and keys.start on": (
         I_AND_J, "torch.arange(s.shape[-2])[:, None], torch.arange(s.shape[-1])"),
-    "S_q and S_k are taken of the tile: the mask needs those of the whole tensors": (HIDES, "j > i + s.shape[-1] - s.shape[-2]"),
     "rows that see nothing give NaN: s and lse are −inf there, and −inf − (−inf) is NaN": (GUARD, ""),
     "p is rounded to float16: for fp16 and bf16 it is float32": (EXP, f"{EXP}.to(q.dtype).to(dtype)"),
 }  # fmt: skip
@@ -46,7 +43,7 @@ CONDITIONS = {
     **shared.CONDITIONS,
     "unseen": "a row that sees no key has lse = −inf, and p = ds = 0: causal with S_q > S_k",
     "half": "for fp16 and bf16 everything is float32, p and ds too",
-    "memory": "only this tile is computed, and no mask is built for the whole matrix",
+    "memory": "nothing of size S_q × S_k is built, no mask either",
 }
 
 
@@ -65,90 +62,66 @@ def tolerance(args, part):
     return rtol, size * (1e-9 if dtype == torch.float64 else 1e-6)
 
 
-class Tile(NoStandIn, Scores):
-    """Float32, or float64 where the inputs are; nothing as large as the whole matrix; and no finite number for −∞."""
+class Tile(NoStandIn, Weights):
+    """p and ds are float32, or float64 where the inputs are; nothing is as large as the whole matrix; and no finite number stands for −∞."""
+
+    names = ("p", "ds")
 
     def __init__(self, q, k, v, do, lse, delta, rows, keys, mask, scale):
-        super().__init__(q, k, v, rows.stop - rows.start, keys.stop - keys.start)
-        self.step = max(self.step, q.numel(), k.numel())  # one product may scale all of q or k
-        self.weights, self.has_whole = Weights(q), False
-        self.weights.names = ("p", "ds")
-        self.can_tell = len({*self.sizes, self.block_m, self.block_n, q.shape[-1]}) == 5
+        super().__init__(q)
+        self.sizes = q.shape[2], k.shape[2]
+        self.can_tell = self.sizes != (rows.stop - rows.start, keys.stop - keys.start) and q.shape[3] not in self.sizes
+        self.has_whole = False
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = super().__torch_dispatch__(func, types, args, kwargs)
+    def see(self, name, args, result):
+        super().see(name, args, result)
         self.has_whole |= isinstance(result, torch.Tensor) and tuple(result.shape[-2:]) == self.sizes
-        return result
 
     def complaint(self, result):
-        if found := self.weights.complaint(result) or super().complaint(self.q):  # not of the result, whose dtype is right
+        if (found := super().complaint(result)) or not (self.can_tell and self.has_whole):
             return found
-        if self.can_tell and self.has_whole:
-            S_q, S_k = self.sizes
-            return f"a tensor of the whole size, {S_q} × {S_k}, is built: compute this tile alone, and its mask alone"
-        return ""
+        return f"a tensor of the whole size, {self.sizes[0]} × {self.sizes[1]}, is built: compute this tile alone, and its mask alone"
 
 
-def at(rows, keys, nan=None):
-    """The options of a case for this tile. nan: which tensor begins with NaN."""
-
-    def pack(*args):
-        tensors = [x.index_fill(2, torch.tensor([0]), math.nan) if n == nan else x for n, x in enumerate(args[:6])]
-        return *tensors, slice(*rows), slice(*keys), *args[8:]
-
+def at(rows, keys):
+    """The options of a case for this tile."""
+    pack = lambda *args: (*args[:6], slice(*rows), slice(*keys), *args[8:])  # noqa: E731
     return {"where": f", rows {rows[0]}:{rows[1]}, keys {keys[0]}:{keys[1]}", "pack": pack}
 
 
 def inputs():
     seed, draw = torch.Generator().manual_seed(0), generator()
-    rule, q, k, v, do = EXERCISE.rule, [1.0, 2.0, 0.5, 1.5], [1.0, 0.5, 2.0, -1.0], [3.0, 5.0, 1.0, 2.0], [2.0, 1.0, 3.0, 1.0]
+    q, k, v, do = [1.0, 2.0, 0.5, 1.5], [1.0, 0.5, 2.0, -1.0], [3.0, 5.0, 1.0, 2.0], [2.0, 1.0, 3.0, 1.0]
 
-    def few(rows, keys, otherwise, is_causal=False, S_q=4, S_k=4, nan=None, **options):
-        return head(q[:S_q], k[:S_k], v[:S_k], do[:S_q], is_causal, otherwise=otherwise, **at(rows, keys, nan), **options)
+    def few(rows, keys, otherwise, is_causal=False, S_q=4, S_k=4, **options):
+        return head(q[:S_q], k[:S_k], v[:S_k], do[:S_q], is_causal, otherwise=otherwise, **at(rows, keys), **options)
 
-    yield head([[1.0, 0.5]], [[1.0, 2.0], [0.0, 1.0]], [[3.0, 1.0], [0.0, 2.0]], [[1.0, 2.0]], scale=0.25, otherwise=rule,
-               **at((0, 1), (0, 2)))  # fmt: skip
+    yield head([[1.0, 0.5]], [[1.0, 2.0], [0.0, 1.0]], [[3.0, 1.0], [0.0, 2.0]], [[1.0, 2.0]], scale=0.25, **at((0, 1), (0, 2)))
     yield few((0, 2), (0, 1), "a tile has some of a row's keys: lse and delta are those of the whole row")
     yield few((1, 3), (2, 4), "rows 1 and 2, keys 2 and 3: take the tile's own rows of q, do, lse and delta, and its own of k and v")
-    yield drawn(
-        (2, 3, 4, 6, 5), 0.5, False, seed, otherwise="every head of every batch element has a tile of its own", **at((1, 4), (2, 4))
-    )
-    for row in ([1000.0, 1001.0], [-1000.0, -1001.0]):
-        overflow = "exp(s) overflows or underflows: subtract lse before exp, don't divide after it"
-        yield head([1.0], row, [3.0, 5.0], [2.0], otherwise=overflow, **at((0, 1), (0, 2)))
+    overflow = "exp(s) overflows: subtract lse before exp, don't divide after it"
+    yield head([1.0], [1000.0, 1001.0], [3.0, 5.0], [2.0], otherwise=overflow, **at((0, 1), (0, 2)))
     yield few((0, 2), (0, 3), "mask = True: query i sees keys 0 … i + S_k − S_q", True)
     yield few((2, 4), (1, 4), "i and j are places in the whole sequence: row 2 sees keys 0 … 2", True)
     yield few((0, 2), (1, 4), "S_q < S_k: query i sees keys 0 … i + S_k − S_q", True, S_q=2)
-    large = "scores may be any finite numbers: a hidden pair is hidden by −inf, before exp"
-    yield head([1.0, 1.0], [1.0, 1000.0], [3.0, 5.0], [2.0, 1.0], True, otherwise=large, **at((0, 2), (0, 2)))
-    yield head([1.0, 1.0], [-3e30, -3e30], [3.0, 5.0], [2.0, 1.0], True, otherwise=large, **at((0, 2), (0, 2)))
+    for last in ([1.0, 1000.0], [-3e30, -3e30]):
+        large = "scores may be any finite numbers: a hidden pair is hidden by −inf, before exp"
+        yield head([1.0, 1.0], last, [3.0, 5.0], [2.0, 1.0], True, otherwise=large, **at((0, 2), (0, 2)))
     yield few((0, 3), (0, 2), "rows 0 and 1 see no key, and lse = −inf: p = ds = 0 there", True, S_k=2, edge="unseen")
-    yield few((2, 4), (0, 2), "S_q > S_k: query i sees keys 0 … i + S_k − S_q", True, S_k=2, edge="unseen")
-    for n, name in enumerate(("q", "k", "v", "do", "lse", "delta")):
-        yield few((0, 2), (0, 1), f"{name} begins with NaN: {shared.NAN}", nan=n, edge="nan")
+    yield head([math.nan, 1.0], k[:2], v[:2], do[:2], edge="nan", **at((0, 2), (0, 1)))
     half = {"dtype": torch.float16, "edge": "half", **at((0, 1), (0, 1))}
-    yield head(
-        [1.0], [0.0, 0.0], [300.0, 300.0], [300.0], otherwise="dp is 90,000, and float16 ends at 65,504: compute dp in float32", **half
-    )
+    dp = "dp is 90,000, and float16 ends at 65,504: compute dp in float32"
+    yield head([1.0], [0.0, 0.0], [300.0, 300.0], [300.0], otherwise=dp, **half)
     digits = "float16 has too few digits for this score: convert q and k to float32 before they are multiplied, by scale too"
     yield head([1000.0], [1.0], [1.0], [1.0], scale=1.0004, otherwise=digits, **half)
     yield drawn((1, 2, 3, 5, 4), 0.5, False, seed, words="float16, ", dtype=torch.float16, edge="half", **at((0, 2), (1, 4)))
     yield drawn((1, 1, 2, 3, 2), 1 / 3, False, seed, words="float64, ", dtype=torch.float64, edge="float64", **at((0, 1), (0, 2)))
-    for is_causal in (False, True):
-        yield drawn((1, 2, 11, 14, 3), 1.0, is_causal, seed, edge="memory", **at((4, 8), (6, 12)))
-    for shape, scale, rows, keys in (
-        ((1, 1, 1, 1, 1), 1.0, (0, 1), (0, 1)),
-        ((2, 3, 9, 17, 8), 0.3, (4, 8), (8, 16)),
-        ((2, 2, 9, 5, 4), -0.25, (3, 9), (0, 2)),
-    ):
-        for is_causal in (False, True):
-            edge = "unseen" if is_causal and shape[2] > shape[3] else ""
-            yield drawn(shape, scale, is_causal, draw, words="randn, ", edge=edge, **at(rows, keys))
-            for words, dtype in (("float16, ", torch.float16), ("bfloat16, ", torch.bfloat16)):
-                yield drawn(shape, scale, is_causal, draw, words=words, dtype=dtype, edge="half", **at(rows, keys))
-    for n in range(3):
-        change = lambda x, n=n: list(views(x))[n][1]  # noqa: E731
-        yield drawn((2, 3, 7, 10, 8), 0.35, True, draw, words="views, ", change=change, edge="views", **at((2, 7), (3, 9)))
+    yield drawn((1, 2, 11, 14, 3), 1.0, True, seed, edge="memory", **at((4, 8), (6, 12)))
+    for shape, scale, tile in (((2, 3, 9, 17, 8), 0.3, at((4, 8), (8, 16))), ((2, 2, 9, 5, 4), -0.25, at((3, 9), (0, 2)))):
+        yield drawn(shape, scale, False, draw, words="randn, ", **tile)
+        yield drawn(shape, scale, True, draw, words="randn, ", edge="unseen" if shape[2] > shape[3] else "", **tile)
+        yield drawn(shape, scale, True, draw, words="bfloat16, ", dtype=torch.bfloat16, edge="half", **tile)
+    yield drawn((2, 3, 7, 10, 8), 0.35, True, draw, words="views, ", change=transposed, edge="views", **at((2, 7), (3, 9)))
 
 
 EXERCISE = Exercise(
@@ -158,8 +131,8 @@ EXERCISE = Exercise(
         "Softmax divides exp(s) by the sum of exp(s) over the row, and lse is the logarithm of that sum. What does the division become inside exp?",
         "p = exp(s − lse), with the tile's own rows of lse: lse[:, :, rows, None]. Then dp = do vᵀ, and ds = p ∘ (dp − delta) by (6.5).",
         "With mask, hide s before exp, as in exercise 4.4: i = torch.arange(S_q)[rows, None] and j = torch.arange(S_k)[keys] are places in the "
-        "whole sequence, and s is −inf where j > i + S_k − S_q.",
-        "A row that sees nothing has s = lse = −inf, and −inf − (−inf) is NaN. Put +inf in place of lse there: exp(−inf − inf) is 0.",
+        "whole sequence, and s is −inf where j > i + S_k − S_q. A row that sees nothing has s = lse = −inf, and −inf − (−inf) is NaN: put "
+        "+inf in place of lse there.",
     ),
     solution=p_and_ds,
     reasoning="exp(s) / Σ exp(s) = exp(s − log Σ exp(s)), so lse replaces the row's maximum and its sum, and delta the row's sum of p ∘ dp. "

@@ -1,11 +1,9 @@
-import functools
 import math
 
 import torch
 
 from fa_tutorial.exercises.chapter_6 import shared
 from fa_tutorial.exercises.chapter_6.ex_4 import p_and_ds as my_p_and_ds
-from fa_tutorial.exercises.chapter_6.shared import tolerance
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.exercises.watch import SeenByKeys, where_it_tells
 
@@ -34,10 +32,7 @@ MISTAKES = {
     "dk is without the scale: s = scale · q kᵀ, so dk = scale · dsᵀ q": ("scale * ds", "ds"),
     "dk and dv are overwritten in every step: add up the row blocks": ("[:, :, keys] +=", "[:, :, keys] ="),
     "the blocks before full are not masked: my_p_and_ds masks where its `mask` is True": (CALL, "rows, keys, False, scale"),
-    "start and full are those of the causal mask: both are 0 unless is_causal": [
-        ("if is_causal:", "if True:"), (CALL, "rows, keys, is_causal and row_block < full, scale")],
     "bounds and mask are those of the causal mask: unless is_causal, start and full are 0": ("if is_causal:", "if True:"),
-    "ds is not transposed in dk: key j adds up column j of ds": ("ds.transpose(-1, -2)", "ds"),
     "the mask is on although is_causal is False": (CALL, "rows, keys, True, scale"),
     "the causal loop is aligned top left: query i sees keys 0 … i + S_k − S_q, so key j is first seen by query j − (S_k − S_q)": [
         (" - S_k + S_q", "")],
@@ -45,43 +40,24 @@ MISTAKES = {
     "start is rounded up: the block that holds the first query which sees a key counts, although earlier queries of it may see none": (
         START, "math.ceil(max(0, j - S_k + S_q) / block_m)"),
     "start comes from the last key: the first one decides which queries see any of them": (START, START.replace("j", "keys.stop - 1")),
-    "start is divided by block_n: it counts blocks of queries, and each has block_m": (START, START.replace("block_m", "block_n")),
     "full is rounded down: not every query of its block sees all of the keys": (FULL, "max(0, keys.stop - 1 - S_k + S_q) // block_m"),
-    "full comes from the first key: the last one decides which queries see all of them": (FULL, FULL.replace("keys.stop - 1", "j")),
 }  # fmt: skip
-CONDITIONS = {**shared.CONDITIONS, "skip": shared.SKIP}
 
 
 def truth(*args):
     return shared.truth(*args)[1:]
 
 
-@functools.cache  # the same tensors each time: what is right for them is computed once
-def fixed():
-    sums, rule = (
-        "dk and dv are summed over the row blocks, and a tile's p and ds take lse and delta of the whole row",
-        "dv = pᵀ do, dk = scale · dsᵀ q",
-    )
-    return *shared.ladder(sums, rule, "dk", "dv"), shared.skips()
-
-
-def inputs():
-    yield from fixed()
-    yield from shared.fresh()
-
-
 EXERCISE = Exercise(
     task="Write the loop that owns keys: dk and dv, tile by tile, without the tiles that the causal mask hides.",
-    conditions=CONDITIONS,
+    conditions=shared.CONDITIONS,
     hints=(
         "The outer loop takes a block of keys, the inner loop walks over the blocks of queries. Which rows of dk and dv does a tile add "
         "to?",
         f"my_p_and_ds(q, k, v, do, lse, delta, {CALL}) gives a tile's p and ds. Add pᵀ do to dv[:, :, keys] and scale · "
-        "dsᵀ q to dk[:, :, keys], with the tile's own rows of do and q.",
+        "dsᵀ q to dk[:, :, keys], with the tile's own rows of do and q, converted to float32.",
         "Key j is first seen by query j − (S_k − S_q), or by query 0 where that is negative. For the block's first key, the block that "
         "holds this query is start. For its last key, the queries from it on see all keys, so round up to the block that is full.",
-        "p and ds are float32 for fp16 inputs: convert the tiles of do and q before you multiply, and keep the sums in float32 until the "
-        "end.",
     ),
     solution=dkdv_loop,
     reasoning="Each tile needs only its own rows of q, do, lse and delta and its own rows of k and v. The outer loop owns a block of "
@@ -89,11 +65,16 @@ EXERCISE = Exercise(
     "see none of the keys, so they would add zeros.",
     more="In the package this is the first loop of algorithm.flash_backward. It also rounds p and ds to the inputs' dtype for their "
     "matmuls, and takes fewer heads for k and v than for q.",
-    inputs=inputs,
+    inputs=shared.inputs(
+        "dk and dv are summed over the row blocks, and a tile's p and ds take lse and delta of the whole row",
+        "dv = pᵀ do, dk = scale · dsᵀ q",
+        "dk",
+        "dv",
+    ),
     truth=truth,
     rule="dv = Σ pᵀ do and dk = scale · Σ dsᵀ q, over all blocks of rows",
     mistakes=MISTAKES,
     parts=("dk", "dv"),
-    tolerance=tolerance,
+    tolerance=shared.tolerance,
     watch=where_it_tells(SeenByKeys),
 )

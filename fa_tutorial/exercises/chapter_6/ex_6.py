@@ -1,6 +1,4 @@
-import functools
 import math
-from unittest import mock
 
 import torch
 
@@ -37,16 +35,12 @@ MISTAKES = {
     "the mask comes one block late: block number full is the first that needs it": (">= full", "> full"),
     "a last tile that is shorter is masked although is_causal is False: `mask` hides what the causal mask hides, and the slice ends at S_k": (
         "full = end = math.ceil(S_k / block_n)", "full, end = S_k // block_n, math.ceil(S_k / block_n)"),
-    "causal_tiles bounds the causal mask only: unless is_causal, every block of keys is visited": [
-        ("if is_causal:", "if True:"), (MASK, "rows, keys, is_causal and key_block >= full, scale")],
     "the mask is on although is_causal is False": (MASK, "rows, keys, True, scale"),
     "block_m and block_n are exchanged in the call of causal_tiles": (CALL, CALL.replace("m, block_n", "n, block_m")),
-    "causal_rows bounds the queries of a block of keys, and yours is a block of queries: take causal_tiles": ("causal_tiles", "causal_rows"),
     "these are the bounds of 6.5, which count blocks of queries, and your inner loop walks over keys: take causal_tiles": [
         ("full = end = math", "start, full, end = 0, 0, math"), ("full, end = algorithm.causal_tiles", "start, full = algorithm.causal_rows"),
         ("range(end)", "range(start, end)"), ("key_block >= full", "key_block < full")],
     "the mask is on before full: the queries see all keys of these blocks, so mask from full on": (">= full", "< full"),
-    "the loop ends at full: the blocks from full to end − 1 are seen in part": ("range(end)", "range(full)"),
 }  # fmt: skip
 
 
@@ -54,51 +48,9 @@ def truth(*args):
     return shared.truth(*args)[0]
 
 
-CONDITIONS = {**shared.CONDITIONS, "skip": shared.SKIP}
-
-
-def tolerance(args, part):
-    return shared.tolerance(args, "dq")
-
-
-@functools.cache  # the same tensors each time: what is right for them is computed once
-def fixed():
-    return *shared.ladder(
-        "dq is summed over the key blocks, and a tile's ds takes lse and delta of the whole row", "dq = scale · ds k", "dq"
-    ), shared.skips()
-
-
-def inputs():
-    yield from fixed()
-    yield from shared.fresh()
-
-
-class OwnsQueries(SeenTiles):
-    """SeenTiles, and no bounds of a block of keys: a loop that skips what they hide still walks over all keys."""
-
-    causal_rows = mock.Mock()  # not called
-
-    def __enter__(self):
-        self.patch = mock.patch.object(algorithm, "causal_rows", wraps=algorithm.causal_rows)
-        self.causal_rows = self.patch.start()
-        return super().__enter__()
-
-    def __exit__(self, *error):
-        self.patch.stop()
-        return super().__exit__(*error)
-
-    def complaint(self, result):
-        if (complaint := super().complaint(result)) or not self.causal_rows.called:
-            return complaint
-        return (
-            "the result is right, but causal_rows bounds the queries of a block of keys: your inner loop walks over keys, so let it end at "
-            "causal_tiles' end"
-        )
-
-
 EXERCISE = Exercise(
     task="Write the loop that owns queries: dq, tile by tile, without the tiles that the causal mask hides.",
-    conditions=CONDITIONS,
+    conditions=shared.CONDITIONS,
     hints=(
         "Which loop must be the outer one, so that a block of dq is complete when the inner loop ends? Then the bounds belong to a block of "
         "queries: which function gives them?",
@@ -112,10 +64,12 @@ EXERCISE = Exercise(
     "6.5 bounds the queries of a block of keys instead.",
     more="In the package this is the second loop of algorithm.flash_backward. It also rounds ds to the inputs' dtype for its matmul, and "
     "takes fewer heads for k and v than for q.",
-    inputs=inputs,
+    inputs=shared.inputs(
+        "dq is summed over the key blocks, and a tile's ds takes lse and delta of the whole row", "dq = scale · ds k", "dq"
+    ),
     truth=truth,
     rule="dq = scale · Σ ds k, over all blocks of keys that a row sees",
     mistakes=MISTAKES,
-    tolerance=tolerance,
-    watch=where_it_tells(OwnsQueries),
+    tolerance=lambda args, part: shared.tolerance(args, "dq"),
+    watch=where_it_tells(SeenTiles),
 )

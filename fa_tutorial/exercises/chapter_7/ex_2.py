@@ -35,22 +35,17 @@ def dkdv_tile_kernel(
 
 MISTAKES = {
     shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
-    shared.AND_IN_DS: ("ds_t = p_t * (", "ds_t = scale * p_t * ("),
-    "dp is scaled: dp = do vᵀ, and only s, dk and dq get the scale": ("dot(v_tile", "scale * dot(v_tile"),
+    "dk is scaled twice: ds = p ∘ (dp − delta) is without the scale, and dk gets it once, at the end": ("ds_t = p_t * (", "ds_t = scale * p_t * ("),
     "the scores are without the scale: s = scale · q kᵀ": ("scale * dot(k_tile", "dot(k_tile"),
     "q is not transposed: sᵀ = scale · k qᵀ (where S = D the kernel runs all the same)": ("tl.trans(q_tile)", "q_tile"),
     "do is not transposed: dpᵀ = v doᵀ (where S = D the kernel runs all the same)": ("tl.trans(do_tile)", "do_tile"),
     "lse and delta belong to the queries, but here they run along the keys": [
         ("lse[None, :]", "lse[:, None]"), ("delta[None, :]", "delta[:, None]")],
-    "lse belongs to the queries, but here it runs along the keys": ("lse[None, :]", "lse[:, None]"),
-    "delta belongs to the queries, but here it runs along the keys": ("delta[None, :]", "delta[:, None]"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("dp_t - delta[None, :]", "dp_t"),
-    shared.SIGN: ("dp_t - delta[None, :]", "delta[None, :] - dp_t"),
     shared.DELTA_OF_A_TILE: ("delta[None, :]", "tl.sum(p_t * dp_t, axis=0)[None, :]"),
+    shared.TF32: (" dot(", " tl.dot("),
     shared.FP16: [("p_t.to(do_tile.dtype), do_tile", "p_t.to(tl.float16), do_tile.to(tl.float16)"),
                   ("ds_t.to(q_tile.dtype), q_tile", "ds_t.to(tl.float16), q_tile.to(tl.float16)")],
-    "ds is rounded to fp16 for every dtype, and fp32 loses digits: round it to the dtype of the tile that it is multiplied by": (
-        "ds_t.to(q_tile.dtype), q_tile", "ds_t.to(tl.float16), q_tile.to(tl.float16)"),
     "dk and dv are exchanged: dk = scale · dsᵀ q goes to dk, dv = pᵀ do to dv": [
         ("store_tile(dk, dk_acc", "store_tile(dv, dk_acc"), ("store_tile(dv, dv_acc", "store_tile(dk, dv_acc")],
 }  # fmt: skip
@@ -58,28 +53,22 @@ MISTAKES = {
 
 @shared.kept
 def fixed():
-    fits = "an offset is wrong, not a mask, because whole tiles fit here"
-    yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16", stray=fits)
-    yield shared.given((1, 1, 16, 32, 16), "16 queries, 32 keys", "p_t and ds_t are [BLOCK_N, BLOCK_M]", blocks=(16, 32, 16), stray=fits)
+    yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16")
+    yield shared.given((1, 1, 16, 32, 16), "16 queries, 32 keys", "p_t and ds_t are [BLOCK_N, BLOCK_M]", blocks=(16, 32, 16))
     yield shared.several_heads("dk and dv", "(b · H + h) · BLOCK_M")
     rest = "a row has keys in other tiles, and lse counts them all, as delta does"
     yield shared.given((1, 1, 16, 16, 16), "lse of rows that have keys in other tiles", rest, other_keys=1.0)
     yield shared.narrow()
     yield shared.large_logits()
-    yield shared.half_scores()
-    yield shared.scaled_late()
-    yield shared.small_p()
-    yield shared.scaled_before_rounded()
+    yield from shared.rounding()
 
 
 def inputs():
     yield from fixed()
     random = generator()
     for blocks in ((16, 64, 32), (32, 16, 64)):
-        sizes = (1, 2, blocks[0], blocks[1], blocks[2] - 7)
-        yield shared.given(
-            None, f"random values, BLOCK_M, BLOCK_N, BLOCK_D = {blocks}", tensors=shared.draw(*sizes, random), blocks=blocks, fresh=True
-        )
+        on, tensors = f"random values, BLOCK_M, BLOCK_N, BLOCK_D = {blocks}", shared.draw(1, 2, *blocks[:2], blocks[2] - 7, random)
+        yield shared.given(None, on, tensors=tensors, blocks=blocks, fresh=True)
 
 
 EXERCISE = shared.exercise(
@@ -91,7 +80,7 @@ EXERCISE = shared.exercise(
         "Write the shape above each tile. k_tile is [BLOCK_N, BLOCK_D]: what must q_tile look like, so that their product is [BLOCK_N, "
         "BLOCK_M]?",
         "s_t = scale · dot(k_tile, tl.trans(q_tile)). lse has one number for each query, and queries are the columns of s_t: lse[None, :].",
-        "dv is dot(p_t.to(do_tile.dtype), do_tile). dp_t is made like s_t, from v_tile and do_tile; ds_t = p_t * (dp_t - delta[None, :]).",
+        "dv is dot(p_t.to(do_tile.dtype), do_tile). dp_t is made like s_t, from v_tile and do_tile; ds_t = p_t * (dp_t - delta[None, :]). "
         "dk is dot(ds_t.to(q_tile.dtype), q_tile), times scale.",
     ),
     solution=dkdv_tile_kernel,
@@ -99,6 +88,6 @@ EXERCISE = shared.exercise(
     "tiles are transposed. In fp16 p_t and ds_t are rounded once, right before their products, and everything else stays in float32.",
     more="Exercise 7.3 puts the middle of this kernel into a loop.",
     inputs=inputs,
-    rule="dv = pᵀ do and dk = scale · dsᵀ q, where p = exp(s − lse) and ds = p ∘ (dp − delta), with lse and delta along the queries",
+    rule="dv = pᵀ do and dk = scale · dsᵀ q, where p = exp(s − lse) and ds = p ∘ (dp − delta), with lse and delta along the queries, all in float32's digits",
     mistakes=MISTAKES,
 )

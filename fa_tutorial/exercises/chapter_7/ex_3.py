@@ -1,5 +1,3 @@
-import torch
-
 from fa_tutorial.exercises.chapter_7 import shared
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, load_tile, store_tile
@@ -46,39 +44,31 @@ Q, DO = "load_tile(q, b, h, start_m,", "load_tile(do, b, h, start_m,"
 SUM_DV, SUM_DK = "do_tile, dv_acc)", "q_tile, dk_acc)"
 MISTAKES = {
     shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
-    "dk gets the scale in every step and once more after the loop: once, after the loop": (SUM_DK, f"{SUM_DK} * scale"),
     "only the last block of queries counts: every block adds to what the earlier ones gave": [(SUM_DV, "do_tile)"), (SUM_DK, "q_tile)")],
-    "dv holds only what the last block of queries gave: dot(a, b, acc) adds to acc": (SUM_DV, "do_tile)"),
-    "dk holds only what the last block of queries gave: dot(a, b, acc) adds to acc": (SUM_DK, "q_tile)"),
     "scale is applied to dk in every step, so the earlier blocks get it again and again: apply it once, after the loop": [
         (SUM_DK, f"{SUM_DK} * scale"), ("dk_acc * scale", "dk_acc")],
     "every step reads the first rows of q and do: they start at start_m": [(Q, Q.replace("start_m", "0")), (DO, DO.replace("start_m", "0"))],
-    shared.SIGN: ("dp_t - delta[None, :]", "delta[None, :] - dp_t"),
-    shared.DELTA_OF_A_TILE: ("delta[None, :]", "tl.sum(p_t * dp_t, axis=0)[None, :]"),
     "every step reads the first rows of lse and delta: they start at start_m": ("offs_m = start_m + ", "offs_m = "),
     "the ragged last block of queries is left out: the loop goes on while start_m < S_q": (
         "range(0, S_q, BLOCK_M)", "range(0, S_q // BLOCK_M * BLOCK_M, BLOCK_M)"),
-    "the blocks of keys are counted by S_q: each head has tl.cdiv(S_k, BLOCK_N) of them": ("tl.cdiv(S_k, BLOCK_N)", "tl.cdiv(S_q, BLOCK_N)"),
 }  # fmt: skip
 
 
 @shared.with_fresh((16, 32, 16), ragged="ragged")
 def inputs():
-    yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", "one tile gives dv = pᵀ do and dk = scale · dsᵀ q, as in 7.2")
+    yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", "one tile gives dv and dk as in 7.2, in float32's digits")
     sums = (
         "dk and dv are sums over the blocks of queries, each added once, by acc = dot(a, b, acc): each step reads q, do, lse and delta from "
         "start_m on, and q and do have S_q rows, for the loop and for load_tile"
     )
-    stray = "a step's rows are start_m to start_m + BLOCK_M − 1"
-    yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two blocks of queries", sums, stray=stray)
+    yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two blocks of queries", sums)
     place = (
         "each head has tl.cdiv(S_k, BLOCK_N) programs, // H gives b, % H gives h, and its rows of lse and delta start at batch_head · S_q, "
         "where the mask compares start_m + tl.arange(0, BLOCK_M) with S_q"
     )
     yield shared.given((2, 2, 32, 16, 16), "B = H = 2, S_q = 32, S_k = 16", place)
-    keys = "a program's keys start at start_n and end at S_k, in k, v, dk and dv"
-    both = f"{keys}, and its lse and delta at batch_head · S_q, whichever block of keys it has"
-    yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", keys, stray=both)
+    keys = "a program's keys start at start_n and end at S_k, in k, v, dk and dv, and its lse and delta at batch_head · S_q"
+    yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", keys)
     yield shared.two_sizes()
     yield shared.several_heads("dk and dv")
     yield shared.narrow()
@@ -87,18 +77,13 @@ def inputs():
         "without other, may be anything"
     )
     yield from shared.ragged(last, shared.LOADED)
-    q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (48, 16, 16, 48))  # equal scores, so p = 1 / 16
-    do[:, :, 0], do[:, :, 16], do[:, :, 32] = 32768, 16, -32768
-    on = "fp16, equal scores, {} of the three blocks is {}"
-    yield shared.given(None, on.format("pᵀ do", "2048, 1 and −2048"), shared.SUMS, tensors=(q, k, v, do), near=0.1, edge="half")
-    q, v, do = q.clone(), v.clone(), torch.zeros_like(do)
+    q, k, v, do = shared.zeros(48)  # ds = ±1
     v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 16
-    q[:, :, 0], q[:, :, 16], q[:, :, 32] = 2048, 1, -2048
-    on = on.format("dsᵀ q", "±2048, ±1 and ∓2048")
+    for row, number in ((0, 2048), (16, 1), (32, -2048)):
+        q[:, :, row, 0], do[:, :, row, 1] = number, 16 * number
+    on = "fp16, equal scores, pᵀ do of the three blocks is 2048, 1 and −2048, and dsᵀ q ±2048, ±1 and ∓2048"
     yield shared.given(None, on, shared.SUMS, tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
-    yield shared.scaled_late()
-    yield shared.small_p()
-    yield shared.scaled_before_rounded()
+    yield from shared.rounding()
 
 
 EXERCISE = shared.exercise(
@@ -109,8 +94,7 @@ EXERCISE = shared.exercise(
         "What does every step need anew, and what stays? The loads of k and v and two zero accumulators come before the loop, the stores "
         "after it.",
         "A program's keys are found as chapter 5 found its rows: start_n = tl.program_id(0) % key_blocks * BLOCK_N, with key_blocks = "
-        "tl.cdiv(S_k, BLOCK_N).",
-        "dot(a, b, acc) returns acc + a @ b, so dv_acc = dot(p_t.to(do_tile.dtype), do_tile, dv_acc).",
+        "tl.cdiv(S_k, BLOCK_N). dot(a, b, acc) returns acc + a @ b.",
         "Past S_q, load_tile gives rows of zeros for q and do. lse and delta are yours to load: mask=offs_m < S_q, other=0.0.",
     ),
     solution=dkdv_loop_kernel,

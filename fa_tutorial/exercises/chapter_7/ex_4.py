@@ -54,8 +54,6 @@ def dkdv_kernel(
 
 START, FULL = "tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M", "tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) * BLOCK_M"
 MISTAKES = {
-    shared.NOT_IN_THE_STORE: ("dk_acc * scale", "dk_acc"),
-    shared.TWICE: ("dk_acc * scale", "dk_acc * scale * scale"),
     "the ragged last block of queries is left out: the loop goes on while start_m < S_q": (
         "range(full_m, S_q, BLOCK_M)", "range(full_m, S_q // BLOCK_M * BLOCK_M, BLOCK_M)"),
     "the mask is without S_k − S_q: query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key": (" - (S_k - S_q)", ""),
@@ -68,13 +66,9 @@ MISTAKES = {
     "first_m is rounded up: earlier queries of the block that holds query start_n + S_q − S_k are left out, and some see a key": (
         START, "tl.cdiv(tl.maximum(start_n + S_q - S_k, 0), BLOCK_M) * BLOCK_M"),
     "full_m isn't rounded up to a multiple of BLOCK_M, so both loops take some queries": (FULL, "tl.maximum(last_key + S_q - S_k, 0)"),
-    "first_m and full_m count blocks, and the loops count queries: multiply both by BLOCK_M": [
-        (START, START.removesuffix(" * BLOCK_M")), (FULL, FULL.removesuffix(" * BLOCK_M"))],
     "full_m is rounded down, and not every query of its block sees all of the keys: round it up": (
         FULL, "tl.maximum(last_key + S_q - S_k, 0) // BLOCK_M * BLOCK_M"),
     "blocks from full_m on count twice: the loop with the mask ends at full_m": ("range(first_m, full_m", "range(first_m, S_q"),
-    "full_m comes from the block's start: the block's last key decides which queries see all of its keys": (
-        FULL, FULL.replace("last_key", "start_n")),
 }  # fmt: skip
 
 
@@ -94,20 +88,20 @@ def two_loops(kernel, grid, *args, **meta):
                     "min(start_n + BLOCK_N, S_k) − 1")  # fmt: skip
 
 
-@shared.with_fresh((16, 32, 16), causal=True, ragged="lengths")
+@shared.with_fresh((16, 32, 16), causal="unseen", ragged="lengths")
 def inputs():
-    same = f"without IS_CAUSAL this is exercise 7.3, {shared.SUMS_OF_7_3}: the loop without a mask takes every query, and the loop with it none"
+    same = "without IS_CAUSAL this is exercise 7.3, dv = Σ pᵀ do and dk = scale · Σ dsᵀ q: the loop without a mask takes every query, and the loop with it none"
     yield shared.given((1, 1, 32, 16, 16), "no mask, S_q = 32, S_k = 16", same)
     yield shared.several_heads("dk and dv", blocks=(16, 16, 16))  # two blocks of keys: a program's number is no head's
     yield shared.causal(16, 16, "query i sees keys 0 to i: blocks of queries before full_m, a multiple of BLOCK_M, need the mask")
-    stray = shared.BEFORE_QUERY_0
+    stray = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
     yield shared.causal(1, 17, "the one query sees all keys: query i sees keys 0 to i + S_k − S_q", stray=stray)
     between = (
         "each block of queries from first_m on counts once, and is masked before full_m: first_m comes from the first key, full_m from "
         "the last, both multiples of BLOCK_M"
     )
-    for S, blocks in ((32, (16, 16, 16)), (48, (16, 16, 16)), (48, (32, 16, 16)), (48, (16, 32, 16))):
-        yield shared.causal(S, S, between, blocks=blocks)
+    for blocks in ((16, 16, 16), (32, 16, 16), (16, 32, 16)):
+        yield shared.causal(48, 48, between, blocks=blocks)
     yield shared.causal(17, 17, B=2, blocks=(16, 32, 16))
     yield shared.causal(16, 64, "query i sees keys 0 to i + S_k − S_q", "lengths", stray=stray)
     yield shared.causal(18, 18, "full_m comes from the last key: keys 16 and 17 are seen from query 17 on", "lengths")
@@ -117,7 +111,6 @@ def inputs():
     tensors[0][:, :, :32] = tensors[3][:, :, :32] = torch.nan  # whoever reads them gets NaN
     unseen = "blocks of queries that see none of the keys are not read: start with the block of the first that does"
     yield shared.causal(48, 16, unseen, "unseen", on=", so that rows 0 to 31 see no key, and hold NaN", tensors=tensors)
-    yield shared.scaled_before_rounded()
     for S_q, S_k in ((96, 96), (33, 33), (32, 96)):  # two_loops counts their masked tiles
         on = f"causal, S_q = {S_q}, S_k = {S_k}, BLOCK_M = 32, BLOCK_N = 16"
         yield shared.given((1, 1, S_q, S_k, 64), on, is_causal=True, blocks=(32, 16, 64), edge="loops")
@@ -135,7 +128,7 @@ EXERCISE = shared.exercise(
     },
     hints=(
         "Key j is first seen by query j − (S_k − S_q). What does that say about the block's first key, and what about its last?",
-        "first_m = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M: the block that holds the first query that sees the first key.",
+        "first_m = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M: the block that holds the first query that sees the first key. "
         "full_m comes from the last key, tl.minimum(start_n + BLOCK_N, S_k) - 1, rounded up: full_m = tl.cdiv(tl.maximum(…, 0), BLOCK_M) * "
         "BLOCK_M.",
         "The loop without a mask runs over range(full_m, S_q, BLOCK_M), the one with it over range(first_m, full_m, BLOCK_M).",

@@ -55,16 +55,12 @@ MISTAKES = {
     "dq is without the scale: dq = scale · ds k": ("acc * scale", "acc"),
     "dq is scaled twice: ds = p ∘ (dp − delta) is without the scale, and dq gets it once, at the end": (
         "ds.to(k_tile.dtype)", "(ds * scale).to(k_tile.dtype)"),
-    "scale is applied in every step, so the earlier tiles get it again and again: apply it once, after the loop": [
-        (SUM, f"{SUM} * scale"), ("acc * scale, b", "acc, b")],
     "lse and delta belong to the queries, but here they run along the keys": [
         ("lse[:, None]", "lse[None, :]"), ("delta[:, None]", "delta[None, :]")],
-    shared.SIGN: ("dp - delta[:, None]", "delta[:, None] - dp"),
     shared.DELTA_OF_A_TILE: ("delta[:, None]", "tl.sum(p * dp, axis=1)[:, None]"),
+    shared.TF32: (" dot(", " tl.dot("),
     shared.FP16: ("ds.to(k_tile.dtype), k_tile", "ds.to(tl.float16), k_tile.to(tl.float16)"),
     f"lse and delta are the key head's: {PLACE}": ("batch_head * S_q", "(b * H_k + h_k) * S_q"),
-    f"lse is the key head's: {PLACE}": ("lse_ptr + batch_head * S_q", "lse_ptr + (b * H_k + h_k) * S_q"),
-    f"delta is the key head's: {PLACE}": ("delta_ptr + batch_head * S_q", "delta_ptr + (b * H_k + h_k) * S_q"),
     "the mask is without S_k − S_q: query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key": (CAUSAL, "offs_n[None, :] <= offs_m[:, None]"),
     "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": (CAUSAL, CAUSAL.replace("<=", "<")),
     "rows that see nothing have lse = −inf, and −inf − (−inf) is NaN: mask p, not s": (
@@ -72,15 +68,13 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@shared.with_fresh((32, 16, 16), causal=True, ragged="ragged")
+@shared.with_fresh((32, 16, 16), causal="unseen", ragged="ragged")
 def inputs():
-    fits = "an offset is wrong, not a mask, because whole tiles fit here"
     one = "one tile gives dq = scale · ds k over all keys, in float32's digits, from ds = p ∘ (dp − delta), p = exp(s − lse), s = scale · q kᵀ and dp = do vᵀ"
-    yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one, stray=fits)
+    yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one)
     sums = "dq is a sum over the tiles of keys, each from start_n on, added once, by acc = dot(a, b, acc), and scaled once"
-    yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", sums, stray=fits)
-    rows = "a program's rows begin at start_m, for q, do, lse, delta and dq"
-    yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two programs", rows)
+    yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", sums)
+    yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two programs", "a program's rows begin at start_m, for q, do, lse, delta and dq")
     yield shared.two_sizes()
     yield shared.several_heads("dq", f"batch_head · S_q; {HEAD}")
     yield shared.grouped((1, 2, 2, 16, 16, 16), "H_q = 4, H_k = 2", f"{HEAD}; q, do, dq, lse and delta are head h's", stray=HEAD)
@@ -90,50 +84,35 @@ def inputs():
     yield causal(32, 32, "a block of rows walks over every tile that its last row sees", blocks=(32, 16, 16))
     yield causal(16, 32, f"query i sees keys 0 to i + S_k − S_q{whole}")
     yield causal(16, 32, B=2)
-    past = f"{shared.LOADED}; a head has tl.cdiv(S_q, BLOCK_M) row blocks"
-    yield shared.given((1, 1, 16, 20, 16), "S_k = 20, BLOCK_N = 16", "the last tile of keys may be ragged", edge="ragged")
-    yield shared.given((1, 1, 20, 16, 16), "S_q = 20, BLOCK_M = 16", "the last block of rows may be ragged", stray=past, edge="ragged")
+    yield from shared.ragged("the last block of rows may be ragged", f"{shared.LOADED}; a head has tl.cdiv(S_q, BLOCK_M) row blocks")
     short = "the row sees key 16, alone in the second tile: end_n is the first key that the last row does not see"
     yield causal(1, 17, short, "ragged")
     far = "row 0 does not see key 15, and row 1 does: a tile that only the last row sees whole needs the mask"
     yield causal(2, 16, far, "ragged")
     yield shared.large_logits()
+    yield shared.low_logits()
     tensors = q, k, _, _ = shared.draw(1, 1, 16, 16, 16)
     q[..., 0], q[:, :, 15, 0], k[:, :, 15], k[:, :, 15, 0] = 1, 0, 0, 400
     large = "a hidden key has p = 0, however large exp(s − lse) would be: choose with tl.where, because inf · 0 is NaN"
     on = ", key 15 with a score of 100 for the queries that do not see it"
     yield causal(16, 16, large, "range", on=on, tensors=tensors)
     q, k, v, do = shared.draw(1, 1, 16, 20, 16)
-    low = torch.ones_like(q), torch.full_like(k, -50.0), v, do
-    past = "a key past S_k has p = 0: its score would be 0, and exp(0 − lse) may be inf"
-    yield shared.given(None, "all logits −200, S_k = 20", past, tensors=low, edge="range")
-    yield shared.clamped()
-    q, k, v, do = (0.0 * x if x is q or x is k else x for x in (q, k, v, do))
-    q[..., 0], k[..., 0] = 2.0**126, -1  # powers of two, so that every order of the products is exact
+    low = torch.zeros_like(q), torch.zeros_like(k), v, do
+    low[0][..., 0], low[1][..., 0] = 2.0**126, -1  # powers of two, so that every order of the products is exact
     infinite = "what is hidden or past S_k has p = 0: any finite number in place of −∞ may be larger than the logits that are there"
-    yield shared.given(None, "all logits −2¹²⁶, S_k = 20", infinite, tensors=(q, k, v, do), scale=1.0, edge="range")
+    yield shared.given(None, "all logits −2¹²⁶, S_k = 20", infinite, tensors=low, scale=1.0, edge="range")
     first = "start_m + 1 + S_k − S_q may be negative, and no loop starts before key 0"
     nothing = "rows that see no key have dq = 0, and the kernel must write it"
     yield causal(40, 16, nothing, "unseen", on=", so that rows 0 to 23 see no key", stray=first)
-    q, k, v, do = shared.draw(1, 1, 48, 16, 16)
-    do[:, :, :32], do[:, :, 32:], v = 1e30 * do[:, :, :32], 1e-30 * do[:, :, 32:], 1e30 * v  # 0 · inf is NaN
-    unseen = "tiles that no row of the block sees are not read: end_n is min(start_m + BLOCK_M, S_q) + S_k − S_q"
-    on = ", where rows 0 to 31 see no key, and their dp would overflow"
-    yield causal(48, 16, unseen, "unseen", on=on, tensors=(q, k, v, do), stray=first)
-    short = "S_q = 1, S_k = 32, BLOCK_M = 32, BLOCK_N = 16"  # counting_tiles counts the tiles
-    yield shared.given((1, 1, 1, 32, 64), f"causal, {short}", unseen, is_causal=True, blocks=(32, 16, 64), edge="unseen")
-    yield shared.given(
-        (1, 1, 1, 32, 64), f"no mask, {short}", "the loop walks over the tiles of S_k keys", blocks=(32, 16, 64), edge="unseen"
-    )
-    yield shared.half_scores()
-    yield shared.scaled_late()
-    yield shared.small_p()
-    q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (16, 48, 48, 16))  # p = 1 / 48, and ds = ±1
+    for is_causal in (True, False):  # counting_tiles counts the tiles
+        on = f"{'causal' if is_causal else 'no mask'}, S_q = S_k = 36, BLOCK_M = 32, BLOCK_N = 16"
+        yield shared.given((1, 1, 36, 36, 64), on, is_causal=is_causal, blocks=(32, 16, 64), edge="unseen")
+    q, k, v, do = shared.zeros(16, 48)  # ds = ±1
     v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 48
     k[:, :, 0], k[:, :, 16], k[:, :, 32] = 2048, 1, -2048
     on = "fp16, equal scores, ds k of the three tiles is 2048, 1 and −2048"
     yield shared.given(None, on, shared.SUMS, tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
-    yield shared.scaled_before_rounded()
+    yield from shared.rounding()
 
 
 EXERCISE = shared.exercise(
@@ -151,8 +130,7 @@ EXERCISE = shared.exercise(
         "s = scale · q kᵀ, p = exp(s − lse[:, None]), dp = do vᵀ, ds = p ∘ (dp − delta[:, None]), dq += ds k, and scale · dq after the "
         "loop. The last product is acc = dot(ds.to(k_tile.dtype), k_tile, acc).",
         "Keys past S_k have k = 0, yet exp(0 − lse) overflows where all logits are very negative, and inf · 0 is NaN. tl.where(seen, …, "
-        "0.0) sets p to 0 there, and for hidden keys.",
-        "Causal: the loop ends at min(start_m + BLOCK_M, S_q) + S_k − S_q. A block that sees nothing takes no step, and still stores its "
+        "0.0) sets p to 0 there, and for hidden keys. Causal: the loop ends at min(start_m + BLOCK_M, S_q) + S_k − S_q. A block that sees nothing takes no step, and still stores its "
         "zeros.",
     ),
     solution=dq_kernel,

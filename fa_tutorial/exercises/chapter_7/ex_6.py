@@ -1,5 +1,3 @@
-import torch
-
 from fa_tutorial.exercises.chapter_7 import shared
 from fa_tutorial.exercises.harness_kernel import launched_by
 from fa_tutorial.matmul import tl, triton
@@ -54,20 +52,13 @@ P = "tl.where(here[:, None], tl.exp(s_t - lse[None, :]), 0.0)"
 PART = "scale * dot(tl.trans(ds_t), k_tile)"
 NO_MASK = "missing keys need a mask now, from key S_k on: all keys share dq, exp(0 − lse) may be inf, and inf · 0 is NaN, so put 0 for their p with tl.where"
 MISTAKES = {
-    shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
     NO_MASK: (P, "tl.exp(s_t - lse[None, :])"),
-    shared.SIGN: ("dp_t - delta[None, :]", "delta[None, :] - dp_t"),
-    shared.DELTA_OF_A_TILE: ("delta[None, :]", "tl.sum(p_t * dp_t, axis=0)[None, :]"),
     "a store overwrites what other programs have added: use tl.atomic_add": ("tl.atomic_add(", "tl.store("),
+    shared.TF32: (PART, PART.replace("dot", "tl.dot")),
     "dq is without the scale: dq = scale · ds k": (PART, "dot(tl.trans(ds_t), k_tile)"),
     "ds is not transposed for dq: dq = scale · ds k, and ds_t is the transpose of ds": (PART, "scale * dot(ds_t, k_tile)"),
     "dq's strides of batch and head are exchanged: a head's rows start at b · strides[0] + h · strides[1]": (
         "b * dq.strides[0] + h * dq.strides[1]", "b * dq.strides[1] + h * dq.strides[0]"),
-    "dq's strides of rows and columns are exchanged: a row is strides[2] after the one before, a column strides[3]": [
-        ("offs_m[:, None] * dq.strides[2]", "offs_m[:, None] * dq.strides[3]"), ("offs_d[None, :] * dq.strides[3]", "offs_d[None, :] * dq.strides[2]")],
-    "every step adds to the first rows of dq: its queries are start_m to start_m + BLOCK_M − 1": (
-        "offs_m[:, None] * dq", "tl.arange(0, BLOCK_M)[:, None] * dq"),
-    "every head adds to head 0 of dq: a head's rows start at b · strides[0] + h · strides[1]": (" + h * dq.strides[1]", ""),
     "each part of dq is rounded to the inputs' dtype before it is added: keep it in float32": ("places, dq_part,", "places, dq_part.to(k_tile.dtype),"),
 }  # fmt: skip
 
@@ -88,25 +79,15 @@ def inputs():
     yield shared.several_heads("dq, dk and dv", "batch_head · S_q, those of dq at b · dq.strides[0] + h · dq.strides[1]")
     yield shared.narrow()
     strides = "dq has four strides of its own, in dq.strides"
-    view = "dq a (B, D, H, S) tensor seen as (B, H, S, D), q not"
-    yield shared.given((1, 2, 16, 16, 16), view, strides, stray=strides, dq_layout="bdhs")
-    views = "the inputs (B, S, H, D) tensors seen as (B, H, S, D), dq not"
-    yield shared.given((1, 2, 16, 16, 16), views, strides, stray=strides, layouts=("bshd",) * 4)
-    past = f"{shared.LOADED}; mask the atomic add, too"
-    yield from shared.ragged("the last block of queries may be ragged", past)
-    q, k, v, do = shared.draw(1, 1, 16, 20, 16)
-    low = torch.ones_like(q), torch.full_like(k, -50.0), v, do
-    past = "a key past S_k has p = 0: its score would be 0, and exp(0 − lse) may be inf"
-    yield shared.given(None, "all logits −200, S_k = 20", past, tensors=low, edge="range")
-    yield shared.clamped()
-    q, k, v, do = (torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (16, 32, 32, 16))  # p = 1 / 32, and ds = ±1
+    yield shared.given((1, 2, 16, 16, 16), "dq a (B, D, H, S) tensor seen as (B, H, S, D), q not", strides, stray=strides, dq_layout="bdhs")
+    yield from shared.ragged("the last block of queries may be ragged", f"{shared.LOADED}; mask the atomic add, too")
+    yield shared.low_logits()
+    q, k, v, do = shared.zeros(16, 32)  # ds = ±1
     v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 32
     k[:, :, 0], k[:, :, 2], k[:, :, 16] = 2048, 1, -2048
     on = "fp16, equal scores, ds k of the two programs is 2049 and −2048"
     yield shared.given(None, on, "dq is float32, and so is each part of it", tensors=(q, k, v, do), scale=1.0, near=0.1, edge="half")
-    yield shared.scaled_late()
-    yield shared.small_p()
-    yield shared.scaled_before_rounded()
+    yield from shared.rounding()
 
 
 EXERCISE = shared.exercise(
@@ -120,9 +101,8 @@ EXERCISE = shared.exercise(
     },
     hints=(
         "Which of the step's tiles does dq need, and which shape must it have on the left of k_tile?",
-        "dq_part = scale * dot(tl.trans(ds_t), k_tile), after ds_t is rounded to the inputs' dtype. It has the rows offs_m.",
-        "The places are dq.ptr + b * dq.strides[0] + h * dq.strides[1] + offs_m[:, None] * dq.strides[2] + offs_d[None, :] * dq.strides[3].",
-        "tl.atomic_add(places, dq_part, mask=(offs_m[:, None] < S_q) & (offs_d[None, :] < D)).",
+        "dq_part = scale * dot(tl.trans(ds_t), k_tile), after ds_t is rounded to the inputs' dtype. It has the rows offs_m. Its places are dq.ptr + "
+        "b * dq.strides[0] + h * dq.strides[1] + offs_m[:, None] * dq.strides[2] + offs_d[None, :] * dq.strides[3], with offs_d below D.",
         "A key past S_k has a row of dk and dv to itself, which store_tile leaves out. Which of the three gradients does it share with the "
         "keys that are there, and what is its p where all logits are −200?",
     ),

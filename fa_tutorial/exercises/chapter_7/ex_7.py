@@ -1,9 +1,6 @@
-import torch
-
 from fa_tutorial.backward import add_to_dkdv
-from fa_tutorial.exercises.chapter_7 import ex_4, shared
+from fa_tutorial.exercises.chapter_7 import shared
 from fa_tutorial.exercises.chapter_7.shared import grouped
-from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import load_tile, store_tile
 
@@ -58,14 +55,11 @@ HEAD, ROW, LOOP = "h = h_k * GROUP + member", "row = (b * H_k * GROUP + h) * S_q
 OWN = "query heads h_k · GROUP to h_k · GROUP + GROUP − 1 read key head h_k"
 PLACE = "row i of query head h of batch b is (b · H_q + h) · S_q + i of lse and delta, H_q = H_k · GROUP"
 ZEROS = "        dk_acc = tl.zeros((BLOCK_N, BLOCK_D), dtype=tl.float32)\n"
-MISTAKES = dict([*ex_4.MISTAKES.items()][:3]) | {
+MISTAKES = {
     f"the group begins at query head h_k: {OWN}": (HEAD, "h = h_k + member"),
     f"the key heads are dealt out in turns: {OWN}": (HEAD, "h = member * H_k + h_k"),
-    f"every member is query head h_k: {OWN}": (HEAD, "h = h_k"),
     "both loops take q and do of head h_k: they belong to the query head, h": ("b, h, start_m", "b, h_k, start_m"),
     "only one query head counts: dk and dv are sums over the group": (LOOP, "for member in range(1):\n"),
-    "the group's last query head is left out: range(GROUP) takes members 0 to GROUP − 1": (LOOP, LOOP.replace("GROUP", "GROUP - 1")),
-    "the group's first query head is left out: range(GROUP) takes members 0 to GROUP − 1": (LOOP, LOOP.replace("GROUP", "1, GROUP")),
     "the sums begin anew with every query head: zeros come before the loop over the group": (
         LOOP, f"{LOOP}{ZEROS}{ZEROS.replace('dk_acc', 'dv_acc')}"),
     f"lse and delta are read as if a batch had H_k heads: {PLACE}": (ROW, "row = (b * H_k + h) * S_q"),
@@ -73,41 +67,26 @@ MISTAKES = dict([*ex_4.MISTAKES.items()][:3]) | {
 }  # fmt: skip
 
 
-@shared.kept
-def fixed():
-    yield shared.given((1, 1, 16, 16, 16), "one head, GROUP = 1", f"with GROUP = 1 the rest is exercise 7.4: {shared.SUMS_OF_7_3}")
-    yield grouped(
-        (1, 1, 2, 16, 16, 16),
-        "H_k = 1, GROUP = 2",
-        "dk and dv are sums over the query heads of the group, each with its own q, do, lse and delta",
+@shared.with_fresh((16, 32, 16), causal="causal")
+def inputs():
+    yield shared.given(
+        (1, 1, 16, 16, 16), "one head, GROUP = 1", "with GROUP = 1 the rest is exercise 7.4: dv = Σ pᵀ do and dk = scale · Σ dsᵀ q"
     )
+    sums = "dk and dv are sums over the query heads of the group, each with its own q, do, lse and delta"
+    yield grouped((1, 1, 2, 16, 16, 16), "H_k = 1, GROUP = 2", sums)
     yield grouped((1, 2, 3, 16, 16, 16), "H_k = 2, GROUP = 3", f"{OWN}, and k, v, dk and dv belong to the key head")
     both = "b and h_k come from H_k, the rows of lse and delta from H_q = H_k · GROUP"
-    stray = f"an offset is wrong: {both}"
-    yield grouped((2, 2, 3, 16, 32, 16), "B = 2, H_k = 2, GROUP = 3, S_k = 32, views", both, stray=stray, layouts=("bshd",) * 4)
+    yield grouped((2, 2, 3, 16, 32, 16), "B = 2, H_k = 2, GROUP = 3, S_k = 32, views", both, layouts=("bshd",) * 4)
     words = "causal, B = 2, H_k = 1, GROUP = 2, S_q = 40, S_k = 34"
     loops = "each query head takes both loops, with the borders and the mask of 7.4"
-    yield grouped((2, 1, 2, 40, 34, 16), words, loops, is_causal=True, stray=stray, edge="causal")
-    yield grouped(
-        (1, 1, 2, 16, 64, 16), "causal, H_k = 1, GROUP = 2, S_q = 16, S_k = 64", is_causal=True, stray=shared.BEFORE_QUERY_0, edge="causal"
-    )
+    yield grouped((2, 1, 2, 40, 34, 16), words, loops, is_causal=True, edge="causal")
     yield shared.causal(64, 64, shared.TWO_SIZES, "causal", blocks=(16, 32, 16))
-    yield shared.half_scores()
-    yield shared.scaled_before_rounded()
-    q, k, v, do = (torch.zeros(1, H, 16, 16, dtype=torch.float16) for H in (3, 1, 1, 3))  # equal scores, so p = 1 / 16
+    q, k, v, do = shared.zeros()
+    q, do = q.repeat(1, 3, 1, 1), do.repeat(1, 3, 1, 1)
     do[:, 0, 0], do[:, 1, 0], do[:, 2, 0] = 32768, 16, -32768
     on = "fp16, equal scores, pᵀ do of the three query heads is 2048, 1 and −2048"
     sums = "the sums over the group are kept in float32, too: fp16 has no 2,049"
     yield shared.given(None, on, sums, tensors=(q, k, v, do), near=0.1, edge="half")
-
-
-def inputs():
-    yield from fixed()
-    random = generator()
-    for sizes, is_causal in (((1, 2, 2, 17, 31, 20), False), ((2, 2, 3, 24, 19, 16), True)):
-        on = f"{'causal' if is_causal else 'full'}, views, (B, H_k, GROUP, S_q, S_k, D) = {sizes}"
-        yield grouped(sizes, on, "each tensor has its own four strides", random, is_causal=is_causal, blocks=(16, 16, 32), fresh=True,
-                      edge="causal" if is_causal else "", layouts=("bshd", "bhds", "bhsd", "bdhs"))  # fmt: skip
 
 
 EXERCISE = shared.exercise(

@@ -1,10 +1,12 @@
+import inspect
+
 import torch
 
-from fa_tutorial import backward, forward
-from fa_tutorial.exercises.chapter_7.function import NAMES, FunctionExercise, by_apply, runs_forward_again
+from fa_tutorial import backward, forward, hardware
 from fa_tutorial.exercises.chapter_7.shared import Given, draw
-from fa_tutorial.exercises.harness import case
+from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
+from fa_tutorial.exercises.running import NotAttempted, Wrong, kind, show, written_once
 
 
 def launch_backward(q, k, v, o, do, lse, is_causal, scale):
@@ -31,22 +33,59 @@ class FlashAttention(torch.autograd.Function):
 
 
 FORWARD, BACKWARD = "flash_forward(q, k, v, is_causal, scale)", "launch_backward(q, k, v, o, do, lse, ctx.is_causal, ctx.scale)"
-ORDER = "the gradients come in the order of forward's arguments, dq, dk, dv, and here they come as"
 MISTAKES = {
     "is_causal does not reach launch_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.is_causal", "False")),
-    "launch_backward gets is_causal = True in every call: keep is_causal on ctx": (BACKWARD, BACKWARD.replace("ctx.is_causal", "True")),
-    "flash_forward gets is_causal = True in every call: pass is_causal on": (FORWARD, FORWARD.replace("is_causal", "True")),
     "scale does not reach launch_backward: keep it on ctx": (BACKWARD, BACKWARD.replace("ctx.scale", "q.shape[-1] ** -0.5")),
     "is_causal does not reach flash_forward: pass it on": (FORWARD, FORWARD.replace("is_causal", "False")),
-    "scale does not reach flash_forward: pass it on": (FORWARD, FORWARD.replace("scale", "q.shape[-1] ** -0.5")),
-    f"{ORDER} dk, dv, dq": ("return dq, dk, dv,", "return dk, dv, dq,"),
-    f"{ORDER} dq, dv, dk": ("return dq, dk, dv,", "return dq, dv, dk,"),
-    f"{ORDER} dk, dq, dv": ("return dq, dk, dv,", "return dk, dq, dv,"),
+    "the gradients come in the order of forward's arguments, dq, dk, dv, and here they come as dq, dv, dk": ("return dq, dk, dv,", "return dq, dv, dk,"),
     "launch_backward gets o and do in the wrong order: its fourth and fifth arguments are o, do": (BACKWARD, BACKWARD.replace("o, do,", "do, o,")),
     "dq and dk are multiplied by scale, which launch_backward has already done": (
         "return dq, dk,", "return ctx.scale * dq, ctx.scale * dk,"),
     "do does not reach launch_backward: the gradients are those of o.sum()": (BACKWARD, BACKWARD.replace("do,", "torch.ones_like(o),")),
 }  # fmt: skip
+
+
+def by_apply(answer):
+    """(q, k, v, do, is_causal, scale) -> o, dq, dk, dv, for the harness. Its `fn` is where a line of the reader's code is looked for."""
+    if not inspect.isclass(answer) or not issubclass(answer, torch.autograd.Function):
+        raise Wrong(f"a subclass of torch.autograd.Function is wanted: pass the class itself, not {show(answer)}")
+    try:
+        answer.forward(*[None] * 6)
+    except NotImplementedError:
+        raise NotAttempted from None
+    except Exception:
+        pass
+
+    def applied(q, k, v, do, is_causal, scale):
+        leaves = [x.to(hardware.device()).requires_grad_() for x in (q, k, v)]
+        o = answer.apply(*leaves, is_causal, scale)
+        if not isinstance(o, torch.Tensor):
+            raise Wrong(f"forward returns {kind(o)}: o alone is the result, lse goes to save_for_backward")
+        do = do[written_once(do.stride())].to(o.device).expand(do.shape)  # its strides of 0 on a GPU too
+        return o, *torch.autograd.grad(o, leaves, do, allow_unused=True)
+
+    applied.fn, applied.__name__, applied.__module__ = answer.backward, answer.__name__, answer.__module__
+    return applied
+
+
+def refused(answer):
+    """What a right result must not hide: what is kept for backward, and a second derivative."""
+    H, S, D = 1, 24, 4
+    leaves = [x.to(hardware.device()).requires_grad_() for x in draw(1, H, S, S, D)[:3]]
+    saved = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
+        o = answer.apply(*leaves, False, 0.5)
+    if sum(x.numel() for x in saved) != H * S * (4 * D + 1):
+        shapes = ", ".join(str(tuple(x.shape)) for x in saved) or "none"
+        return f"save_for_backward gets other tensors than q, k, v, o and lse: with S_q = S_k = {S} and D = {D} the shapes are {shapes}"
+    loss = (o * o).sum()
+    try:
+        gradients = torch.autograd.grad(loss, leaves, create_graph=True)
+        (loss + sum((x * x).sum() for x in gradients)).backward()
+    except RuntimeError:
+        return ""
+    return ("a second derivative is silently wrong: with create_graph=True the kernels' gradients count as constants. "
+            "@once_differentiable, between @staticmethod and backward, raises a RuntimeError there")  # fmt: skip
 
 
 def truth(q, k, v, do, is_causal, scale):
@@ -63,27 +102,23 @@ def tolerance(args, part):
 
 
 def inputs():
-    def attention(sizes, on, otherwise="", do=None, is_causal=False, scale=None, random=None, dtype=torch.float32, **options):
+    def attention(sizes, on, otherwise="", is_causal=False, scale=0.5, random=None, dtype=torch.float32, do=lambda do: do, **options):
         q, k, v, weight = (x.to(dtype) for x in draw(*sizes, random))
-        do = weight if do is None else do(weight)
-        return case(q, k, v, do, is_causal, sizes[4] ** -0.5 if scale is None else scale, on=on, otherwise=otherwise, **options)
+        return case(q, k, v, do(weight), is_causal, scale, on=on, otherwise=otherwise, **options)
 
-    small = (1, 1, 4, 4, 4)
+    small, random = (1, 1, 4, 4, 4), generator()
     yield attention(small, "S_q = S_k = D = 4", "launch_backward(q, k, v, o, do, lse, is_causal, scale) gives dq, dk, dv")
-    yield attention(small, "is_causal = True, scale = 1", "is_causal and scale reach forward and backward", is_causal=True, scale=1.0)
-    any_strides = "do may have any strides"
-    yield attention(
-        small, "o.sum().backward(), where do has strides of 0", any_strides, lambda do: torch.ones(()).expand(do.shape), edge="strides"
-    )
-    yield attention((2, 2, 4, 4, 4), "do a (B, S, H, D) tensor seen as (B, H, S, D)", any_strides,
-                    lambda do: do.transpose(1, 2).contiguous().transpose(1, 2), edge="strides")  # fmt: skip
-    random = generator()
+    yield attention(small, "is_causal = True, scale = 1", "is_causal and scale reach forward and backward", True, 1.0)
+    summed = "o.sum().backward(), where do has strides of 0"
+    yield attention(small, summed, do=lambda do: torch.ones(()).expand(do.shape), edge="strides")
+    view = "do a (B, S, H, D) tensor seen as (B, H, S, D)"
+    yield attention((2, 2, 4, 4, 4), view, do=lambda do: do.transpose(1, 2).contiguous().transpose(1, 2), edge="strides")
     for sizes, dtype, is_causal in (((2, 1, 5, 3, 8), torch.float32, True), ((1, 1, 5, 9, 20), torch.float16, False)):
         on = f"{str(dtype).removeprefix('torch.')}, (B, H, S_q, S_k, D) = {sizes}, is_causal = {is_causal}"
-        yield attention(sizes, on, is_causal=is_causal, scale=0.3, random=random, dtype=dtype, fresh=True)
+        yield attention(sizes, on, "", is_causal, 0.3, random, dtype, fresh=True)
 
 
-EXERCISE = FunctionExercise(
+EXERCISE = Exercise(
     task="Join the forward and the backward kernels in a torch.autograd.Function.",
     conditions={"strides": "do may have any strides, 0 after o.sum().backward()"},
     hints=(
@@ -102,8 +137,8 @@ EXERCISE = FunctionExercise(
     truth=truth,
     rule="o is attention with is_causal and scale, and its gradients are dq, dk and dv, in this order",
     adapt=by_apply,
-    note=runs_forward_again,
+    refused=refused,
     mistakes=MISTAKES,
-    parts=("o", *NAMES),
+    parts=("o", "dq", "dk", "dv"),
     tolerance=tolerance,
 )

@@ -3,64 +3,24 @@
 import functools
 from dataclasses import dataclass
 from functools import cached_property
-from unittest import mock
 
 import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises import harness_kernel
 from fa_tutorial.exercises.forward_cases import WIDENED, strides_of, widens
-from fa_tutorial.exercises.harness import Exercise, case, judge
+from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.running import INF, Wrong
+from fa_tutorial.exercises.running import INF
 
 HALF = "with fp16 and bf16, only the operands of a product have 16 bits: the rest is float32, including the scaling and the p in ds"
-SIGN = "the sign of ds is turned: ds = p ∘ (dp − delta)"
 DELTA_OF_A_TILE = "delta is summed over one tile of keys, and a row's delta takes all of its keys: it was computed before, so load it"
 NO_SCALE = "dk is without the scale: dk = scale · dsᵀ q"
-NOT_IN_THE_STORE = "dk is without the scale: add_to_dkdv leaves it out, so it belongs into the store"
-TWICE = "dk is scaled twice: add_to_dkdv leaves the scale out, so once, in the store, is enough"
-AND_IN_DS = "dk is scaled twice: ds = p ∘ (dp − delta) is without the scale, and dk gets it once, at the end"
-SUMS_OF_7_3 = "dv = Σ pᵀ do and dk = scale · Σ dsᵀ q"
-BEFORE_QUERY_0 = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
 FP16 = "the products take fp16 tiles for every dtype, and fp32 loses digits: round p and ds to the dtype of the tile that each is multiplied by"
 LOADED = "rows past S_q are loaded: load_tile takes S_q for q and do, and lse and delta take the mask offs_m < S_q"
-TF32 = (
-    'fp32 is multiplied in TF32, which has 11 bits of float32\'s 24: use dot, or pass input_precision="ieee" to tl.dot; the rest is right'
-)
+TF32 = 'fp32 is multiplied in TF32, which has 11 bits of float32\'s 24: use dot, or pass input_precision="ieee" to tl.dot'
 SUMS = "the sums over blocks are kept in float32: fp16 has no 2,049"
-
-
-def does_again(kernel, outputs, causal, grouped):
-    """A note on a kernel that loads what stays more than once, or multiplies more than it need, "" for none. Only the interpreter shows it."""
-    if not hardware.interpreter_on():
-        return ""
-    queries, keys = (16, 32) if outputs == ("dq",) else (32, 16)
-    (q, _, _, do), (_, k, v, _) = draw(1, 1 + grouped, queries, keys, 16), draw(1, 1, queries, keys, 16)
-    launch = Given(q, k, v, do).launch(outputs, False, causal, grouped)
-    _, trace = harness_kernel.results(kernel, launch, kernel, "", "", once=True)
-    if trace.again.split(" ")[0] in (("q", "do", "lse", "delta") if outputs == ("dq",) else ("k", "v")):
-        why = "serves the whole group, so load it before the loop over the query heads" if grouped else "stays, so load it before the loop"
-        return f"{trace.again}: it {why}"
-    if len(outputs) == 3 and trace.dots > 10:
-        return f"a step takes {trace.dots // 2} matmuls, and five are enough: ds_t, transposed, is the ds that dq needs"
-    return ""
-
-
-def transposes(kernel):
-    """A note on a kernel of 7.2 that transposes a computed tile, "" for none. Only the interpreter shows it."""
-    if not hardware.interpreter_on():
-        return ""
-    from triton.runtime.interpreter import interpreter_builder as builder
-
-    launch = Given(*draw(1, 1, 16, 32, 64), blocks=(16, 32, 64)).launch(("dk", "dv"), True, False, False)
-    shapes, trans = [], builder.create_trans
-    with mock.patch.object(builder, "create_trans", lambda x, *order: shapes.append(x.data.shape) or trans(x, *order)):
-        harness_kernel.results(kernel, launch, kernel, "", "", once=True)
-    if {(16, 32), (32, 16)} & set(shapes):  # a loaded tile has 64 columns
-        return "a computed tile is transposed: s_t = scale · k qᵀ and dp_t = v doᵀ need only q and do transposed"
-    return ""
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,32 +110,11 @@ def gradients(given: Given, dtype: torch.dtype = torch.float64, size: bool = Fal
     return {"dq": given.scale * ds @ k, "dk": given.scale * dk, "dv": dv}
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class BackwardExercise(Exercise):
-    """An Exercise whose kernel is also judged with exact products, where TF32 rounded some: if nothing else is wrong, it is told."""
-
-    def grade(self, answer):
-        # in the interpreter, which is told to round as tensor cores do
-        with mock.patch.object(harness_kernel, "rounded_to_tf32", side_effect=harness_kernel.rounded_to_tf32) as rounded:
-            try:
-                return judge(self, answer)
-            except Wrong as wrong:
-                if not rounded.called:
-                    raise
-                told = wrong
-        try:
-            with mock.patch.object(harness_kernel, "rounded_to_tf32", side_effect=lambda tile: tile):
-                judge(self, answer)
-        except Wrong:
-            raise told from None
-        raise Wrong(TF32)
-
-
 OVERLAP = "programs store to one another's rows: where do a program's rows start, and which are its b and h?"
 
 
 def exercise(outputs, one_tile=False, causal=False, grouped=False, overlap=OVERLAP, **words):
-    """A BackwardExercise whose kernel gives these gradients."""
+    """An Exercise whose kernel gives these gradients."""
 
     def refused(kernel):
         half = Given(*(x.half() for x in draw(1, 1, 16, 16, 16)))
@@ -183,14 +122,18 @@ def exercise(outputs, one_tile=False, causal=False, grouped=False, overlap=OVERL
         return slow if widens(kernel, half.launch(outputs, one_tile, causal, grouped)) else ""
 
     def note(kernel):
-        return transposes(kernel) if one_tile else does_again(kernel, outputs, causal, grouped)
+        """What one program loads again, although it stays: k and v of a block of keys, or q, do, lse and delta of a block of queries."""
+        q, k, v, do = draw(1, 1, *((16, 32) if outputs == ("dq",) else (32, 16)), 16)
+        launch = Given(q.repeat(1, 1 + grouped, 1, 1), k, v, do.repeat(1, 1 + grouped, 1, 1)).launch(outputs, one_tile, causal, grouped)
+        again = hardware.interpreter_on() and harness_kernel.results(kernel, launch, kernel, "", "", once=True)[1].again
+        return f"{again}: it stays, so load it before the loop" if again else ""
 
-    return BackwardExercise(
+    return Exercise(
         truth=lambda given: tuple(given.right[name] for name in outputs),
         launch=lambda given: given.launch(outputs, one_tile, causal, grouped),
         tolerance=lambda args, part: (1e-5, args[0].atol[part]),
         refused=refused,
-        note=note,
+        note=None if one_tile else note,
         seen={"overlap": overlap, "stored_again": "sum in registers, and store after the loop"},
         **words,
     )
@@ -201,8 +144,9 @@ def kept(cases):
     return functools.cache(lambda: tuple(cases()))
 
 
-def with_fresh(blocks, causal=False, ragged=""):
-    """Decorates the inputs of an exercise, which are then kept, and adds fresh ones. ragged: the edge of odd lengths."""
+def with_fresh(blocks, causal="", ragged=""):
+    """Decorates the inputs of an exercise, which are then kept, and adds fresh ones. causal, ragged: the edges of causal inputs that have
+    rows which see nothing, and of odd lengths."""
 
     def decorate(inputs):
         fixed = kept(inputs)
@@ -222,20 +166,18 @@ def given(sizes, on, otherwise="", *, tensors=None, edge="", fresh=False, stray=
     return case(Given(*(tensors or draw(*sizes)), **options), on=on, otherwise=otherwise, edge=edge, fresh=fresh, stray=stray)
 
 
-def grouped(sizes, on, otherwise="", random=None, **options):
+def grouped(sizes, on, otherwise="", **options):
     """A case of B, H_k, GROUP, S_q, S_k, D."""
     B, H_k, group, *rest = sizes
-    q, _, _, do = draw(B, H_k * group, *rest, random)
-    _, k, v, _ = draw(B, H_k, *rest, random)
+    q, _, _, do = draw(B, H_k * group, *rest)
+    _, k, v, _ = draw(B, H_k, *rest)
     return given(None, on, otherwise, tensors=(q, k, v, do), **options)
 
 
 def several_heads(outputs, rows="batch_head · S_q", blocks=(16, 32, 16)):
     """S_q is not S_k, so that rows of lse and delta which are found by S_k show."""
-    place = f"a head's number is b · H + h: // H gives b, % H gives h, for {outputs} too, " \
-        f"and its rows of lse and delta start at {rows}"  # fmt: skip
-    stray = f"an offset is wrong, for example with batch and head exchanged: {place}"
-    return given((2, 2, 16, 32, 16), "B = H = 2, S_q = 16, S_k = 32", place, stray=stray, blocks=blocks)
+    place = f"a head's number is b · H + h: // H gives b, % H gives h, for {outputs} too, and its rows of lse and delta start at {rows}"
+    return given((2, 2, 16, 32, 16), "B = H = 2, S_q = 16, S_k = 32", place, blocks=blocks)
 
 
 TWO_SIZES = "a block has BLOCK_M queries or BLOCK_N keys: start_m counts by BLOCK_M, start_n by BLOCK_N"
@@ -264,72 +206,61 @@ def narrow():
     return given((1, 1, 16, 16, 12), "D = 12, BLOCK_D = 16, scale = 0.5", "D may be less than BLOCK_D", scale=0.5)
 
 
-def clamped():
-    """Keys past S_k would have exp(0 − lse) = inf; clamped to 1, it gives ds = −131,072, which is −∞ in fp16."""
-    q, k, v, do = (torch.ones(1, 1, S, 16, dtype=torch.float16) for S in (16, 20, 20, 16))
-    on = "fp16, all logits −200, S_k = 20, delta = 131072"
-    rule = "a key past S_k has p = 0, not 1: with its dp of 0, ds = −p · delta may be −∞ in fp16, and −∞ · 0 is NaN"
-    return given(None, on, rule, tensors=(q, -50 * k, 32 * v, 256 * do), edge="range")
-
-
 def large_logits():
     _, _, v, do = draw(1, 1, 16, 16, 16)
     one_step = "exp(s − lse) is at most 1: compute it in one step, because exp(s) may overflow"
-    tensors = torch.ones_like(v), torch.full_like(v, 50.0), v, do
-    return given(None, "all logits 200", one_step, tensors=tensors, edge="range")
+    return given(None, "all logits 200", one_step, tensors=(torch.ones_like(v), torch.full_like(v, 50.0), v, do), edge="range")
 
 
-def small_p():
-    """Key 15 has p = 2e-8, which is 0 in fp16, and dp = 32,768."""
-    q, k, v, do = (torch.zeros(1, 1, 16, 16, dtype=torch.float16) for _ in range(4))
-    q[..., 0], k[:, :, 15, 0], v[:, :, 15, 0], do[..., 0] = 1, -15, 32768, 1
-    rule = "p is rounded to fp16 right before its product, and ds is computed from the p that isn't rounded"
-    return given(None, "fp16, a p of 2e-8, which fp16 rounds to 0", rule, tensors=(q, k, v, do), scale=1.0, edge="half")
+def low_logits():
+    q, k, v, do = draw(1, 1, 16, 20, 16)
+    past = "a key past S_k has p = 0: exp(0 − lse) may be inf, and inf · 0 is NaN, so choose with tl.where"
+    low = torch.ones_like(q), torch.full_like(k, -50.0), v, do
+    return given(None, "all logits −200, S_k = 20", past, tensors=low, edge="range")
 
 
-def half_scores():
-    """s is near 2,080 and dp near 2,050, where fp16 numbers are further apart than a row's scores."""
-    tensors = draw(1, 1, 16, 16, 16)
+def zeros(S_q=16, S_k=16):
+    """q, k, v, do in fp16: all scores are 0, so p = 1 / S_k."""
+    return [torch.zeros(1, 1, S, 16, dtype=torch.float16) for S in (S_q, S_k, S_k, S_q)]
+
+
+def rounding():
+    """What stays float32 in a step: the scores, dp and delta, the p in ds, and the scaling of a gradient."""
+    tensors = draw(1, 1, 16, 16, 16)  # s is near 2,080 and dp near 2,050, where fp16 numbers are further apart than a row's scores
     for x, first in zip(tensors, (256, 260, 1367, 1.5), strict=True):
         x[..., 0] = first
     on = "fp16, q kᵀ near 66,560 before it is scaled, s near 2,080, dp and delta near 2,050"
     rule = "s, dp and delta are kept in float32: fp16 numbers are 2 apart from 2,048 on, and end at 65,504"
-    return given(None, on, rule, tensors=[x.half() for x in tensors], scale=2.0**-5, edge="half")
-
-
-def scaled_late():
-    """All scores are 0, one column of dq is 0, and one of dk, and not if q or k is scaled and rounded before its product."""
-    q, k, v, do = (torch.zeros(1, 1, 16, 16, dtype=torch.float16) for _ in range(4))
+    yield given(None, on, rule, tensors=[x.half() for x in tensors], scale=2.0**-5, edge="half")
+    q, k, v, do = zeros()  # ds is ±1, + + − + over the queries, + + − − over the keys
     q[..., 0], q[..., 1], k[:, :, ::2, 0], k[:, :, ::2, 1] = 5, -1, 4096, 20480
-    numbers = torch.tensor([4096, 16384, 20480, 0]).repeat(4)  # ds is ±1, + + − + over the queries, + + − − over the keys
-    q[..., 2] = k[..., 3] = numbers
+    q[..., 2] = k[..., 3] = torch.tensor([4096, 16384, 20480, 0]).repeat(4)
     do[..., 0], v[..., 0] = (torch.tensor(x).repeat(4) for x in ([16, 16, -16, 16], [1, 1, -1, -1]))
     on = "fp16, scale = 0.3, sums of 0 such as 5 · 4096 − 20480 in s, and 4096 + 16384 − 20480 in dk and dq"
     rule = "in s, dk and dq, q and k are multiplied as they are, and then scaled, because 0.3 · 4096 is no fp16 number"
-    return given(None, on, rule, tensors=(q, k, v, do), scale=0.3, near=0.1, edge="half")
-
-
-def scaled_before_rounded():
-    """dsᵀ q is ±262,144 and ds k 131,072, which fp16 doesn't have; with the scale they are ±16,384 and 8,192."""
-    q, k, v, do = (torch.zeros(1, 1, 16, 16, dtype=torch.float16) for _ in range(4))  # scores of 0, so p = 1 / 16
+    yield given(None, on, rule, tensors=(q, k, v, do), scale=0.3, near=0.1, edge="half")
+    q, k, v, do = zeros()  # key 15 has p = 2e-8, which is 0 in fp16, and dp = 32,768
+    q[..., 0], k[:, :, 15, 0], v[:, :, 15, 0], do[..., 0] = 1, -15, 32768, 1
+    rule = "p is rounded to fp16 right before its product, and ds is computed from the p that isn't rounded"
+    yield given(None, "fp16, a p of 2e-8, which fp16 rounds to 0", rule, tensors=(q, k, v, do), scale=1.0, edge="half")
+    q, k, v, do = zeros()
     q[..., 0], k[:, :, ::2, 1], do[..., 0] = 4096, 4096, 64
     v[:, :, 0::2, 0], v[:, :, 1::2, 0] = 1, -1
     on = "fp16, scale = 1/16, dsᵀ q = ±262144 and ds k = 131072"
     rule = "dk and dq are scaled in float32, and then rounded once, because fp16 ends at 65,504"
-    return given(None, on, rule, tensors=(q, k, v, do), scale=2.0**-4, edge="half")
+    yield given(None, on, rule, tensors=(q, k, v, do), scale=2.0**-4, edge="half")
 
 
 def _fresh(blocks, causal, ragged):
     """Random values, in views."""
     random = generator()
     cases = [((1, 2, *blocks), torch.float32, False, blocks, "", 1),
-             ((1, 1, 1, 1, 1), torch.float32, causal, (16, 16, 16), ragged, 1),
              ((1, 2, 17, 31, 40), torch.float32, False, (32, 32, 64), ragged, 3),
-             ((1, 1, 17, 24, 20), torch.float16, causal, (32, 32, 32), "half", 1)]  # fmt: skip
+             ((1, 1, 17, 24, 20), torch.float16, bool(causal), (32, 32, 32), "half", 1)]  # fmt: skip
     if causal:
-        cases.append(((2, 1, 21, 19, 16), torch.float32, True, blocks, "unseen", 3))
+        cases.append(((2, 1, 21, 19, 16), torch.float32, True, blocks, causal, 3))
     if hardware.device().type == "cuda":  # the interpreter's bf16 is wrong
-        cases.append(((1, 2, 40, 50, 40), torch.bfloat16, causal, (16, 32, 64), "half", 1))
+        cases.append(((1, 2, 40, 50, 40), torch.bfloat16, bool(causal), (16, 32, 64), "half", 1))
     for sizes, dtype, is_causal, tiles, edge, factor in cases:
         on = f"{str(dtype).removeprefix('torch.')}, {'causal' if is_causal else 'full'}, views, (B, H, S_q, S_k, D) = {sizes}"
         yield given(None, on, "each tensor has its own four strides: load_tile takes them from its Heads", edge=edge, fresh=True, blocks=tiles,

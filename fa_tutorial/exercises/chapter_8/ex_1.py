@@ -18,17 +18,13 @@ UP, THREADS, MORE = "-(-registers // 8) * 8", "32 * num_warps", "more = programs
 REGISTERS, SHARED = "65_536 // (rounded * threads)", "233_472 // (shared_bytes + 1024)"
 MOST_REGISTERS, MOST_BYTES = "65_536 // (more * threads) // 8 * 8", "233_472 // more - 1024"
 REGISTERS_LESS, BYTES_LESS = "max(0, registers - most_registers)", "max(0, shared_bytes - most_bytes)"
-DOWN = (MOST_REGISTERS, "65_536 // (more * threads)")
 MISTAKES = {
-    "registers are not rounded up: a thread's come in eights, also those that it may keep": [(UP, "registers"), DOWN],
+    "registers are not rounded up: a thread's come in eights, also those that it may keep": [
+        (UP, "registers"), (MOST_REGISTERS, "65_536 // (more * threads)")],
     "1 KiB is missing: each program costs that much shared memory on top of its own": [
         (SHARED, "233_472 // shared_bytes"), (MOST_BYTES, "233_472 // more")],
-    "what a program may keep is a whole number of bytes: divide with //": (MOST_BYTES, "233_472 / more - 1024"),
-    "the extra 1,024 bytes are paid by each program, not once for all of them": [
-        (SHARED, "(233_472 - 1024) // shared_bytes"), (MOST_BYTES, "(233_472 - 1024) // more")],
     "registers are counted once per warp: each of its 32 threads needs them": (THREADS, "num_warps"),
     "that is the larger of the two numbers: a program needs both registers and shared memory": ("= min(", "= max("),
-    "registers that are a multiple of 8 already are rounded up to the next: 128 stay 128": (UP, "(registers // 8 + 1) * 8"),
     "the programs that fit already give up nothing: it is asked for one more than those": (MORE, "more = programs"),
     "each of the two is asked for one program more than it allows by itself: ask both for one more than fit": [
         (MOST_REGISTERS, f"65_536 // (({REGISTERS} + 1) * threads) // 8 * 8"), (MOST_BYTES, f"233_472 // ({SHARED} + 1) - 1024")],
@@ -50,39 +46,23 @@ def truth(num_warps, registers, shared_bytes):
     return programs, fewer, max(0, math.ceil(missing / (programs + 1)))
 
 
-def rules(programs, registers="nothing", shared="nothing"):
-    return {"programs": programs, "registers_less": registers, "bytes_less": shared}
+RULES = {
+    "programs": "as many fit as both the 65,536 registers and the 233,472 bytes allow: a thread's registers are rounded up to a multiple of 8, "
+    "and each program takes 1,024 bytes beside its own",
+    "registers_less": "the registers are shared by one program more than fit, and what each thread may keep is rounded down to a multiple of 8",
+    "bytes_less": "the bytes are shared by one program more than fit, rounded down, and 1,024 of each are on top of its own",
+}
 
 
 def inputs():
-    enough = "the registers have room for one more: 0"
-    yield case(4, 130, 57_344, otherwise=rules(
-        "130 registers are rounded up to 136, and allow 3 programs of 4 warps", "four programs of 128 threads share 65,536: 128 for each thread",
-        "four times 57,344 + 1,024 bytes are 233,472, which is all that an SM has: a fourth fits"))  # fmt: skip
-    yield case(4, 128, 57_000, otherwise=rules(
-        "128 registers allow 4 programs of 4 warps, and 57,000 bytes allow 4", "here both are scarce: five programs of 128 threads share 65,536, 102 for each thread, rounded "
-        "down to 96", "five programs share 233,472 bytes, rounded down: 46,694 for each, 1,024 of them on top of its own"))  # fmt: skip
-    yield case(4, 106, 57_400, otherwise=rules(
-        "four programs of 57,400 + 1,024 bytes need 233,696: too much by 224", enough, "a fourth misses by 224 bytes in all, 56 for each"))  # fmt: skip
-    yield case(8, 248, 1_024, otherwise=rules(
-        "8 warps of 32 threads with 248 registers each need 63,488 registers", "two programs of 256 threads share 65,536: 128 for each thread",
-        "shared memory has room for one more: 0"))  # fmt: skip
-    yield case(8, 41, 1_024, otherwise=rules(
-        "41 registers are rounded up to 48: 5 programs of 256 threads", "six programs of 256 threads share 65,536: 42 each, rounded down to 40",
-        "shared memory has room for one more: 0"))  # fmt: skip
-    yield case(4, 64, 116_736, otherwise=rules("two programs of 114 KiB need 2 KiB more", enough, "each of two must give up 1,024 bytes"))
-    yield case(4, 64, 38_000, otherwise=rules(
-        "each of five programs needs 1,024 bytes more, and a sixth has no room", enough, "six programs share 233,472 bytes: 38,912 for each"))  # fmt: skip
-    yield case(4, 64, 57_350, otherwise=rules("1 KiB is 1,024 bytes", enough, "four programs share 233,472 bytes: 58,368 for each"))
-    yield case(4, 128, 240_000, otherwise=rules(
-        "240,000 bytes are more than an SM has: it holds no such program", enough, "one program may have 233,472 − 1,024 bytes of its own"))  # fmt: skip
-    other = "no other limit counts, neither of warps nor of programs"
-    yield case(4, 24, 1_024, otherwise=rules(
-        f"24 registers allow 21 programs of 4 warps, and {other}", "22 programs of 128 threads share 65,536: 23 each, rounded down to 16",
-        "shared memory has room for one more: 0"))  # fmt: skip
+    for registers, shared_bytes in ((130, 57_344), (128, 57_000), (106, 57_400), (64, 38_000), (64, 57_350), (128, 240_000), (24, 1_024)):
+        yield case(4, registers, shared_bytes, otherwise=RULES)
+    yield case(8, 248, 1_024, otherwise=RULES)
+    yield case(8, 41, 1_024, otherwise=RULES)
     for _ in range(10):
-        warps = random.choice((4, 8))
-        yield case(warps, random.randint(24, 255), random.randint(1, 200) * 1_000, on="a random tile", fresh=True)
+        yield case(
+            random.choice((4, 8)), random.randint(24, 255), random.randint(1, 200) * 1_000, on="a random tile", otherwise=RULES, fresh=True
+        )
 
 
 EXERCISE = Exercise(
@@ -100,7 +80,7 @@ EXERCISE = Exercise(
     "these tiles never reach.",
     inputs=inputs,
     truth=truth,
-    rule="a program fits only if its registers and its shared memory both fit, and so does one more",
+    rule=RULES["programs"],
     mistakes=MISTAKES,
     parts=("programs", "registers_less", "bytes_less"),
     exact=True,

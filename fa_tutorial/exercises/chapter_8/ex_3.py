@@ -1,26 +1,12 @@
-import traceback
 from dataclasses import replace
-from unittest import mock
 
 import torch
 
-from fa_tutorial import hardware
-from fa_tutorial.exercises.chapter_5.inner_step import FALLS, FIRST, HALF, LOW, half_inputs, logits, one_tile_inputs, two_tiles_input
-from fa_tutorial.exercises.forward_cases import (
-    TILE,
-    WIDENED,
-    attention_case,
-    by_infinity,
-    draw_qkv,
-    o_truth,
-    rounds,
-    tolerance,
-    widens,
-    with_fresh,
-)
+from fa_tutorial.exercises import forward_cases as cases
+from fa_tutorial.exercises.chapter_5.inner_step import HALF, half_inputs, logits, one_tile_inputs, two_tiles_input
+from fa_tutorial.exercises.forward_cases import attention_case, draw_qkv
 from fa_tutorial.exercises.harness import Exercise
-from fa_tutorial.exercises.harness_kernel import In, Launch, Out, launched_by, results
-from fa_tutorial.exercises.running import Wrong, chain, where_in
+from fa_tutorial.exercises.harness_kernel import In, Launch, Out, launched_by
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot
 
@@ -57,39 +43,22 @@ def flash_forward_descriptor_kernel(
     o_desc.store([b, h, start_m, 0], o.reshape([1, 1, BLOCK_M, D]))  # rows from S_q on are left out
 
 
-START = "a program's rows start at row_block · BLOCK_M, in q and in o, and a head has tl.cdiv(S_q, BLOCK_M) row blocks"
-OWN = "b and h are coordinates of their own, 0 and 1: h = (pid // row_blocks) % H, b = (pid // row_blocks) // H"
-SIZES = (
-    "BLOCK_M, BLOCK_N and D may all differ: a program has BLOCK_M rows of q and of o, an iteration takes BLOCK_N keys at a time, and acc is "
-    "[BLOCK_M, D]"
-)
-KV = "_desc.load([b, h, start_n, 0])"
 ACC, L = "alpha[:, None] * acc + dot", "alpha * l + tl.sum(p, axis=1)"
-TF32 = "tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't"
-S_BY_TL, PV_BY_TL = ("scale * dot(q", "scale * tl.dot(q"), (f"{ACC}(p", f"{ACC.replace('dot', 'tl.dot')}(p")
-HIDDEN = '        s = tl.where(offs_n[None, :] < S_k, s, -float("inf"))  # a key of zeros has the score 0\n'
 MISTAKES = {
-    "keys past S_k count: they are zeros, and a score of 0 weighs exp(0 − m), so set the scores with offs_n ≥ S_k to −inf": (HIDDEN, ""),
-    "a key that is there may score 0, too: hide keys by their numbers, offs_n ≥ S_k": (
-        HIDDEN, '        s = tl.where(s == 0.0, -float("inf"), s)\n'),
+    "keys past S_k count: they are zeros, and a score of 0 weighs exp(0 − m), so set the scores with offs_n ≥ S_k to −inf": (
+        "s = tl.where(offs_n[None, :] < S_k, s, -float(\"inf\"))", "pass"),
     "only the first head of the first batch entry is stored: b and h come from the program's number, and o's row is q's, which starts anew in each head": (
         "o_desc.store([b, h, start_m,", "o_desc.store([b, h, tl.program_id(0) * BLOCK_M,"),
     "k is not transposed: a descriptor gives [BLOCK_N, D], and tl.trans turns it": ("tl.trans(k)", "k"),
     "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": (ACC, "acc + dot"),
     "l is not rescaled when the maximum grows: l = alpha · l + Σ p": (L, "l + tl.sum(p, axis=1)"),
-    "acc isn't divided by l: after the loop, o = acc / l": ("(acc / l[:, None])", "acc"),
-    "keys are counted to S_q: a head has S_k of them, in the loop and in the mask": [
-        ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"), ("offs_n[None, :] < S_k", "offs_n[None, :] < S_q")],
     "the loop ends at S_q: a head has S_k keys": ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"),
     "the mask ends at S_q: a head has S_k keys": ("offs_n[None, :] < S_k", "offs_n[None, :] < S_q"),
     "the scale is missing: s = scale · q kᵀ": ("scale * dot(q", "dot(q"),
-    f"q kᵀ is rounded to TF32: {TF32}": S_BY_TL,
-    "p and v are rounded to 11 bits: tl.dot makes TF32 of fp32, and tl.float16 has no more; dot(p.to(v.dtype), v) keeps fp32": PV_BY_TL,
-    f"q kᵀ and p v are rounded to TF32: {TF32}": [S_BY_TL, PV_BY_TL],
+    "q kᵀ and p v are rounded to TF32: tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't": [
+        ("scale * dot(q", "scale * tl.dot(q"), (f"{ACC}(p", f"{ACC.replace('dot', 'tl.dot')}(p")],
     "softmax is in base 2: scores in units of scale · q kᵀ take tl.exp, and tl.exp2 takes them times log₂ e": ("tl.exp(", "tl.exp2("),
 }  # fmt: skip
-
-MISSING = f"a missing key's score 0 joins neither m nor l: {FIRST}"
 CONDITIONS = {"half": HALF.replace(" (and bf16 on a GPU)", "") + ", and o has q's dtype"}
 
 
@@ -100,43 +69,31 @@ def launch(q, k, v, blocks, strides, scale, is_causal):
     return Launch((triton.cdiv(S_q, blocks[0]) * B * H,), (*tensors, H, S_q, S_k, scale), meta)
 
 
-@with_fresh(
-    ((1, 1, 1, 1, 1, 16), torch.float32, TILE, 1.0),
-    ((2, 2, 2, 15, 17, 16), torch.float32, TILE, 3.0),
+@cases.with_fresh(
+    ((2, 2, 2, 15, 17, 16), torch.float32, cases.TILE, 3.0),
     ((1, 3, 3, 33, 20, 16), torch.float16, (32, 16, 16), 3.0),
-    ((1, 1, 1, 20, 20, 16), torch.bfloat16, TILE, 1.0),
+    ((1, 1, 1, 20, 20, 16), torch.bfloat16, cases.TILE, 1.0),
     pad=0,
     layouts=("bshd",) * 4,
 )
 def inputs():
     yield from one_tile_inputs(
-        'one tile gives softmax(scale · q kᵀ) v over all keys, in float32\'s digits: multiply by dot, or with input_precision="ieee", '
-        "and cast p to v's dtype and o to o_desc.dtype, never to tl.float16 by name"
+        "one tile gives softmax(scale · q kᵀ) v over all keys, in float32's digits: multiply by dot, not by tl.dot, and cast p to v's dtype "
+        "and o to o_desc.dtype, never to tl.float16 by name"
     )
     two = two_tiles_input()
     yield replace(two, otherwise=f"the second tile has the coordinates [b, h, BLOCK_N, 0], in k and in v; {two.otherwise}")
-    yield attention_case(*draw_qkv(1, 1, 32, 16, 16), "S_q = 32, two programs", START)
-    chosen = "scale is an argument, which the caller chooses: s = scale · q kᵀ"
-    yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "scale = 0.5, D = 16", chosen, scale=0.5)
-    large = "scores may be large: m is the maximum of scale · q kᵀ, and p = exp(s − m)"
-    yield attention_case(*logits(200), "all logits 200", large)
-    yield attention_case(*logits(200, 0), "logits 200 in the first tile, 0 in the second", FALLS)
-    yield attention_case(*draw_qkv(1, 2, 16, 16, 16), "two heads", OWN)
-    yield attention_case(*draw_qkv(2, 2, 16, 16, 16), "B = H = 2", f"pid // row_blocks is b · H + h: {OWN}")
-    wide, long = draw_qkv(1, 2, 128, 48, 32), draw_qkv(1, 1, 16, 64, 16)
-    yield attention_case(
-        *wide, "two heads, BLOCK_M = 64, BLOCK_N = 16, D = 32, S_q = 128, S_k = 48", SIZES, scale=0.0625, blocks=(64, 16, 32)
-    )
-    yield attention_case(*long, "BLOCK_M = 16, BLOCK_N = 32, D = 16, S_q = 16, S_k = 64", SIZES, scale=0.0625, blocks=(16, 32, 16))
-    ragged = "the last tile of keys may be ragged: its keys below S_k count, and none from S_k on exists"
-    yield attention_case(*draw_qkv(1, 2, 16, 20, 16), "two heads, S_k = 20, BLOCK_N = 16", ragged)
-    yield attention_case(*draw_qkv(1, 1, 32, 20, 16), "S_q = 32, S_k = 20, BLOCK_N = 16", ragged)
-    rows = f"the last block of rows may be ragged: {START}"
-    yield attention_case(*draw_qkv(1, 2, 20, 16, 16), "two heads, S_q = 20, BLOCK_M = 16", rows)
-    yield attention_case(*logits(-20, -20, S_k=20), "S_k = 20, BLOCK_N = 16, all logits −20", MISSING)
-    yield attention_case(*logits(-200), "all logits −200", LOW)
-    yield attention_case(*logits(-200, -200, S_k=20), "S_k = 20, BLOCK_N = 16, all logits −200", MISSING)
-    low = "scores may be as low as −2³⁰: −inf stands where a key is missing, and where m starts"
+    yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "scale = 0.5, D = 16", "scale is an argument: s = scale · q kᵀ", scale=0.5)
+    yield attention_case(*logits(200, 0), "logits 200 in the first tile, 0 in the second", "m never falls, and p is exp(s − m)")
+    own = "b and h are coordinates of their own: h = (pid // row_blocks) % H, b = (pid // row_blocks) // H"
+    yield attention_case(*draw_qkv(2, 3, 16, 16, 16), "B = 2, H = 3", own)
+    sizes = "BLOCK_M, BLOCK_N, D may differ: a program has BLOCK_M rows, from row_block · BLOCK_M on, a step takes BLOCK_N keys at a time"
+    on = "two heads, BLOCK_M = 64, BLOCK_N = 16, D = 32, S_q = 128, S_k = 48"
+    yield attention_case(*draw_qkv(1, 2, 128, 48, 32), on, sizes, blocks=(64, 16, 32))
+    ragged = "tiles may be ragged: keys below S_k count, none from S_k on exists, and a head has tl.cdiv(S_q, BLOCK_M) row blocks"
+    yield attention_case(*draw_qkv(1, 2, 32, 20, 16), "two heads, S_q = 32, S_k = 20, BLOCK_N = 16", ragged)
+    yield attention_case(*draw_qkv(1, 2, 20, 16, 16), "two heads, S_q = 20, S_k = 16, BLOCK_M = 16", ragged)
+    low = "scores may be as low as −2³⁰: −inf stands where a key is missing, before the maximum is taken, and where m starts"
     yield attention_case(*logits(-(2.0**30), -(2.0**30), S_k=20), "S_k = 20, BLOCK_N = 16, all logits −2³⁰", low)
     yield from half_inputs()
 
@@ -148,48 +105,15 @@ def with_descriptors(kernel, grid, *args, **meta):
 
     rows = (meta["BLOCK_M"], meta["BLOCK_N"], meta["BLOCK_N"], meta["BLOCK_M"])
     descriptors = [TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, n, x.shape[3]]) for x, n in zip(args[:4], rows, strict=True)]
-    try:
-        kernel[grid](*descriptors, *args[4:], **meta)
-        return
-    except Exception as error:
-        if not (why := shape_fault(error)):
-            raise
-        why += where_in(error, kernel)
-    raise Wrong(why)
-
-
-def shape_fault(error):
-    """Words for a tile that is still of four dimensions, or no longer; "" for another error."""
-    root = chain(error)[-1]
-    if isinstance(root, AssertionError) and "equal ranks" in str(root):
-        return "a descriptor loads a tile of shape [1, 1, rows, D], and tl.dot takes two dimensions: drop the ones by .reshape([rows, D])"
-    if isinstance(root, AssertionError) and any("store" in frame.name for frame in traceback.extract_tb(root.__traceback__)):
-        return "o_desc.store takes a tile of shape [1, 1, BLOCK_M, D]: give o its ones back by .reshape([1, 1, BLOCK_M, D])"
-    return ""
+    kernel[grid](*descriptors, *args[4:], **meta)
 
 
 def refused(kernel):
-    """Why a right result isn't enough: `dot` gets fp16 tiles as they are, and what holds one number a row is float32. Only the
-    interpreter shows it."""
+    """`dot` gets fp16 tiles as they are, and what holds one number a row is float32. Only the interpreter shows it."""
     kernel, launched = with_descriptors(kernel), launch(*attention_case(*(x.half() for x in draw_qkv(1, 1, 16, 16, 16)), "").args)
-    return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype" if widens(kernel, launched) else rounds(kernel, launched)
-
-
-def note(kernel):
-    """What a kernel carries without need: one program with two tiles of keys loads q, k, v, k, v, and stores o. Only the interpreter shows it."""
-    if not hardware.interpreter_on():
-        return ""
-    from triton.runtime.interpreter import interpreter_builder as builder
-
-    launched = launch(*attention_case(*draw_qkv(1, 1, 16, 32, 16), "").args)
-    names = ("create_descriptor_load", "create_descriptor_store")
-    counts = [mock.Mock(side_effect=getattr(builder, name)) for name in names]
-    with mock.patch.multiple(builder, **dict(zip(names, counts, strict=True))):
-        results(with_descriptors(kernel), launched, kernel, "", "", once=True)
-    loads, stores = (count.call_count for count in counts)
-    if (loads, stores) == (5, 1):
-        return ""
-    return f"with two tiles of keys you load {loads} tiles and store {stores}, where 5 (q once, k and v twice) and 1 (o, after the loop) would do"
+    if cases.widens(kernel, launched):
+        return f"{cases.WIDENED}: leave q, k and v as they are, and round p to v's dtype"
+    return cases.rounds(kernel, launched)
 
 
 EXERCISE = Exercise(
@@ -208,14 +132,13 @@ EXERCISE = Exercise(
     reasoning="The shape (B, H, S, D) is what stops a tile at its head's end: the hardware compares each coordinate with its own size. A "
     "2-D descriptor of (B · H · S, D) knows one end alone, and its ragged tiles hold rows of the next head, and overwrite them at the "
     "store. The zeros that stand in are harmless in q and v; as keys they have the score 0, so the mask on the scores stays.",
-    more="The package's forward, tuned/forward.py, takes either descriptors or Heads, because tiles.load_tile loads from both.",
+    more="The package's forward, tuned/forward.py, takes descriptors or Heads, because tiles.load_tile loads from both.",
     inputs=inputs,
-    truth=o_truth,
+    truth=cases.o_truth,
     rule="o = softmax(scale · q kᵀ) v, for any S_q and S_k",
     mistakes=MISTAKES,
     launch=launch,
-    tolerance=tolerance,
+    tolerance=cases.tolerance,
     refused=refused,
-    note=note,
-    adapt=lambda kernel: with_descriptors(by_infinity(kernel)),
+    adapt=lambda kernel: with_descriptors(cases.by_infinity(kernel)),
 )

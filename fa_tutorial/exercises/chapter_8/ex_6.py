@@ -1,7 +1,6 @@
 import heapq
 import itertools
 import random
-from collections.abc import Callable
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.running import Wrong, adapting, show
@@ -18,7 +17,6 @@ def launch_order(heads, row_blocks, at_once):
 
 
 GROUPS, GROUP, LONGEST = "range(0, heads, at_once)", "range(first, min(first + at_once, heads))", "reversed(range(row_blocks))"
-PAIRS = "[(head, row_block) for head in group]"
 ONE_BY_ONE = [(GROUPS, "range(heads)"), (GROUP, "range(first, first + 1)")]
 MISTAKES = {
     "that is chapter 5's order: the longest row block of the last head starts last, and then one SM works alone": [
@@ -30,52 +28,9 @@ MISTAKES = {
     "the last heads run one after another, where heads isn't a multiple of at_once: they must run side by side, too": (
         "    return order", """    rest = heads // at_once * at_once * row_blocks
     return order[:rest] + sorted(order[rest:], key=lambda program: program[0])"""),
-    "the last heads are missing, where heads isn't a multiple of at_once": (GROUPS, "range(0, heads // at_once * at_once, at_once)"),
     "fewer heads are open than L2 holds: at_once of them may be": ("    order = []", "    order, at_once = [], max(1, at_once - 1)"),
-    "head and row block are exchanged: a program is (head, row_block)": (PAIRS, "[(row_block, head) for head in group]"),
-    "row blocks count from 0: the last one is row_blocks − 1": (LONGEST, "range(row_blocks, 0, -1)"),
 }  # fmt: skip
 CONDITIONS = {"last_group": "the last heads run side by side, too, when heads isn't a multiple of at_once"}
-
-
-def open_heads(order: list[tuple[int, int]]) -> int:
-    """The most heads that are open at the same time, each from its first program to its last."""
-    last = {head: place for place, (head, _) in enumerate(order)}
-    first = {head: place for place, (head, _) in reversed(list(enumerate(order)))}
-    return max((sum(first[head] <= place <= last[head] for head in first) for place in range(len(order))), default=0)
-
-
-def time_of(order: list[tuple[int, int]], sms: int) -> int:
-    """When all are done, if each SM takes the next program as soon as it is free, and row block n takes n + 1."""
-    free = [0] * sms
-    for _, row_block in order:
-        heapq.heapreplace(free, free[0] + row_block + 1)
-    return max(free)
-
-
-def enough(heads: int, row_blocks: int, sms: int) -> int:
-    """The work of a causal grid, divided by the SMs and rounded up."""
-    return -(-heads * row_blocks * (row_blocks + 1) // 2 // sms)
-
-
-@adapting
-def adapt(answer: Callable, heads: int, row_blocks: int, at_once: int, sms: int) -> tuple[int, int, int]:
-    """What an order is judged by: programs that aren't in it once, heads open, the time; as good as needed is good."""
-    order = answer(heads, row_blocks, at_once)
-    try:
-        order = [(head, row_block) for head, row_block in order]
-    except (TypeError, ValueError):
-        raise Wrong(f"returns {show(order)}, want a list of pairs (head, row_block)") from None
-    if twice := next((one for place, one in enumerate(order) if one in order[:place]), None):
-        raise Wrong(f"lists {twice} twice: {RULES['wrong programs']}")
-    wrong = len(set(itertools.product(range(heads), range(row_blocks))) ^ set(order))
-    if wrong:
-        return wrong, at_once, enough(heads, row_blocks, sms)
-    return wrong, max(at_once, open_heads(order)), max(enough(heads, row_blocks, sms), time_of(order, sms))
-
-
-def truth(heads, row_blocks, at_once, sms):
-    return 0, at_once, enough(heads, row_blocks, sms)
 
 
 RULES = {
@@ -83,27 +38,52 @@ RULES = {
     "open heads": "a head is open from its first program in the list to its last, and L2 holds only at_once",
     "time": "some SMs have nothing to do at the end, while others work: of each at_once heads, the longest row blocks start first, the shortest last",
 }
+
+
+def open_heads(order):
+    """The most heads that are open at the same time, each from its first program to its last."""
+    last = {head: place for place, (head, _) in enumerate(order)}
+    first = {head: place for place, (head, _) in reversed(list(enumerate(order)))}
+    return max((sum(first[head] <= place <= last[head] for head in first) for place in range(len(order))), default=0)
+
+
+def time_of(order, sms):
+    """When all are done, if each SM takes the next program as soon as it is free, and row block n takes n + 1."""
+    free = [0] * sms
+    for _, row_block in order:
+        heapq.heapreplace(free, free[0] + row_block + 1)
+    return max(free)
+
+
+def truth(heads, row_blocks, at_once, sms):
+    return 0, at_once, -(-heads * row_blocks * (row_blocks + 1) // 2 // sms)  # the work divided by the SMs, rounded up
+
+
+@adapting
+def adapt(answer, heads, row_blocks, at_once, sms):
+    """What an order is judged by: programs that aren't in it once, heads open, the time; as good as needed is good."""
+    order, wanted = answer(heads, row_blocks, at_once), truth(heads, row_blocks, at_once, sms)
+    try:
+        order = [(head, row_block) for head, row_block in order]
+    except (TypeError, ValueError):
+        raise Wrong(f"returns {show(order)}, want a list of pairs (head, row_block)") from None
+    wrong = len(set(itertools.product(range(heads), range(row_blocks))) ^ set(order)) + len(order) - len(set(order))
+    return (wrong, *wanted[1:]) if wrong else (0, max(wanted[1], open_heads(order)), max(wanted[2], time_of(order, sms)))
+
+
 GRIDS = [  # heads, row blocks, at_once, SMs: those that the order in groups does in that time
     (groups * at_once, row_blocks, at_once, sms)
     for groups, row_blocks, at_once, sms in itertools.product((1, 2, 3), range(2, 7), (2, 3, 4), range(2, 9))
-    if time_of(launch_order(groups * at_once, row_blocks, at_once), sms) == enough(groups * at_once, row_blocks, sms)
+    if time_of(launch_order(groups * at_once, row_blocks, at_once), sms) == truth(groups * at_once, row_blocks, at_once, sms)[2]
 ]
 
 
 def inputs():
-    def grid(heads, row_blocks, at_once, sms, **options):
+    for sizes in ((2, 4, 2, 4), (4, 4, 2, 8), (4, 4, 4, 8), (6, 4, 2, 6), (5, 4, 3, 5), (5, 6, 3, 6), (7, 5, 4, 9)):
+        heads, row_blocks, at_once, sms = sizes
         on = f"{heads} heads of {row_blocks} row blocks, {at_once} at once, on {sms} SMs"
-        return case(heads, row_blocks, at_once, sms, on=on, otherwise=RULES, **options)
-
-    yield grid(2, 4, 2, 4)
-    yield grid(4, 4, 2, 8)
-    yield grid(4, 4, 4, 8)
-    yield grid(6, 4, 2, 6)
-    yield grid(5, 4, 3, 5, edge="last_group")
-    yield grid(5, 6, 3, 6, edge="last_group")
-    yield grid(7, 5, 4, 9, edge="last_group")
-    for _ in range(4):
-        sizes = random.choice(GRIDS)
+        yield case(*sizes, on=on, otherwise=RULES, edge="last_group" if heads % at_once else "")
+    for sizes in random.sample(GRIDS, 4):
         yield case(*sizes, on="a random grid of whole groups", otherwise=RULES, fresh=True)
 
 

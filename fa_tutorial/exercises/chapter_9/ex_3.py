@@ -1,18 +1,6 @@
-"""Exercise 9.3, attend: a consumer's loop in Gluon."""
-
-import functools
-
-from fa_tutorial.exercises.gluon_play import RIGHT, Play
-from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.running import Wrong
-from fa_tutorial.hardware import require_triton
-from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
-
-require_triton("Exercise 9.3")
-from triton.experimental import gluon  # noqa: E402
-from triton.experimental.gluon import language as gl  # noqa: E402
-from triton.experimental.gluon._runtime import GluonJITFunction  # noqa: E402
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
+from fa_tutorial.exercises.gluon_play import RIGHT, adapt, plays
+from fa_tutorial.exercises.harness import Exercise
+from fa_tutorial.hopper.ladder import gl, gluon, left_operand, mbarrier, rescaled, softmax_step, warpgroup_mma, warpgroup_mma_wait
 
 
 @gluon.jit
@@ -48,26 +36,7 @@ MISTAKES = {
     "acc is divided by l here: return both, the consumer around your loop divides once, at the end": (
         "return l, acc", "return l, acc / l[:, None]"),
     "m and l are swapped: softmax_step returns p, m, l, alpha": (STEP, "p, l, m, alpha = softmax_step("),
-    "m and l are swapped: softmax_step takes s, m, l, scale_log2": ("softmax_step(s, m, l,", "softmax_step(s, l, m,"),
 }  # fmt: skip
-
-
-def truth(play):
-    return RIGHT
-
-
-def adapt(answer):
-    if not isinstance(answer, GluonJITFunction):
-        raise Wrong("is a plain function: put @gluon.jit above it")
-    return functools.wraps(answer.fn)(lambda play: play.run(answer))
-
-
-def inputs():
-    for blocks, stages in ((1, 2), (2, 2), (3, 2), (5, 2), (4, 3)):
-        for early in (False, True):
-            one = Play(blocks, stages, early, types=stages == 3)
-            yield case(one, on=str(one))
-
 
 EXERCISE = Exercise(
     task="Write attend(q, k, v, full, empty, zeros, m, l, acc, scale_log2, blocks), the loop of one consumer in Gluon; return l, acc.",
@@ -82,8 +51,8 @@ EXERCISE = Exercise(
     solution=attend,
     reasoning="The stage is released after the second wait, because p v reads v until then. A release after the first would be early for "
     "v, though not for k, which is why the chapter's forward has a ring for each.",
-    inputs=inputs,
-    truth=truth,
+    inputs=plays,
+    truth=lambda *play: RIGHT,
     rule="for each block: wait, q kᵀ, softmax_step, p v, release",
     mistakes=MISTAKES,
     exact=True,

@@ -1,15 +1,6 @@
-"""Exercise 9.6, attend_by_turns: 9.4's loop, whose two consumers issue their matmuls by turns."""
-
-from fa_tutorial.exercises.chapter_9.ex_3 import adapt, truth
-from fa_tutorial.exercises.gluon_play import Play
-from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.hardware import require_triton
-from fa_tutorial.hopper.ladder import left_operand, rescaled, softmax_step
-
-require_triton("Exercise 9.6")
-from triton.experimental import gluon  # noqa: E402
-from triton.experimental.gluon import language as gl  # noqa: E402
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma, warpgroup_mma_wait  # noqa: E402
+from fa_tutorial.exercises.gluon_play import RIGHT, adapt, plays
+from fa_tutorial.exercises.harness import Exercise
+from fa_tutorial.hopper.ladder import gl, gluon, left_operand, mbarrier, rescaled, softmax_step, warpgroup_mma, warpgroup_mma_wait
 
 
 @gluon.jit
@@ -49,15 +40,6 @@ MISTAKES = {
     "you wait at the other's barrier: consumer C's turn is turns.index(C)": ("wait(turns.index(C)", "wait(turns.index(1 - C)"),
 }  # fmt: skip
 
-
-def inputs():
-    for blocks, stages in ((2, 2), (3, 2), (5, 2), (4, 3), (1, 2)):
-        for consumer in (0, 1):
-            for early in (False, True):
-                one = Play(blocks, stages, early, types=stages == 3, turns=consumer)
-                yield case(one, on=str(one))
-
-
 EXERCISE = Exercise(
     task="Write attend_by_turns(q, k, v, full, empty, turns, zeros, m, l, acc, scale_log2, blocks, C): attend_overlapped, in which consumer C issues the "
     "two matmuls of a block i ≥ 1 when it has the turn, and passes the turn on; return l, acc.",
@@ -71,8 +53,8 @@ EXERCISE = Exercise(
     solution=attend_by_turns,
     reasoning="Each turn of yours is one phase of turns[C], which the other's arrival completes. So the parity flips from block to block: (i − C) % 2. "
     "The turn protects the order of issuing alone, so it passes on before the matmuls are done.",
-    inputs=inputs,
-    truth=truth,
+    inputs=lambda: plays(consumers=(0, 1)),
+    truth=lambda *play: RIGHT,
     rule="in each block i ≥ 1: wait for the turn, issue both matmuls, pass the turn on, wait for s",
     mistakes=MISTAKES,
     exact=True,

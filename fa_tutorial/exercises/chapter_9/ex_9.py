@@ -1,8 +1,5 @@
-"""Exercise 9.9, block_order: one block of the backward at a consumer, whose matmuls run beside what its warps do."""
-
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.ring_play import RIGHT, verdict
-from fa_tutorial.exercises.running import Wrong, adapting, kind, show
+from fa_tutorial.exercises.running import Wrong, adapting, kind
 
 
 def block_order():
@@ -25,72 +22,40 @@ def block_order():
     ]
 
 
+RIGHT = ""
 LINES = block_order()
 NEEDED = {  # line -> what must be done before: a line, or a matmul that was waited for
-    "hand over ds": ("dp",),
-    "issue dk": ("hand over ds",),
-    "meet": ("hand over ds",),
-    "issue dq": ("meet",),
-    "release q, do": ("dk",),
-    "p′": ("s′",),
-    "issue dv′": ("p′",),
-    "add dq": ("dq",),
-}
-WHY = {
-    "hand over ds": "ds = p ∘ dp",
-    "issue dk": "dk += ds_t q",
-    "meet": "the other consumer waits for your rows of ds as you do for its rows, and neither would go on",
-    "issue dq": "dq = ds k reads the other consumer's rows, too",
-    "release q, do": "dk reads q, and the producer would load over it",
-    "p′": "p′ = exp2(s′)",
-    "issue dv′": "dv += p_t′ do′",
-    "add dq": "TMA adds dq to global memory, once it is there",
-}
+    "hand over ds": "dp", "issue dk": "hand over ds", "meet": "hand over ds", "issue dq": "meet", "release q, do": "dk", "p′": "s′",
+    "issue dv′": "p′", "add dq": "dq",
+}  # fmt: skip
 
 
 def played(order):
-    """What comes of an order: RIGHT, or the first line that can't stand where it does, and why."""
+    """What comes of an order: RIGHT, or the first line that can't stand where it does."""
     issued, under_way, done = [], [], []
     for place, line in enumerate(order):
-        if missing := [one for one in NEEDED.get(line, ()) if one not in done]:
-            what = f"“{missing[0]}” has not come" if missing[0] in LINES else f"{missing[0]} has not been waited for"
-            return verdict(f"at “{line}”, {what}", WHY[line])
+        if (before := NEEDED.get(line)) and before not in done:
+            return f"at “{line}”, {f'“{before}” has not come' if before in LINES else f'{before} has not been waited for'}"
         if line.startswith("issue "):
             issued.append(line.removeprefix("issue "))
             under_way.append(issued[-1])
         elif line.startswith("wait for "):
             names = line.removeprefix("wait for ").split(", ")
             if missing := [name for name in names if name not in issued]:
-                return verdict(f"at “{line}”, {missing[0]} has not been issued", "a wait is for a matmul that was issued before")
+                return f"at “{line}”, {missing[0]} has not been issued"
             last = max(issued.index(name) for name in names)
             under_way = [name for name in under_way if issued.index(name) > last]  # matmuls end in the order of their issue
             done += names
         if line == "meet" and not {"dk", "s′"} <= set(under_way):
-            beside = " and ".join(under_way) if under_way else "no matmul"
-            return verdict(
-                f"at “meet”, {beside} is under way", "dk and s′ need nothing of the other consumer, so both can run until its ds is there"
-            )
+            return f"at “meet”, {' and '.join(under_way) or 'no matmul'} is under way, where two can be"
         if "meet" in done and not under_way and place + 1 < len(order):
-            cause = "issue the next matmul before you wait for the last: a wait leaves in flight what was issued later"
-            if not any(later.startswith("issue ") for later in order[place + 1 :]):
-                cause = f"“{order[place + 1]}” can stand before the last wait, while a matmul runs"
-            return verdict(f"after “{line}” no matmul is under way, and “{order[place + 1]}” comes next", cause)
+            return f"after “{line}” no matmul is under way, and “{order[place + 1]}” comes next"
         done.append(line)
     for line, before in (("hand over ds", "wait for dp"), ("release q, do", "wait for dk, s′")):
         between = order[order.index(before) + 1 : order.index(line)]
         if late := [one for one in between if not one.startswith("issue ")]:
-            fault = f"“{late[0]}” comes between “{before}” and “{line}”"
-            return verdict(fault, f"“{line}” is possible at once, and another role waits for it")
+            return f"“{late[0]}” comes between “{before}” and “{line}”, which is possible at once, and another role waits for it"
     return RIGHT
-
-
-def truth():
-    return RIGHT
-
-
-def typed(order):
-    """The lines with the page's prime, ′, where a keyboard gave another sign."""
-    return [line.replace("'", "′").replace("’", "′") for line in order]
 
 
 @adapting
@@ -98,23 +63,11 @@ def adapt(answer):
     order = answer()
     if not isinstance(order, list | tuple) or not all(isinstance(line, str) for line in order):
         raise Wrong(f"returns {kind(order)}, want a list of the lines")
-    order = typed(order)
-    if unknown := [line for line in order if line not in LINES]:
-        raise Wrong(f"{show(unknown[0])} is none of the {len(LINES)} lines")
-    for line in LINES:
-        if (times := order.count(line)) != 1:
-            raise Wrong(f"“{line}” stands {times} times: each line comes once")
+    order = [line.replace("'", "′").replace("’", "′") for line in order]  # the page's prime, where a keyboard gave another sign
+    if sorted(order) != sorted(LINES):
+        line = min(set(order) ^ set(LINES) or {line for line in order if order.count(line) > 1})
+        raise Wrong(f"“{line}” stands {order.count(line)} times, where each of the {len(LINES)} lines comes once, and no other")
     return played(order)
-
-
-def note(answer):
-    order = typed(answer())
-    ahead = order.index("issue s′") < order.index("hand over ds")
-    return "right, too: the finished kernel issues s′ later, and both are measured below" if ahead else ""
-
-
-def inputs():
-    yield case(on="one block")
 
 
 def moved(line, after):
@@ -126,7 +79,7 @@ MISTAKES = {
     "matmuls end in their order of issue, so the wait for dp ends s′, too, which stands before it": [
         ('        "issue s′",\n', ""), ('        "issue dp",\n', '        "issue s′",\n        "issue dp",\n')],
     "dk and s′ need nothing of the other consumer, so both can run until its ds is there": moved("meet", "hand over ds"),
-    "“release q, do” is possible at once, and another role waits for it": moved("release q, do", "p′"),
+    "q and do are free once dk is done, and the producer waits for them": moved("release q, do", "p′"),
     "issue the next matmul before you wait for the last: a wait leaves in flight what was issued later": moved("wait for dq", "release q, do"),
     "dq = ds k reads the other consumer's rows, too": moved("meet", "issue dq"),
     "dk reads q, and the producer would load over it": moved("release q, do", "hand over ds"),
@@ -145,11 +98,10 @@ EXERCISE = Exercise(
     solution=block_order,
     reasoning="dk and s′ cover the meeting, dq covers p′, dv′ covers the adding of dq. Only dp and ds of a block have nothing beside them: there the "
     "other consumer's matmuls can run.",
-    inputs=inputs,
-    truth=truth,
+    inputs=lambda: [case(on="one block")],
+    truth=lambda: RIGHT,
     rule="each line comes after what it needs, and from the meeting on a matmul is always under way",
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,
-    note=note,
 )

@@ -1,7 +1,7 @@
-"""Ragged, causal, grouped calls in fp16, forward and backward, small enough for compute-sanitizer (a GPU's, it comes with the CUDA toolkit).
+"""Ragged, causal, grouped calls in fp16, forward and backward, small enough for the CUDA toolkit's compute-sanitizer.
 
-    compute-sanitizer --tool memcheck python tests/sanitize_attention.py
-    compute-sanitizer --tool racecheck python tests/sanitize_attention.py
+    PYTHONPATH=tests compute-sanitizer --tool memcheck python tools/sanitize_attention.py
+    PYTHONPATH=tests compute-sanitizer --tool racecheck python tools/sanitize_attention.py
 
 The kernels to run may be named; all that this GPU has are run unless some are.
 """  # fmt: skip
@@ -41,7 +41,13 @@ def attend_fp8(case: Case) -> None:
 
 if __name__ == "__main__":
     autotuning.fastest = a_tile_by_turns
-    for kernel, D in (("basic", 59), ("tuned", 59), ("tuned", 64), ("hopper", 64), ("hopper", 128)):  # a descriptor takes 64 and not 59
+    for kernel, D in (
+        ("basic", 59),
+        ("tuned", 59),
+        ("tuned", 64),
+        ("hopper", 64),
+        ("hopper", 128),
+    ):  # a descriptor takes 64 and not 59
         if kernel in (sys.argv[1:] or KERNELS):
             attend(Case(113, 203, D=D, is_causal=True, H_q=6, H_k=2, dlse=True), kernel)
     for D in (40, 64, 128):
