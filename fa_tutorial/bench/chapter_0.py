@@ -4,7 +4,7 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from timeit import repeat
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pandas as pd
 import torch
@@ -19,10 +19,9 @@ from fa_tutorial.figures import COLOURS, GREY
 KERNELS = {"q kᵀ": "sky", "divide": "yellow", "softmax": "vermilion", "p v": "green"}  # with their colours
 
 
-def measured(card: dict, provider: str, S: int, **more: Any) -> pd.Series:
-    """The row of attention's forward at length S, in fp16, of 16 heads with D = 64, full, unless `more` says otherwise.
-    card: results.load's."""
-    case = {"mode": "fwd", "dtype": "fp16", "B": 1, "H_q": 16, "D": 64, "is_causal": False} | more
+def measured(card: dict, provider: str, S: int, B: int = 1, H: int = 16, D: int = 64) -> pd.Series:
+    """The row of full attention's forward at length S, in fp16. card: results.load's."""
+    case = {"mode": "fwd", "dtype": "fp16", "B": B, "H_q": H, "D": D, "is_causal": False}
     return results.select(card["rows"], provider=provider, S_q=S, **case).iloc[0]
 
 
