@@ -397,7 +397,7 @@ def draw_one_program(ax: Axes) -> None:
 def draw_stages(ax: Axes) -> None:
     """Three places in shared memory: each loads the tiles of a step while those of another are multiplied."""
     left, unit, tall, places = 1.0, 0.96, 0.42, 3
-    heading(ax, 0.1, 0.25, "num_stages = 3: one step is multiplied, two are on their way")
+    heading(ax, 0.1, 0.25, "num_stages = 3: while one step is multiplied, later ones are loaded")
     for place in range(places):
         y = 0.6 + place * (tall + 0.06)
         note(ax, 0.1, y + tall / 2, f"place {place}")
@@ -405,6 +405,8 @@ def draw_stages(ax: Axes) -> None:
             work = left + (step + places - 1) * unit
             asked = left if step < places - 1 else left + step * unit  # steps 0 and 1 are asked for before the loop
             box(ax, asked, y, (places - 1) * unit, tall, f"load step {step}", "orange", share=0.35)
+            if step == place and asked > left:
+                box(ax, left, y, asked - left, tall, "free until the loop starts", dashed=True)
             if (loaded := asked + (places - 1) * unit) < work:
                 box(ax, loaded, y, work - loaded, tall, "waits", dashed=True)
             box(ax, work, y, unit, tall, f"multiply {step}", "blue", share=0.5, weight="bold")

@@ -71,22 +71,7 @@ def heading(ax: Axes, x: float, y: float, text: str) -> None:
     note(ax, x, y, text, HEAD, weight="bold")
 
 
-def box(
-    ax: Axes,
-    x: float,
-    y: float,
-    width: float,
-    height: float,
-    text: str = "",
-    colour: str | None = None,
-    *,
-    share: float = 0.3,
-    size: float = SMALL,
-    hatch: str | None = None,
-    line: float = 1.0,
-    dashed: bool = False,
-    weight: str = "normal",
-) -> None:
+def box(ax: Axes, x, y, width, height, text="", colour=None, *, share=0.3, size=SMALL, hatch=None, line=1.0, dashed=False, weight="normal"):
     """A rectangle from its top left corner, tinted with a colour of COLOURS (white without one), with text in its middle."""
     face = tint(colour, share) if colour else "white"
     edge = COLOURS["black"] if line > 1.5 else DARK if hatch else GREY  # hatching takes the colour of the edge
@@ -99,8 +84,8 @@ def box(
 
 def outline(ax: Axes, x: float, y: float, width: float, height: float, *, dashed: bool = False, line: float = 2.2) -> None:
     """A black frame over what is already drawn."""
-    style = "--" if dashed else "-"
-    ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=COLOURS["black"], linewidth=line, linestyle=style, zorder=2.5))
+    look = {"edgecolor": COLOURS["black"], "linewidth": line, "linestyle": "--" if dashed else "-"}
+    ax.add_patch(Rectangle((x, y), width, height, fill=False, zorder=2.5, **look))
 
 
 def grid(ax: Axes, x: float, y: float, rows: int, cols: int, side: float, look: Callable[[int, int], dict]) -> None:
@@ -120,12 +105,9 @@ def legend(ax: Axes, y: float, entries: tuple[tuple[float, dict, str], ...]) -> 
 def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], colour: str = "black", *, dashed: bool = False,
           curve: float = 0.0, width: float = 1.6) -> None:  # fmt: skip
     """An arrow between two points, bent by `curve` (a share of its length)."""
-    ax.add_patch(
-        FancyArrowPatch(
-            start, end, arrowstyle="-|>", mutation_scale=13 if width <= 3 else 5 * width, shrinkA=0, shrinkB=0, color=COLOURS[colour], linewidth=width,
-            linestyle="--" if dashed else "-", connectionstyle=f"arc3,rad={curve}", zorder=2.8,
-        )
-    )  # fmt: skip
+    look = {"color": COLOURS[colour], "linewidth": width, "linestyle": "--" if dashed else "-", "zorder": 2.8}
+    look |= {"mutation_scale": 13 if width <= 3 else 5 * width, "connectionstyle": f"arc3,rad={curve}"}
+    ax.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", shrinkA=0, shrinkB=0, **look))
 
 
 def sample(ax: Axes, x: float, y: float, text: str, colour: str = "black", **look) -> None:

@@ -261,6 +261,7 @@ def _short_rows_in_turns(rows: int) -> dict[tuple[int, int], dict[str, Any]]:
 
 SIDE = 4096
 SQUARE = dict.fromkeys("MNK", SIDE)
+SMALL_SQUARE = dict.fromkeys("MNK", 1024)
 TILES = [
     matmul.MatmulConfig(m, n, 64, warps, 3)
     for m, n, warps in ((16, 16, 1), (32, 32, 4), (64, 64, 4), (128, 64, 4), (128, 128, 8), (128, 256, 8))
@@ -288,6 +289,11 @@ def matmul_cases() -> Iterator[Measurement]:
     for n in (512, 1024, 2048, 4096, 8192, 16_384):
         words = {provider: about(3, "matmul", provider, M=n, N=n, K=n) for provider in (*ORDERS, "torch")}
         yield from in_turns(words, _matmul_in_turns, n)
+    small = {
+        config: about(3, "matmul_small", "course, row order", **SMALL_SQUARE, **_sides(config))
+        for config in TILES[:1:-1]
+    }
+    yield from in_turns(small | {"torch": about(3, "matmul_small", "torch", **SMALL_SQUARE)}, _small_in_turns)
     tiles = itertools.product(TILES, TILED)
     yield from in_turns(
         {(who, config): about(3, "matmul_tile", who, **SQUARE, **_sides(config)) for config, who in tiles},
@@ -313,6 +319,15 @@ def _matmul_in_turns(n: int) -> dict[str, dict[str, Any]]:
         for order, group in ORDERS.items()
     }
     return timed_in_turns(calls | {"torch": partial(torch.matmul, a, b)}, flops=2 * n**3)
+
+
+def _small_in_turns() -> dict[Any, dict[str, Any]]:
+    """The tiles from the largest to 64 x 64 and PyTorch, at an n where they have few programs, from CUDA graphs."""
+    a, b = (randn(SMALL_SQUARE["M"], SMALL_SQUARE["M"]) for _ in range(2))
+    calls = {
+        config: partial(matmul.matmul, a, b, config=dataclasses.replace(config, group=1)) for config in TILES[:1:-1]
+    }
+    return graphs_in_turns(calls | {"torch": partial(torch.matmul, a, b)}, flops=2 * SMALL_SQUARE["M"] ** 3)
 
 
 def _tiles_in_turns() -> dict[tuple[str, matmul.MatmulConfig], dict[str, Any]]:
