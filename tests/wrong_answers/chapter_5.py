@@ -76,6 +76,7 @@ WRONG_ANSWERS = (
     edit("5.2", "batch and head exchanged", ("b, h = batch", "h, b = batch"), told="// H gives b and % H gives h"),
     edit("5.2", "p in float32", P_IN_FLOAT32, told=f"{TWO_DTYPES}, and these are fp32 and fp16"),
     *(edit(number, "p v by tl.dot", ("acc = dot(", "acc = tl.dot("), told="to TF32") for number in ("5.2", "5.3", "5.5")),
+    edit("5.4", "q kᵀ by tl.dot", ("scale * dot(", "scale * tl.dot("), told="by dot (tl.dot rounds to TF32)"),
     edit("5.2", "row blocks forgotten", ("batch_head = tl.program_id(0) // row_blocks", "batch_head = tl.program_id(0)"),
          told="row block pid % row_blocks of q and o, of head pid // row_blocks"),
     edit("5.2", "1/√D", ("scale * dot", "0.25 * dot"), told="scale is an argument, which the caller chooses"),

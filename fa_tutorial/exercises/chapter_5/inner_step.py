@@ -66,7 +66,7 @@ def one_tile_inputs(one_tile="", **options):
     zeros = torch.zeros(1, 1, 16, 16)
     mean = "all scores are 0, so p is 1 for each key that a row sees, l their number, and o is the mean of v, 100001, unrounded, as dot gives it; tl.dot rounds to TF32"
     yield attention_case(zeros, zeros, zeros + 100001, "one tile, q = k = 0, v all 100001", mean, **options)
-    softmax = "one tile gives softmax(scale · q kᵀ) v: maximum and sum run over a row's keys, axis 1, and acc is divided by l"
+    softmax = "one tile gives softmax(scale · q kᵀ) v, by dot (tl.dot rounds to TF32): maximum and sum run over a row's keys, axis 1, and acc is divided by l"
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one_tile or softmax, **options)
     k = zeros.clone()
     k[:, :, 0] = 10
