@@ -35,6 +35,7 @@ PROBES = {  # factors of products that one instruction adds up
 }
 ONES = (1024, 16_384, 20_000)  # to be added up
 S_SPEED = 16_384
+as_in_chapter_9 = fp8.sums_in_one_chain  # the page asks what it does before it says so
 
 
 class Kind(NamedTuple):
@@ -196,12 +197,13 @@ def print_keys(heads: list[list[torch.Tensor]]) -> None:
     outliers or with an offset."""
     shifted = data("N(0, 1)", 1, 1024, 64)[1]
     shifted[..., [3, 40]] += 10
-    keys = {"your model's heads": [k for _, k, _ in heads]}
+    keys = {"your model, by heads": [k for _, k, _ in heads]}
     keys |= {"with outliers": [data("with outliers", 1, 1024, 64)[1]], "N(0, 1), offset 10": [shifted]}
+    print(f"{'in units of the rms of k':28}{'its largest number':28}its offset")
     for name, of in keys.items():
         peaks = ", ".join(f"{float(k.abs().max()) / rms(k):.1f}" for k in of)
         offsets = ", ".join(f"{rms(k.double().mean(dim=2)) / rms(k):.2f}" for k in of)
-        print(f"{name:20} over k's rms: its largest number is {peaks}; its offset is {offsets}")
+        print(f"{name:28}{peaks:28}{offsets}")
     print()
 
 
@@ -299,9 +301,19 @@ def print_all_four(card: dict[str, Any], store: Callable, by_blocks: Callable, p
 Lines = dict[str, tuple[torch.Tensor, torch.Tensor]]  # by label, moved scores, and which of them count
 
 
-def plot_rotation(products: dict[str, torch.Tensor], s: torch.Tensor, lines: Lines) -> Figure:
-    """The products of one score, a panel for each title; and how far positive scores move, by root mean square, against
-    their size, a line for each of `lines`."""
+def plot_rotation(q: torch.Tensor, k: torch.Tensor, R: torch.Tensor, s_8: torch.Tensor, s_r: torch.Tensor) -> Figure:
+    """The products of the score with the largest outlier, as it is and rotated by R; and how far positive scores move,
+    by root mean square, against their size: s_8 of q and k rounded, and s_r of q R and k R rounded."""
+    s = attend(q, k, q)[0]
+    far = (q.abs() > 5).any(dim=1)[:, None] | (k.abs() > 5).any(dim=1)  # numbers of N(0, 1) alone stay below 5
+    lines = {
+        "an outlier in q or k": (s_8, far),
+        "no outlier": (s_8, ~far),
+        "an outlier, rotated": (s_r, far),
+    }
+    key = k.abs().amax(dim=1).argmax()
+    query = s[:, key].argmax()
+    products = {"as it is": q[query] * k[key], "rotated": (q @ R)[query] * (k @ R)[key]}
     figure = Figure(figsize=(9, 3.6))
     mosaic = figure.subplot_mosaic([["before", "scores"], ["after", "scores"]], gridspec_kw={"wspace": 0.12})
     axes = {name: mosaic[name] for name in ("before", "after", "scores")}
@@ -323,7 +335,7 @@ def plot_rotation(products: dict[str, torch.Tensor], s: torch.Tensor, lines: Lin
     return figure
 
 
-def plot_chains(panels: dict[str, dict[tuple[int, int], float]]) -> Figure:
+def plot_off(panels: dict[str, dict[tuple[int, int], float]]) -> Figure:
     """o's error in % against the number of keys, one line for each mean of v, in a panel for each title. Errors: by
     (mean, keys)."""
     figure = Figure(figsize=(3 + 2.2 * len(panels), 3.4))

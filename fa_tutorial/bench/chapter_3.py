@@ -84,10 +84,10 @@ def draw_pieces(launches: pd.DataFrame, loops: Iterable[compiling.Loop], at_most
 
 
 def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -> None:
-    """Print what HBM delivered in row order and in bands, beside the count of strips, how long it takes at a copy's
+    """Print what HBM delivered in row order and in bands, beside what (3.4) predicts, how long it takes at a copy's
     rate, the kernel's time, and its cycles in ncu's run. wave_bytes: (n, group) -> of each wave, what it reads."""
     rate = card["provenance"]["ceilings"]["copy_gb_s"] * 1e9
-    heads = "     n   order        one wave    counted   from HBM"
+    heads = "     n   order        one wave   by (3.4)   measured"
     print(f"{heads}   at {rate / 1e12:.2f} TB/s   the kernel   M cycles  (stored, H200)")
     for n, group in itertools.product((4_096, 8_192, 16_384), ORDERS):
         select = partial(results.select, card["kernels"], dtype="fp16", M=n, provider=ORDERS[group])
@@ -96,6 +96,16 @@ def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -
         words = f"{n:6,}   {f'bands of {group}' if group > 1 else 'rows':11} {sum(waves) / len(waves) / 1e6:5.0f} MB"
         taken = f"{read / rate * 1e3:11.2f} ms {ms:9.3f} ms {counted[CYCLES] / 1e6:10.3f}"
         print(f"{words} {sum(waves) / 1e9:7.2f} GB {read / 1e9:7.2f} GB {taken}")
+
+
+def show_small(card: dict, n: int = 1_024) -> None:
+    """Print the programs and the TFLOP/s of stored tiles at a small n, and PyTorch's."""
+    print(f"n = {n:,}      programs   TFLOP/s  (stored, H200)")
+    for _, row in results.select(card["kernels"], kernel="matmul_small", M=n).iterrows():
+        tiled = row.provider != "torch"
+        words = f"{row.block_m:.0f} x {row.block_n:.0f}" if tiled else "PyTorch"
+        programs = f"{(n // row.block_m) * (n // row.block_n):.0f}" if tiled else ""
+        print(f"{words:9} {programs:>13} {row.tflops:9.0f}")
 
 
 def show_fusion(card: dict, lengths: Iterable[tuple[int, int]], *calls: Callable, D: int = 64) -> None:
