@@ -49,47 +49,30 @@ def rows(kernel: str, **fields: object) -> pd.DataFrame:
     return results.select(results.load("h200")["kernels"], chapter=10, kernel=kernel, **fields).set_index("provider")
 
 
-def variant_times(mode: str) -> pd.DataFrame:
-    """The stored times of each variant, forward ("fwd") or backward ("bwd"): the package's as ms, FlexAttention's as
-    flex_ms, and those of chapter 8's causal kernel as causal_ms."""
-    return rows("variant", mode=mode)[["ms", "ms_20", "ms_80", "flex_ms", "causal_ms"]]
-
-
 def list_times(mask: str) -> list[float]:
     """The stored ms with this mask: of a forward with two lists of tiles, of one with every whole tile listed as mixed,
     and of finding the tiles."""
     return rows("whole_tile", mask=mask)["ms"].tolist()
 
 
-def prices(mode: str) -> pd.DataFrame:
-    """The stored ms of causal attention by chapter 8's kernels and by this chapter's, a column for each of the runs in
-    which they took turns."""
-    stored = results.select(results.load("h200")["kernels"], chapter=10, kernel="price", mode=mode)
-    return stored.pivot(index="provider", columns="run", values="ms").loc[stored["provider"].unique()]
+# a row of the page's table -> the stored kernel that took turns with chapter 8's
+PRICED = {
+    "chapter 8, 64 x 64": "chapter 8, 64x64",
+    "ours, 64 x 64": "lists",
+    "ours, 128 x 64": "lists, 128x64",
+    "window": "window",
+}
 
 
-VARIANTS = ("causal", "window", "documents", "alibi", "softcap")
-
-
-def price_bars() -> Figure:
-    """Each variant's stored time, and FlexAttention's with its mask and score, as a share of what chapter 8's causal
-    kernel took in the same run. A line at the package's spans the middle three fifths of its calls."""
-    figure, panels = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="constrained")
-    for ax, mode, name in zip(panels, ("fwd", "bwd"), ("forward", "backward"), strict=True):
-        times = variant_times(mode).loc[list(VARIANTS)]
-        for place, (_, one) in enumerate(times.iterrows()):
-            ours, flex = one["ms"] / one["causal_ms"], one["flex_ms"] / one["causal_ms"]
-            spread = [[(one["ms"] - one["ms_20"]) / one["causal_ms"]], [(one["ms_80"] - one["ms"]) / one["causal_ms"]]]
-            ax.barh(place - 0.2, ours, 0.38, color=COLOURS["blue"], xerr=spread, ecolor="black", capsize=2)
-            ax.barh(place + 0.2, flex, 0.38, color=COLOURS["orange"], hatch="////", edgecolor="black", linewidth=0.5)
-            ax.text(ours + spread[1][0] + 0.04, place - 0.2, f"{ours:.2f}", va="center", fontsize=9)
-            ax.text(flex + 0.04, place + 0.2, f"{flex:.2f}", va="center", fontsize=9)
-        ax.axvline(1, color="black", linewidth=1, linestyle=":")
-        ax.set(title=name, xlim=(0, 3), xlabel="time / chapter 8's causal kernel")
-    panels[0].set_yticks(range(len(VARIANTS)), VARIANTS)
-    panels[0].invert_yaxis()
-    looks = ({"facecolor": COLOURS["blue"]}, {"facecolor": COLOURS["orange"], "hatch": "////", "edgecolor": "black"})
-    names = ("the package", "FlexAttention")
-    handles = [Patch(label=name, **look) for name, look in zip(names, looks, strict=True)]
-    panels[1].legend(handles=handles, title="line: the middle 60 % of its calls", loc="center right", fontsize=10)
-    return figure
+def prices(mode: str) -> dict[str, str]:
+    """Stored times of causal attention, divided by chapter 8's in the same run: the least and the most of the runs."""
+    runs = rows("price", mode=mode).pivot(columns="run", values="ms")
+    shares = {
+        name: (runs.loc[stored] / runs.loc["chapter 8"]).tolist()
+        for name, stored in PRICED.items()
+        if stored in runs.index
+    }
+    one = rows("variant", mode=mode).loc["causal"]  # a run of the window beside FlexAttention
+    shares["window"].append(one["ms"] / one["causal_ms"])
+    shares["FlexAttention"] = [one["flex_ms"] / one["causal_ms"]]
+    return {name: " to ".join(sorted({f"{min(found):.2f}", f"{max(found):.2f}"})) for name, found in shares.items()}

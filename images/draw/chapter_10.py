@@ -87,21 +87,25 @@ def draw_scores(ax: Axes) -> None:
 @image("10_sink.png", 3.3)
 def draw_sink(ax: Axes) -> None:
     """What a sink leaves of a row's weights."""
-    sink = panel_at(ax, 2.9, "a row's weights", "", wide=3.4)
+    sink = panel_at(ax, 1.2, "a row's weights", "", wide=6.8)
     terms = [math.exp(x) for x in SCORES]
+    bars = [(4.2, math.exp(SINK) / (sum(terms) + math.exp(SINK)), {"facecolor": tint("purple", 0.8)})]
     for place, term in enumerate(terms):
-        without, with_sink = term / sum(terms), term / (sum(terms) + math.exp(SINK))
-        sink.bar(place - 0.2, without, 0.38, facecolor="white", edgecolor="black", hatch=MASKED)
-        sink.bar(place + 0.2, with_sink, 0.38, facecolor=tint("sky", 0.8), edgecolor="black")
-    sink.bar(len(terms) + 0.2, math.exp(SINK) / (sum(terms) + math.exp(SINK)), 0.5, facecolor=tint("purple", 0.8), edgecolor="black")
+        bars.append((place - 0.2, term / sum(terms), {"facecolor": "white", "hatch": MASKED}))
+        bars.append((place + 0.2, term / (sum(terms) + math.exp(SINK)), {"facecolor": tint("sky", 0.8)}))
+    for x, weight, look in bars:
+        sink.bar(x, weight, 0.38, edgecolor="black", **look)
+        sink.text(x, weight + 0.015, f"{weight:.2f}", fontsize=SMALL, ha="center")
     sink.set(xlim=(-0.6, 4.7), ylim=(0, 0.72), xticks=(0, 1, 2, 3, 4.2), yticks=(0, 0.25, 0.5))
-    sink.set_xticklabels(("key 0", "1", "2", "3", "sink"))
-    for y, look, text in (
-        (0.67, {"facecolor": "white", "hatch": MASKED}, "weights without"),
-        (0.585, {"facecolor": tint("sky", 0.8)}, "with the sink"),
+    names = ("key 0", "key 1", "key 2", "key 3", "sink")
+    scores = [f"{score:g}".replace("-", "−") for score in (*SCORES, SINK)]
+    sink.set_xticklabels([f"{name}\nscore {score}" for name, score in zip(names, scores, strict=True)])
+    for x, look, text in (
+        (1.75, {"facecolor": "white", "hatch": MASKED}, "without the sink"),
+        (3.2, {"facecolor": tint("sky", 0.8)}, "with the sink"),
     ):
-        sink.bar(-0.3, 0.05, 0.4, bottom=y - 0.025, edgecolor="black", **look)
-        sink.text(0.05, y, text, fontsize=SMALL, va="center")
+        sink.bar(x, 0.05, 0.2, bottom=0.64, edgecolor="black", **look)
+        sink.text(x + 0.17, 0.665, text, fontsize=SMALL, va="center")
 
 
 LENGTHS = (5, 2, 4)
