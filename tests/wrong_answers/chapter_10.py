@@ -57,7 +57,7 @@ WRONG_ANSWERS = (
     ("10.2", window_kinds_by_pairs, "they come from single pairs: two corners decide a tile"),
     ("10.2", window_kinds_by_a_loop_over_pairs, "they come from single pairs: two corners decide a tile"),
     edit("10.2", "only distances below 0", ("(farthest <= 0)", "(farthest < 0)"), told="pairs at distances 0 and −left are seen"),
-    edit("10.2", "a tile at distance −left is left out", ("(nearest >= -left)", "(nearest > -left)"), told="a tile is needed only if its last key is at most"),
+    edit("10.2", "a tile at distance −left is left out", ("(nearest >= -left)", "(nearest > -left)"), told="a tile is needed only if its last key lies at most"),
     edit("10.3", "the whole tiles don't rescale", ("v_tile, acc * alpha[:, None])\n    l = ", "v_tile, acc)\n    l = "), told="rescales l and acc by alpha, the whole one too"),
     edit("10.3", "t in place of the number for j", ("j = start_n", "j = t * BLOCK_N"), told="each tile starts at its number · BLOCK_N"),
     edit("10.3", "the end of v isn't given", ("load_tile(v, b, h, start_n, S_k", "load_tile(v, b, h, start_n, None"),

@@ -77,7 +77,7 @@ def inputs():
         return case(Counted(left), *args[1:], on=on, otherwise=otherwise, **options)
 
     yield window(9, 8, 2, 2)
-    ends = "a tile is needed only if its last key is at most `left` before its first query, and whole only if its first key is for its last query"
+    ends = "a tile is needed only if its last key lies at most `left` before its first query, and whole only if its first key lies so before its last"
     yield window(2, 8, 2, 2, otherwise=ends)
     yield window(5, 16, 2, 2, otherwise=ends)
     yield window(4, 8, 4, 1, otherwise="a tile may hold more queries than keys, and pairs at distances 0 and −left are seen")
