@@ -55,24 +55,25 @@ def list_times(mask: str) -> list[float]:
     return rows("whole_tile", mask=mask)["ms"].tolist()
 
 
-# a row of the page's table -> the stored kernel that took turns with chapter 8's
+# a row of the page's table -> the stored forward and backward that took turns with chapter 8's
 PRICED = {
-    "chapter 8, 64 x 64": "chapter 8, 64x64",
-    "ours, 64 x 64": "lists",
-    "ours, 128 x 64": "lists, 128x64",
-    "window": "window",
+    "chapter 8, our tile": ("chapter 8, 64x64", "chapter 8, 32x64"),
+    "ours": ("lists", "lists"),
+    "ours, chapter 8's tile": ("lists, 128x64", "lists, 64x64"),
+    "window": ("window", "window"),
 }
 
 
-def prices(mode: str) -> dict[str, str]:
-    """Stored times of causal attention, divided by chapter 8's in the same run: the least and the most of the runs."""
-    runs = rows("price", mode=mode).pivot(columns="run", values="ms")
-    shares = {
-        name: (runs.loc[stored] / runs.loc["chapter 8"]).tolist()
-        for name, stored in PRICED.items()
-        if stored in runs.index
-    }
-    one = rows("variant", mode=mode).loc["causal"]  # a run of the window beside FlexAttention
-    shares["window"].append(one["ms"] / one["causal_ms"])
-    shares["FlexAttention"] = [one["flex_ms"] / one["causal_ms"]]
-    return {name: " to ".join(sorted({f"{min(found):.2f}", f"{max(found):.2f}"})) for name, found in shares.items()}
+def prices() -> dict[str, list[str]]:
+    """Stored times of causal attention, divided by chapter 8's in the same run, forward and backward: the least and the
+    most of the runs."""
+    found: dict[str, list[str]] = {name: [] for name in (*PRICED, "FlexAttention")}
+    for place, mode in enumerate(("fwd", "bwd")):
+        runs = rows("price", mode=mode).pivot(columns="run", values="ms")
+        shares = {name: (runs.loc[both[place]] / runs.loc["chapter 8"]).tolist() for name, both in PRICED.items()}
+        one = rows("variant", mode=mode).loc["causal"]  # a run of the window beside FlexAttention
+        shares["window"].append(one["ms"] / one["causal_ms"])
+        shares["FlexAttention"] = [one["flex_ms"] / one["causal_ms"]]
+        for name, some in shares.items():
+            found[name].append(" to ".join(sorted({f"{min(some):.2f}", f"{max(some):.2f}"})))
+    return found
