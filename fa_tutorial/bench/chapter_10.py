@@ -77,3 +77,24 @@ def prices() -> dict[str, list[str]]:
         for name, some in shares.items():
             found[name].append(" to ".join(sorted({f"{min(some):.2f}", f"{max(some):.2f}"})))
     return found
+
+
+# a row of the page's table -> the stored contest with FlexAttention
+VARIANTS = {
+    "window of 1,024 keys": "window",
+    "ALiBi": "alibi",
+    "24 documents": "documents",
+    "24 documents, packed": "packed",
+}
+
+
+def variant_prices() -> dict[str, list[float]]:
+    """Stored times of a variant on 16,384 causal tokens, divided by chapter 8's of causal attention in the same run:
+    ours and FlexAttention's forward, then both backward."""
+    found: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for mode in ("fwd", "bwd"):
+        times = rows("variant", mode=mode)
+        shares = times[["ms", "flex_ms"]].div(times["causal_ms"], axis=0)
+        for name, provider in VARIANTS.items():
+            found[name] += shares.loc[provider].tolist()
+    return found
