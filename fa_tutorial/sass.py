@@ -117,24 +117,28 @@ def _step_parts(step: str, tile: tuple[int, ...], D: int) -> tuple[list[Line], l
     return parts_of(sass_of(launched[-1][1]))
 
 
-def print_idea(idea: str, tile: TileConfig, D: int) -> None:
-    """Print the order of matmuls, waits and exponentials in the loop of one of chapter 8's ideas, of tuned.ideas.IDEAS:
-    in Triton's PTX, in ptxas's SASS, and what ptxas says of matmuls that it serialised. Compiled here, with no GPU.
+def print_idea(idea: str, tile: TileConfig, D: int, programs: Callable[[int, int, int], int]) -> None:
+    """Print what becomes of the loop of one of chapter 8's ideas, of tuned.ideas.IDEAS: the order of matmuls, waits and
+    exponentials in Triton's PTX, the counts in ptxas's SASS with programs(num_warps, registers, shared_bytes), and what
+    ptxas says of matmuls that it serialised. Compiled here, with no GPU.
     """
     made = f"sass._idea_made({idea!r}, {astuple(tile)!r}, {D})"
-    ptx, loop, said = _in_a_process("pass", made, "idea_kernel")
-    print("Triton's PTX:", ", ".join(f"{name} ({many})" if many > 1 else name for name, many in ptx))
-    matmuls, waits = (sum(name.startswith(op) for name in loop) for op in ("HGMMA", "WARPGROUP.DEPBAR"))
-    print(f"ptxas's SASS: {matmuls} HGMMA, {waits} waits for them")
-    print(textwrap.fill(f"ptxas says: {said or 'nothing'}", 100))
+    ptx, loop, said, registers, shared_bytes = _in_a_process("pass", made, "idea_kernel")
+    print(f"{idea}, Triton's PTX:", ", ".join(f"{name} ({many})" if many > 1 else name for name, many in ptx))
+    matmuls, waits, spills = (sum(name.startswith(op) for name in loop) for op in ("HGMMA", "WARPGROUP.DEPBAR", "LDL"))
+    found = f"{matmuls} HGMMA, waits for them: {waits}, spills loaded: {spills}"
+    print(f"  ptxas's SASS: {found}, programs on an SM: {programs(tile.num_warps, registers, shared_bytes)}")
+    print(textwrap.fill(f"ptxas says: {said or 'nothing'}", 100, initial_indent="  ", subsequent_indent="  "))
 
 
-def _idea_made(idea: str, tile: tuple[int, ...], D: int) -> tuple[list[tuple[str, int]], list[str], str]:
+def _idea_made(idea: str, tile: tuple[int, ...], D: int) -> tuple[list[tuple[str, int]], list[str], str, int, int]:
     with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
         ideas.run(*compiling.inputs(torch.float16, D)[:3], idea, TileConfig(*tile))
     _, kernel, log = launched[-1]
     said = re.search(r"\(C75.*?(?= in the function)", log)
-    return ptx_events(kernel.asm["ptx"]), inner_loop(sass_of(kernel)), " ".join(said[0].split()) if said else ""
+    words = " ".join(said[0].split()) if said else ""
+    room = compiling.read_ptxas(log)[0], kernel.metadata.shared
+    return ptx_events(kernel.asm["ptx"]), inner_loop(sass_of(kernel)), words, *room
 
 
 def print_one_score(*names: str) -> None:
