@@ -118,17 +118,26 @@ def _step_parts(step: str, tile: tuple[int, ...], D: int) -> tuple[list[Line], l
 
 
 def print_idea(idea: str, tile: TileConfig, D: int, programs: Callable[[int, int, int], int]) -> None:
-    """Print what becomes of the loop of one of chapter 8's ideas, of tuned.ideas.IDEAS: the order of matmuls, waits and
-    exponentials in Triton's PTX, the counts in ptxas's SASS with programs(num_warps, registers, shared_bytes), and what
-    ptxas says of matmuls that it serialised. Compiled here, with no GPU.
+    """Print what ptxas makes of the loop of one of chapter 8's ideas, of tuned.ideas.IDEAS, and how many programs fit:
+    programs(num_warps, registers, shared_bytes). Compiled here, with no GPU.
     """
-    made = f"sass._idea_made({idea!r}, {astuple(tile)!r}, {D})"
-    ptx, loop, said, registers, shared_bytes = _in_a_process("pass", made, "idea_kernel")
-    print(f"{idea}, Triton's PTX:", ", ".join(f"{name} ({many})" if many > 1 else name for name, many in ptx))
+    _, loop, _, *room = _idea(idea, tile, D)
     matmuls, waits, spills = (sum(name.startswith(op) for name in loop) for op in ("HGMMA", "WARPGROUP.DEPBAR", "LDL"))
-    found = f"{matmuls} HGMMA, waits for them: {waits}, spills loaded: {spills}"
-    print(f"  ptxas's SASS: {found}, programs on an SM: {programs(tile.num_warps, registers, shared_bytes)}")
-    print(textwrap.fill(f"ptxas says: {said or 'nothing'}", 100, initial_indent="  ", subsequent_indent="  "))
+    words = f"D = {D:3}, {f'{tile.block_m}x{tile.block_n}':6}, {idea:7}: {len(loop)} instructions, {matmuls} HGMMA,"
+    print(words, f"waits for them: {waits}, spills loaded: {spills}, programs: {programs(tile.num_warps, *room)}")
+
+
+def print_idea_in_order(idea: str, tile: TileConfig, D: int) -> None:
+    """Print the order of matmuls, waits and exponentials in the idea's loop in Triton's PTX, and what ptxas says of
+    matmuls that it serialised."""
+    ptx, _, said, *_ = _idea(idea, tile, D)
+    print("Triton's PTX:", ", ".join(f"{name} ({many})" if many > 1 else name for name, many in ptx))
+    print(textwrap.fill(f"ptxas says: {said or 'nothing'}", 100))
+
+
+@functools.cache
+def _idea(idea: str, tile: TileConfig, D: int) -> list[Any]:
+    return _in_a_process("pass", f"sass._idea_made({idea!r}, {astuple(tile)!r}, {D})", "idea_kernel")
 
 
 def _idea_made(idea: str, tile: tuple[int, ...], D: int) -> tuple[list[tuple[str, int]], list[str], str, int, int]:

@@ -28,7 +28,7 @@ from fa_tutorial.bench.timing import first_call_s, graph_of, randn, timed_in_tur
 from fa_tutorial.exercises.chapter_8 import ex_5
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
-from fa_tutorial.tuned import autotuning, ideas, steps
+from fa_tutorial.tuned import autotuning, ideas, launching, steps
 from measure.clocks import cycles_in_turns, powered_in_turns
 from measure.profiler import counted, python
 from measure.turns import by_shape, in_turns
@@ -163,9 +163,8 @@ def _wastes_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return {name: row | {key: made[name][key] for key in kept} for name, row in rows.items()}
 
 
-# D -> a tile with which no idea spills, and overlap's programs on an SM are as many as those of the kernel without it;
-# and steps.LARGER, with which it spills or loses one
-IDEA_TILES = {64: (TileConfig(64, 64, 4, 3), steps.LARGER[64]), 128: (TileConfig(64, 64, 4, 2), steps.LARGER[128])}
+# With steps.LARGER, overlap spills or leaves room for a program fewer; with the other tile it does neither.
+IDEA_TILES = {64: [steps.LARGER[64]], 128: [TileConfig(64, 64, 4, 2), steps.LARGER[128]]}
 
 
 def experiment_cases() -> Iterator[Measurement]:
@@ -196,6 +195,28 @@ def _two_loops_row(shape: Shape) -> dict[str, Any]:
     except RuntimeError as error:
         return {"reason": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
     return {"reason": "compiles"}
+
+
+def tuner_cases() -> Iterator[Measurement]:
+    """What the autotuner measures when it is asked again and again: D = 64, causal."""
+    shape = at_4096(64, True)
+    yield about(8, "autotuner", "tuned", **vars(shape)), partial(_tuner_row, shape)
+
+
+def _tuner_row(shape: Shape, times: int = 4) -> dict[str, Any]:
+    """The median ms of each tile, each time; every other time the tiles come in the opposite order."""
+    q, k, v = inputs(shape)
+    kernel, found = tuned.forward.forward_kernel, {}
+    prune = kernel.early_config_prune
+    for time_of in range(times):
+        kernel.early_config_prune = lambda *args, order=1 - 2 * (time_of % 2), **named: prune(*args, **named)[::order]
+        kernel.cache.clear(), autotuning._fastest.clear(), launching._prepared.clear()
+        tuned.flash_forward(q, k, v, shape.is_causal, shape.D**-0.5)
+        for one, (ms, *_) in kernel.configs_timings.items():
+            tile = TileConfig(one.kwargs["BLOCK_M"], one.kwargs["BLOCK_N"], one.num_warps, one.num_stages)
+            found.setdefault(in_words(tile), []).append(round(ms, 4))
+    kernel.early_config_prune = prune
+    return {"tuner_ms": found}
 
 
 def _first_call_row() -> dict[str, Any]:
@@ -361,5 +382,13 @@ def kernels_cases() -> Iterator[Measurement]:
     tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True), unseen_cases())
     of_steps = itertools.chain(step_cases(), order_cases(), waste_cases())
     return itertools.chain(
-        of_steps, tiles, experiment_cases(), first_call, short_cases(), power_cases(), counter_cases(), memory_cases()
-    )
+        of_steps,
+        tiles,
+        experiment_cases(),
+        tuner_cases(),
+        first_call,
+        short_cases(),
+        power_cases(),
+        counter_cases(),
+        memory_cases(),
+    )  # fmt: skip
