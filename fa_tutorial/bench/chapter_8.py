@@ -425,7 +425,7 @@ def draw_power() -> Figure:
         for (words, row), x in zip(found.items(), cycles, strict=True):
             ax.plot(x, row["mhz"], "o", color=COLOURS["vermilion" if words == "cuDNN" else "blue"])
             ax.annotate(
-                words, (x, row["mhz"]), (6, -9 if words[0] == "3" else 3), textcoords="offset points", fontsize=9
+                words, (x, row["mhz"]), (6, -10 if words[0] in "23" else 3), textcoords="offset points", fontsize=9
             )
         ax.set_title(f"D = {D}, TFLOP/s on the grey lines", pad=16)
         ax.set(xlabel="million cycles a call", xlim=ends, ylim=(low, top))
