@@ -1,14 +1,14 @@
 """The command line: `python -m fa_tutorial` says what there is."""
 
-from __future__ import annotations
-
 import argparse
+import importlib
 import re
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
+from types import ModuleType
 
 import fa_tutorial
 from fa_tutorial.bench.cases import DTYPES, GRIDS, LABELS, MODES, Case, Shape
@@ -24,47 +24,53 @@ in Python:
 
 
 class Formatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Shows the default of an argument that has one."""
-
     def _get_help_string(self, action: argparse.Action) -> str | None:
         return action.help if action.default is None else super()._get_help_string(action)
 
 
 def parser() -> argparse.ArgumentParser:
     """Each command sets `run`, a function of the parsed options that imports what it needs and returns the exit status,
-    0 where it returns nothing. Its name ends with the command, and its docstring is what --help says."""
+    0 where it returns nothing. Its docstring is what --help says, unless a text is given."""
 
-    def command(within: argparse._SubParsersAction, run) -> argparse.ArgumentParser:
-        text = " ".join(run.__doc__.split())
-        words = {"help": text, "description": text, "formatter_class": Formatter}
-        made = within.add_parser(run.__name__.rpartition("_")[2], **words)
-        made.set_defaults(run=run)
+    def command(within: argparse._SubParsersAction, name: str, run, text: str = "") -> argparse.ArgumentParser:
+        text = " ".join((text or run.__doc__).split())
+        made = within.add_parser(name, help=text, description=text, formatter_class=Formatter)
+        made.set_defaults(run=run, passes_on=name == "lab")
         return made
+
+    def module(name: str) -> ModuleType:
+        return importlib.import_module(f"fa_tutorial.{name}")
 
     def sizes(of: argparse.ArgumentParser, **options: tuple[int | None, str, str]) -> None:
         for name, (default, metavar, text) in options.items():
             of.add_argument("--" + name.replace("_", "-"), type=int, default=default, metavar=metavar, help=text)
 
-    words = {
-        "prog": "python -m fa_tutorial",
-        "description": "FlashAttention, derived and built: a course in Jupyter notebooks.",
-        "epilog": WHAT_ELSE,
-    }
-    top = argparse.ArgumentParser(**words, formatter_class=argparse.RawDescriptionHelpFormatter)
+    top = argparse.ArgumentParser("python -m fa_tutorial", formatter_class=argparse.RawDescriptionHelpFormatter)
+    top.description, top.epilog = "FlashAttention, derived and built: a course in Jupyter notebooks.", WHAT_ELSE
     top.add_argument("--version", action="version", version=fa_tutorial.__version__)
-    top.set_defaults(run=lambda options: top.print_help())
+    top.set_defaults(run=lambda options: top.print_help(), passes_on=False)
     commands = top.add_subparsers(title="commands")
 
-    command(commands, _doctor)
-    command(commands, _progress).add_argument("chapter", nargs="?", type=int, help="this chapter's alone")
-    command(commands, _lab)
-    copies = command(commands, _work).add_subparsers(title="with your copies")
-    chapters = {"type": int, "metavar": "CHAPTER"}
-    command(copies, _work_take).add_argument("chapters", nargs="+", **chapters, help="a chapter's number")
-    text = "a chapter's number; every copy, if none is named"
-    command(copies, _work_check).add_argument("chapters", nargs="*", **chapters, help=text)
+    command(commands, "doctor", _doctor)
+    progress = command(
+        commands, "progress", lambda its: module("exercises").progress(its.chapter), "which exercises are done"
+    )
+    progress.add_argument("chapter", nargs="?", type=int, help="this chapter's alone")
+    text = """copy the notebooks into work/, where you solve them, and open the first in JupyterLab; JupyterLab's own
+        arguments are passed on, such as --no-browser --port=8889"""
+    command(commands, "lab", lambda its: module("work").lab(its.others), text)
+    text = """your copies of the notebooks, in work/; without a command of its own: copy those that are missing, and say
+        which chapters are newer"""
+    work = command(commands, "work", lambda its: module("work").fill(), text)
+    copies, chapters = work.add_subparsers(title="with your copies"), {"type": int, "metavar": "CHAPTER"}
+    text = "take the course's chapter as it is now; your copy stays, under a dated name"
+    take = command(copies, "take", lambda its: module("work").take(its.chapters), text)
+    take.add_argument("chapters", nargs="+", **chapters, help="a chapter's number")
+    text = "run your copies, and print what their checks say; status 1 where an answer is wrong or a cell raises"
+    check = command(copies, "check", lambda its: int(not module("work").check(its.chapters)), text)
+    check.add_argument("chapters", nargs="*", **chapters, help="a chapter's number; every copy, if none is named")
 
-    ring = command(commands, _ring)
+    ring = command(commands, "ring", _ring)
     sizes(
         ring,
         ranks=(4, "RANKS", "processes; each gets a GPU of its own where there are enough"),
@@ -75,7 +81,7 @@ def parser() -> argparse.ArgumentParser:
     )
     ring.add_argument("--full", action="store_true", help="without the causal mask")
 
-    case = command(commands, _bench)
+    case = command(commands, "bench", _bench)
     sizes(
         case,
         seq_len=(4096, "S", "queries and keys of a head"),
@@ -88,7 +94,8 @@ def parser() -> argparse.ArgumentParser:
     case.add_argument("--dtype", default="fp16", choices=DTYPES, help="of every tensor")
     case.add_argument("--mode", default="fwd", choices=MODES, help="what is timed")
     files = case.add_subparsers(title="with a file of results")
-    sweep, plot, table = (command(files, run) for run in (_bench_sweep, _bench_plot, _bench_table))
+    runs = {"sweep": _bench_sweep, "plot": _bench_plot, "table": _bench_table}
+    sweep, plot, table = (command(files, name, run) for name, run in runs.items())
     sweep.add_argument("--modes", nargs="+", choices=MODES, help="what is timed, if not what the grid names")
     sweep.add_argument("--dtypes", nargs="+", choices=DTYPES, help="of every tensor, if not those that the grid names")
     text = "results to write and to go on from, if not the GPU's name and .json, in this folder"
@@ -124,43 +131,6 @@ def _doctor(options: Namespace) -> int:
     return doctor.main()
 
 
-def _progress(options: Namespace) -> None:
-    """which exercises are done"""
-    from fa_tutorial.exercises import progress
-
-    progress(options.chapter)
-
-
-def _lab(options: Namespace) -> None:
-    """copy the notebooks into work/, where you solve them, and open the first in JupyterLab; JupyterLab's own arguments
-    are passed on, such as --no-browser --port=8889"""
-    from fa_tutorial import work
-
-    work.lab(options.others)
-
-
-def _work(options: Namespace) -> None:
-    """your copies of the notebooks, in work/; without a command of its own: copy those that are missing, and say which
-    chapters are newer"""
-    from fa_tutorial import work
-
-    work.fill()
-
-
-def _work_take(options: Namespace) -> None:
-    """take the course's chapter as it is now; your copy stays, under a dated name"""
-    from fa_tutorial import work
-
-    work.take(options.chapters)
-
-
-def _work_check(options: Namespace) -> int:
-    """run your copies, and print what their checks say; status 1 where an answer is wrong or a cell raises"""
-    from fa_tutorial import work
-
-    return int(not work.check(options.chapters))
-
-
 def _ring(options: Namespace) -> int:
     """ring attention in processes of this machine, checked against attention in one (chapter 13); status 1 where it is
     wrong"""
@@ -176,11 +146,8 @@ def _bench(options: Namespace) -> int:
     from fa_tutorial.bench import measure, sweep, tables, timing
 
     timing.require_gpu()
-    S, H = options.seq_len, options.num_heads
-    shape = Shape(
-        options.batch_size, H, H if options.kv_heads is None else options.kv_heads, S, S, options.head_dim,
-        options.causal,
-    )  # fmt: skip
+    S, H_q, H_k = options.seq_len, options.num_heads, options.kv_heads
+    shape = Shape(options.batch_size, H_q, H_q if H_k is None else H_k, S, S, options.head_dim, options.causal)
     cases = [measure.check(Case(name, options.mode, options.dtype, shape)) for name in options.providers]
     failed = 0
     print(tables.case_head())
@@ -200,7 +167,8 @@ def _bench_sweep(options: Namespace) -> int:
     timing.require_gpu()
     path = options.file or results.path_here()
     try:
-        failed = sweep.sweep(path, GRIDS[options.grid], options.providers, options.modes, options.dtypes)
+        which = {"modes": options.modes, "dtypes": options.dtypes}
+        failed = sweep.sweep(path, GRIDS[options.grid], options.providers, **which)
     except KeyboardInterrupt:
         print(f"\nStopped. {path} holds every finished row; the same command goes on from there.", file=sys.stderr)
         return 130
@@ -246,7 +214,7 @@ def _bench_table(options: Namespace) -> None:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command, sys.argv's unless given, and return its exit status."""
     options, others = parser().parse_known_args(arguments)
-    if others and options.run is not _lab:
+    if others and not options.passes_on:
         parser().error(f"unrecognized arguments: {' '.join(others)}")
     options.others = others
     try:

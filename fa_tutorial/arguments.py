@@ -1,7 +1,5 @@
 """Argument checks that the chapters share: each names the value, what is allowed, and raises."""
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Iterable
@@ -90,8 +88,7 @@ def check_tensor(
 
 def check_alike(**tensors: torch.Tensor) -> None:
     """Raise unless all tensors share a dtype (TypeError) and a device (ValueError)."""
-    found = [tensor.dtype for tensor in tensors.values()]
-    if found.count(found[0]) < len(found):
+    if len({tensor.dtype for tensor in tensors.values()}) > 1:
         dtypes = ", ".join(f"{name}: {dtype_name(tensor.dtype)}" for name, tensor in tensors.items())
         raise TypeError(f"{', '.join(tensors)} must have one dtype, got {dtypes}")
     check_devices(**tensors)
@@ -99,8 +96,7 @@ def check_alike(**tensors: torch.Tensor) -> None:
 
 def check_devices(**tensors: torch.Tensor) -> None:
     """Raise ValueError unless all tensors are on one device."""
-    found = [tensor.device for tensor in tensors.values()]
-    if found.count(found[0]) < len(found):
+    if len({tensor.device for tensor in tensors.values()}) > 1:
         devices = ", ".join(f"{name}: {tensor.device}" for name, tensor in tensors.items())
         raise ValueError(f"{', '.join(tensors)} must be on one device, got {devices}")
 
@@ -108,26 +104,21 @@ def check_devices(**tensors: torch.Tensor) -> None:
 def check_attention(
     q, k, v, scale: float | None = None, *, dtypes: Iterable[torch.dtype] = FLOAT_DTYPES, max_d: int | None = None
 ) -> float:
-    """Check attention's arguments, and return the scale: `scale`, or 1/√D where it is None.
-
-    q: (B, H_q, S_q, D); k, v: (B, H_k, S_k, D), H_q a multiple of H_k, one dtype of `dtypes`, one device, 1 ≤ D ≤
-    max_d. TypeError for what is no such tensor or number, ValueError for shapes, devices, D and a scale that is not
-    finite.
-    """
+    """Check attention's arguments, and return the scale: `scale`, or 1/√D where it is None. q: (B, H_q, S_q, D); k, v:
+    (B, H_k, S_k, D), H_q a multiple of H_k, one dtype of `dtypes`, one device, 1 ≤ D ≤ max_d. TypeError for what is no
+    such tensor or number, ValueError for shapes, devices, D and a scale that is not finite."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         check_tensor(name, tensor, dtypes=dtypes)
         if tensor.ndim != 4:
-            raise ValueError(
-                f"{name}: expected (B, H, S, D), got {tensor.ndim} dimensions, shape {tuple(tensor.shape)}"
-            )
+            got = f"{tensor.ndim} dimensions, shape {tuple(tensor.shape)}"
+            raise ValueError(f"{name}: expected (B, H, S, D), got {got}")
     check_alike(q=q, k=k, v=v)
     if k.shape != v.shape:
         raise ValueError(f"k and v must have one shape, got k {tuple(k.shape)} and v {tuple(v.shape)}")
     (B, H_q, _, D), H_k = q.shape, k.shape[1]
     if k.shape[0] != B or k.shape[3] != D:
-        raise ValueError(
-            f"q and k must agree in batch and head dimension, got q {tuple(q.shape)} and k {tuple(k.shape)}"
-        )
+        got = f"q {tuple(q.shape)} and k {tuple(k.shape)}"
+        raise ValueError(f"q and k must agree in batch and head dimension, got {got}")
     if H_q % H_k if H_k else H_q:
         raise ValueError(f"query heads must be a multiple of key heads, got {H_q} query heads and {H_k} key heads")
     if D < 1 or (max_d is not None and max_d < D):
@@ -136,13 +127,10 @@ def check_attention(
 
 
 def check_scale(scale) -> float:
-    """Return the scale as a float. As check_finite, in the kernels' float32; TypeError for a tensor that asks for a
-    gradient it would not get."""
+    """As check_finite, in the kernels' float32; TypeError for a tensor that asks for a gradient it would not get."""
     if isinstance(scale, torch.Tensor) and scale.requires_grad:
-        raise TypeError(
-            "scale is a number without a gradient, got a tensor that requires one; to learn it, multiply q by it "
-            "and pass scale=1.0"
-        )
+        instead = "to learn it, multiply q by it and pass scale=1.0"
+        raise TypeError(f"scale is a number without a gradient, got a tensor that requires one; {instead}")
     number = check_finite("scale", scale)
     if abs(number) > torch.finfo(torch.float32).max:
         raise ValueError(f"scale must be finite in float32, got {scale!r}")

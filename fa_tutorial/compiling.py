@@ -1,15 +1,14 @@
-"""Compile kernels for GPUs that aren't there, and read what ptxas says: for chapters 2, 3, 5, 8, 9,
-10, 12 and tools/compile_report.
+"""Compile kernels for GPUs that aren't there, and read what ptxas says.
 
 Triton and its ptxas compile for any NVIDIA GPU on any machine with Linux. The launchers themselves are called, on
 tensors without memory (device "meta"), and each launch is compiled instead. That takes a process that was started with
 Triton's interpreter off: `in_a_process` starts one.
 """
 
-from __future__ import annotations
-
 import contextlib
+import functools
 import io
+import itertools
 import json
 import os
 import re
@@ -17,18 +16,18 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import astuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
+from unittest import mock
 
 import torch
 import triton.language as tl
 
-from fa_tutorial import forward, hardware, layout, tuned
+from fa_tutorial import forward, hardware, layout, matmul, tuned
 from fa_tutorial.source import globals_of, source_of
-from fa_tutorial.tiles import TileConfig
+from fa_tutorial.tiles import TileConfig, heads
 
 # Bytes of shared memory that one block may ask for (opt-in), by compute capability. CUDA programming guide, table of
 # technical specifications. T4; A100; RTX 30xx; RTX 40xx; H100, H200; B200; RTX 50xx.
@@ -38,10 +37,8 @@ SERIALISED = ("C7510", "C7511", "C7512", "C7514", "C7515", "C7517")
 
 
 class Row(NamedTuple):
-    """What a compile gave. registers: a thread's; shared: bytes a block; spills: bytes stored and loaded a thread.
-
-    warnings: ptxas's codes for a wgmma that it serialised, of SERIALISED.
-    """
+    """What a compile gave. registers: a thread's; shared: bytes a block; spills: bytes stored and loaded a thread;
+    warnings: of SERIALISED."""
 
     kernel: str
     case: str
@@ -60,34 +57,15 @@ HEADS, LENGTH = 16, 4096
 
 def inputs(dtype: torch.dtype, D: int, S: int = LENGTH) -> list[torch.Tensor]:
     """q, k, v, o, do and lse without memory: (1, HEADS, S, D) each, and (1, HEADS, S)."""
-    return [torch.empty(1, HEADS, S, D, dtype=dtype, device="meta") for _ in range(5)] + [
-        torch.empty(1, HEADS, S, device="meta")
-    ]
-
-
-class StandInDriver:
-    """What Triton asks its driver for, of a GPU that is not there."""
-
-    def __init__(self, capability: int):
-        self.capability = capability
-
-    def get_current_target(self):
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self) -> int:
-        return self.capability  # so that every capability has compiled kernels of its own
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
+    x = torch.empty(1, HEADS, S, D, dtype=dtype, device="meta")
+    return [*(torch.empty_like(x) for _ in range(5)), torch.empty(1, HEADS, S, device="meta")]
 
 
 @contextlib.contextmanager
 def compiling_for(capability: int) -> Iterator[list[tuple[str, Any, str]]]:
     """Within, launches compile for this capability and run nothing. Yields the list of (kernel's name, compiled kernel,
-    what ptxas said).
-    """
+    what ptxas said)."""
+    from triton.backends.compiler import GPUTarget
     from triton.runtime import driver
     from triton.runtime.jit import JITFunction
 
@@ -98,42 +76,39 @@ def compiling_for(capability: int) -> Iterator[list[tuple[str, Any, str]]]:
         log = io.StringIO()
         with contextlib.redirect_stdout(log):  # where Triton prints ptxas's words
             compiled = run(kernel, *arguments, grid=grid, warmup=True, **options)
-        launched.append(
-            (f"{kernel.__module__.removeprefix('fa_tutorial.')}.{kernel.__name__}", compiled, log.getvalue())
-        )
+        name = f"{kernel.__module__.removeprefix('fa_tutorial.')}.{kernel.__name__}"
+        launched.append((name, compiled, log.getvalue()))
 
     card = hardware.Card("stand-in", capability, SHARED_LIMITS[capability], multiprocessors=132)
-    patched = {
-        "card": lambda index: card,
-        "card_of": lambda tensor: card,
-        "require_kernel_device": lambda tensor, name: None,
+    patched = dict.fromkeys(("card", "card_of"), lambda _: card) | {"require_kernel_device": lambda tensor, name: None}
+    modules = [module for key, module in sys.modules.items() if key.startswith("fa_tutorial")]
+    stand_in = {
+        "get_current_target": lambda: GPUTarget("cuda", capability, 32),
+        "get_current_device": lambda: capability,  # so that every capability has compiled kernels of its own
+        "get_current_stream": lambda device: 0,
     }
-    places = [
-        (module, name)
-        for key, module in sys.modules.items()
-        if key.startswith("fa_tutorial")
-        for name in patched
-        if name in vars(module)  # hasattr would import what a module imports when it's asked for
-    ]
-    kept = [getattr(module, name) for module, name in places]
-    driver.set_active(StandInDriver(capability))
-    JITFunction.run = compile_only
-    for module, name in places:
-        setattr(module, name, patched[name])
+    driver.set_active(SimpleNamespace(**stand_in))
     try:
-        yield launched
+        with contextlib.ExitStack() as patches:
+            patches.enter_context(mock.patch.object(JITFunction, "run", compile_only))
+            for module, name in itertools.product(modules, patched):
+                if name in vars(module):  # hasattr would import what a module imports when it's asked for
+                    patches.enter_context(mock.patch.object(module, name, patched[name]))
+            yield launched
     finally:
-        JITFunction.run = run
-        for (module, name), value in zip(places, kept, strict=True):
-            setattr(module, name, value)
         tuned.launching._prepared.clear()
         tuned.descriptors.can_use_tma.cache_clear()
 
 
+def compiled_by(launch: Callable[..., Any], *args: Any, **options: Any) -> tuple[Any, str]:
+    """The last kernel that launch(*args, **options) launches, compiled for Hopper, and what ptxas said."""
+    with compiling_for(hardware.HOPPER_CAPABILITY) as launched:
+        launch(*args, **options)
+    return launched[-1][1:]
+
+
 def compile_calls(capability: int, calls: Iterable[Call]) -> Iterator[Row]:
-    """A row for each different kernel that the calls launch. Needs a process that was started with Triton's interpreter
-    off.
-    """
+    """A row for each different kernel that the calls launch."""
     seen = set()
     with compiling_for(capability) as launched:
         for case, call in calls:
@@ -142,12 +117,9 @@ def compile_calls(capability: int, calls: Iterable[Call]) -> Iterator[Row]:
             for kernel, compiled, log in launched:
                 if compiled.hash not in seen:
                     seen.add(compiled.hash)
-                    options = compiled.metadata
-                    registers, spills, warnings = read_ptxas(log)
-                    yield Row(
-                        kernel, case, capability, options.num_warps, options.num_stages, registers, options.shared,
-                        spills, warnings,
-                    )  # fmt: skip
+                    of, (registers, spills, warnings) = compiled.metadata, read_ptxas(log)
+                    made = of.num_warps, of.num_stages, registers, of.shared, spills, warnings
+                    yield Row(kernel, case, capability, *made)
             launched.clear()
 
 
@@ -193,12 +165,9 @@ _servers = threading.local()
 
 
 def in_a_process(code: str) -> Any:
-    """What `code` prints in its last line, JSON, where Triton compiles everything anew, whatever it does in this
-    process.
-
-    `code` has json, and imports what this process could. RuntimeError with its words where it fails. Its process is a
-    fork of one that has imported torch and Triton, and that waits for this thread's next code.
-    """
+    """What `code` prints in its last line, JSON, where Triton compiles everything anew. `code` has json, and imports
+    what this process could. RuntimeError with its words where it fails. Its process is a fork of one that has imported
+    torch and Triton, and that waits for this thread's next code."""
     settings = {hardware.INTERPRETER_SWITCH: "0", "TRITON_ALWAYS_COMPILE": "1", "TRITON_DUMP_PTXAS_LOG": "1"}
     environment = os.environ | settings
     process, server = getattr(_servers, "mine", (None, None))
@@ -224,30 +193,73 @@ def in_a_process(code: str) -> Any:
     return json.loads(said.splitlines()[-1])
 
 
-def softmax_registers(kernel: Any, launches: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """(registers, bytes spilled) of a thread of a softmax_kernel in fp32 on an H200, for each (columns, warps).
+def of_a_kernel(course: Any, of: Callable | None = None) -> Callable:
+    """Decorates function(kernel, *args), JSON's, which runs where Triton compiles, with `kernel` made anew, with the
+    functions, constants and modules that it names. Where that fails a line says so, and `course` takes its place. args:
+    as repr tells them. of: what is made of each row that the function gives."""
 
-    kernel: chapter 2's, or a reader's, as forward_rows takes it.
-    """
-    code = f"""
-import torch
+    def decorated(function: Callable) -> Callable:
+        @functools.wraps(function)
+        def in_its_process(kernel: Any, *args: Any, **options: Any) -> Any:
+            name = f"{function.__module__}.{function.__name__}"
+            code = f"import {function.__module__}\nfound = inspect.unwrap({name})(kernel, *{args!r}, **{options!r})"
+            try:
+                found = in_a_process(f"{_made_anew(kernel, course)}{code}\nprint(json.dumps(found))")
+            except RuntimeError as error:
+                if kernel is course:
+                    raise
+                why = str(error).splitlines()[-1]
+                print(f"your kernel doesn't compile, so these are the course's numbers: {why}")
+                return in_its_process(course, *args, **options)
+            return [of(*row) for row in found] if of else found
 
-found = []
-for columns, num_warps in {list(launches)!r}:
-    x = torch.empty(64, columns, device="meta")
-    with compiling.compiling_for(90) as launched:
-        kernel[(64,)](x, x, columns, columns, columns, BLOCK=columns, num_warps=num_warps)
-    found.append(compiling.read_ptxas(launched[0][2])[:2])
-print(json.dumps(found))
+        return in_its_process
+
+    return decorated
+
+
+def _made_anew(kernel: Any, course: Any) -> str:
+    """Code that makes `kernel`, with all that it names, in the course's module."""
+    kernels = list(dict.fromkeys(_with_its_own(kernel)))
+    named = {name: value for one in kernels for name, value in globals_of(one).items()}
+    imports = [f"import {value.__name__} as {name}" for name, value in named.items() if isinstance(value, ModuleType)]
+    constexprs = {name: value.value for name, value in named.items() if isinstance(value, tl.constexpr)}
+    constants = [f"{name} = tl.constexpr({value!r})" for name, value in constexprs.items()]
+    text = "\n".join(["from math import inf", *imports, *constants, *map(source_of, kernels)])
+    module = course.fn.__module__
+    return f"""
+import inspect, {module}
+from fa_tutorial.source import defined
+from fa_tutorial.tiles import TileConfig
+
+kernel = defined({text!r}, vars({module}))[{kernel.fn.__name__!r}]
 """
-    return of_a_kernel(kernel, layout.softmax_kernel, code)
+
+
+def _with_its_own(kernel: Any) -> Iterator[Any]:
+    """The jitted functions that `kernel` calls and that aren't the package's, and at last the kernel."""
+    for called in globals_of(kernel).values():
+        if hasattr(called, "fn") and not called.fn.__module__.startswith(("fa_tutorial.", "triton.")):
+            yield from _with_its_own(called)
+    yield kernel
+
+
+@of_a_kernel(layout.softmax_kernel)
+def softmax_registers(kernel: Any, launches: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """(registers, bytes spilled) of a thread of a softmax_kernel in fp32 on an H200, for each (columns, warps)."""
+    found = []
+    for columns, num_warps in launches:
+        x = torch.empty(64, columns, device="meta")
+        strides = columns, columns, columns
+        _, log = compiled_by(kernel[(64,)], x, x, *strides, BLOCK=columns, num_warps=num_warps)
+        found.append(read_ptxas(log)[:2])
+    return found
 
 
 class Loop(NamedTuple):
     """How a loop multiplies. piece: the rows and columns of c that a warp computes by mma.sync, or four warps together
     by wgmma. flops_per_byte: by count, of what mma.sync's warps copy from shared memory; None for wgmma, which copies
-    nothing. spilled: bytes a thread.
-    """
+    nothing. spilled: bytes a thread."""
 
     instruction: str
     piece: tuple[int, int]
@@ -255,149 +267,74 @@ class Loop(NamedTuple):
     spilled: int
 
 
-def matmul_loops(kernel: Any, launches: Iterable[tuple[int, int, int, str]]) -> list[Loop]:
+PTX_LOOP = re.compile(r"(\$L\w+):.*?bra\S*\s+\1;", re.DOTALL)
+
+
+@of_a_kernel(matmul.matmul_kernel, lambda name, piece, *rest: Loop(name, tuple(piece), *rest))
+def matmul_loops(kernel: Any, launches: Sequence[tuple[int, int, int, str]]) -> list[Loop]:
     """What an H200 gets for a matmul_kernel in fp16, for each (BLOCK_M, BLOCK_N, warps, instruction): "mma.sync" is
-    compiled with the launch option arch="sm80".
-
-    kernel: chapter 3's, or a reader's with the same parameters. BLOCK_K is 64, with three stages.
-    """
-    code = f"""
-import re, torch
-from fa_tutorial import compiling, matmul
-from fa_tutorial.source import defined
-
-kernel = defined({source_of(kernel)!r}, vars(matmul))[{kernel.fn.__name__!r}]
-a, found = torch.empty(4096, 4096, dtype=torch.float16, device="meta"), []
-for block_m, block_n, num_warps, wanted in {list(launches)!r}:
-    options = dict(BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=64, num_warps=num_warps, num_stages=3)
-    if wanted == "mma.sync":
-        options["arch"] = "sm80"
-    with compiling.compiling_for(90) as launched:
-        kernel[(1,)](*[a] * 3, *a.shape, len(a), *[*a.stride()] * 3, **options)
-    _, compiled, log = launched[0]
-    loop = re.search(r"(\\$L\\w+):.*?bra\\S*\\s+\\1;", compiled.asm["ptx"], re.DOTALL)[0]
-    instruction, columns = re.search(r"(mma.sync|wgmma)\\S+m\\d+n(\\d+)k\\d+", loop).groups()
-    layout = re.search(r"nvidia_mma<.*?warpsPerCTA = \\[(\\d+), (\\d+)\\]", compiled.asm["ttgir"])
-    down, across = map(int, layout.groups())
-    copies, products = loop.count("ldmatrix"), len(re.findall(r"mma.sync\\S+m16n8k16", loop))
-    found.append((
-        instruction,
-        (64, int(columns)) if instruction == "wgmma" else (block_m // down, block_n // across),
-        products * 2 * 16 * 8 * 16 / (copies * 512) if copies else None,  # an ldmatrix of a warp copies 512 bytes
-        compiling.read_ptxas(log)[1],
-    ))
-print(json.dumps(found))
-"""
-    return [Loop(name, tuple(piece), rate, spilled) for name, piece, rate, spilled in in_a_process(code)]
+    compiled with the launch option arch="sm80". BLOCK_K is 64, with three stages."""
+    a, found = torch.empty(4096, 4096, dtype=torch.float16, device="meta"), []
+    for block_m, block_n, num_warps, wanted in launches:
+        options = {"arch": "sm80"} if wanted == "mma.sync" else {}
+        options |= {"BLOCK_M": block_m, "BLOCK_N": block_n, "BLOCK_K": 64, "num_warps": num_warps, "num_stages": 3}
+        compiled, log = compiled_by(kernel[(1,)], *[a] * 3, *a.shape, len(a), *[*a.stride()] * 3, **options)
+        loop = PTX_LOOP.search(compiled.asm["ptx"])[0]
+        instruction, columns = re.search(r"(mma.sync|wgmma)\S+m\d+n(\d+)k\d+", loop).groups()
+        warps = re.search(r"nvidia_mma<.*?warpsPerCTA = \[(\d+), (\d+)\]", compiled.asm["ttgir"])
+        down, across = map(int, warps.groups())
+        copies, products = loop.count("ldmatrix"), len(re.findall(r"mma.sync\S+m16n8k16", loop))
+        piece = (64, int(columns)) if instruction == "wgmma" else (block_m // down, block_n // across)
+        rate = products * 2 * 16 * 8 * 16 / (copies * 512) if copies else None  # a warp's ldmatrix copies 512 bytes
+        found.append((instruction, piece, rate, read_ptxas(log)[1]))
+    return found
 
 
-def forward_rows(kernel: Any, cases: Iterable[tuple[str, int, TileConfig]]) -> list[Row]:
-    """What a compile of a flash_forward_kernel gives on an H200, for each (dtype's name, D, tile).
-
-    kernel: chapter 5's, or a reader's with the same parameters. Its functions, constants and modules come along.
-    Where it doesn't compile, a line says so, and the numbers are those of chapter 5's.
-    """
-    code = f"""
-from functools import partial
-import torch
-from fa_tutorial import forward
-from fa_tutorial.tiles import TileConfig
-
-forward.flash_forward_kernel = kernel
-calls = []
-for dtype, D, tile in {[(dtype, D, astuple(tile)) for dtype, D, tile in cases]!r}:
-    q, k, v, *_ = compiling.inputs(getattr(torch, dtype), D)
-    calls.append(("", partial(forward.flash_forward, q, k, v, False, 0.5, config=TileConfig(*tile))))
-print(json.dumps(list(compiling.compile_calls(90, calls))))
-"""
-    return [Row(*row) for row in of_a_kernel(kernel, forward.flash_forward_kernel, code)]
+@of_a_kernel(forward.flash_forward_kernel, Row)
+def forward_rows(kernel: Any, cases: Sequence[tuple[str, int, TileConfig]]) -> list[Row]:
+    """What a compile of a flash_forward_kernel gives on an H200, for each (dtype's name, D, tile)."""
+    forward.flash_forward_kernel, calls = kernel, []
+    for dtype, D, tile in cases:
+        q, k, v, *_ = inputs(getattr(torch, dtype), D)
+        calls.append(("", functools.partial(forward.flash_forward, q, k, v, False, 0.5, config=tile)))
+    return list(compile_calls(hardware.HOPPER_CAPABILITY, calls))
 
 
-def forward_loop(kernel: Any, D: int, tile: TileConfig) -> dict[str, int]:
-    """How many instructions of each name the loop without a mask has, of a flash_forward_kernel in fp16 on an H200:
-    {"FMUL": 166, …}.
-
-    kernel: as forward_rows takes it.
-    """
-    code = f"""
-import collections, torch
-from fa_tutorial import forward, sass
-from fa_tutorial.tiles import TileConfig
-
-forward.flash_forward_kernel = kernel
-q, k, v, *_ = compiling.inputs(torch.float16, {D})
-with compiling.compiling_for(90) as launched:
-    forward.flash_forward(q, k, v, False, 0.5, config=TileConfig(*{astuple(tile)!r}))
-loop = sass.inner_loop(sass.sass_of(launched[-1][1]))
-print(json.dumps(collections.Counter(name.split(".")[0] for name in loop)))
-"""
-    return of_a_kernel(kernel, forward.flash_forward_kernel, code)
-
-
-def descriptor_loops(kernel: Any, course: Any) -> list[dict[str, Any]]:
-    """What becomes of exercise 8.3's kernel in fp16 on an H200 with chapter 8's tile of 64x64, for D = 64 and 128:
-    {"D", "registers": a thread's, "loop": how many instructions of each name}.
-
-    kernel: as forward_rows takes it. course: the course's solution, in its place where it doesn't compile.
-    """
-    code = """
-import collections, torch
-from fa_tutorial import sass, tuned
-from fa_tutorial.tiles import TileConfig
-
-found = []
-for D in (64, 128):
-    on_tiles = [tuned.descriptors.descriptor_template(x, 64)(x) for x in compiling.inputs(torch.float16, D)[:4]]
-    with compiling.compiling_for(90) as launched:
-        kernel[(1,)](
-            *on_tiles, compiling.HEADS, *[compiling.LENGTH] * 2, 0.1,
-            BLOCK_M=64, BLOCK_N=64, D=D, num_warps=4, num_stages=3)
-    loop = collections.Counter(name.split(".")[0] for name in sass.inner_loop(sass.sass_of(launched[0][1])))
-    found.append({"D": D, "registers": compiling.read_ptxas(launched[0][2])[0], "loop": loop})
-print(json.dumps(found))
-"""
-    return of_a_kernel(kernel, course, code)
-
-
+@of_a_kernel(forward.flash_forward_kernel)
 def loop_order(kernel: Any, stages: int) -> list[str]:
     """What an iteration of a flash_forward_kernel's loop without a mask does by Ampere's mma.sync, in the order of its
-    PTX. fp16, D = 128, tiles of 128 rows and 32 keys, 4 warps, on an H200.
+    PTX. fp16, D = 128, tiles of 128 rows and 32 keys, 4 warps, on an H200."""
+    q, k, v, o, _, lse = inputs(torch.float16, 128)
+    options = TileConfig(128, 32, 4, stages).launch() | {"IS_CAUSAL": False, "BLOCK_D": 128, "arch": "sm80"}
+    tensors, sizes = (*map(heads, (q, k, v, o)), lse), (HEADS, HEADS, LENGTH, LENGTH, 128)
+    compiled, _ = compiled_by(kernel[(1,)], *tensors, *sizes, 0.1, **options)
+    steps, products = [], iter(("q kᵀ", "p v"))
+    for step in re.findall(r"wait_group\s+\d+|commit_group|mma\.sync|ex2", PTX_LOOP.search(compiled.asm["ptx"])[0]):
+        if step == "mma.sync":
+            steps += [] if steps[-1] in ("q kᵀ", "p v") else [next(products)]
+        elif step == "ex2":
+            steps += [] if steps[-1] == "softmax" else ["softmax"]
+        elif step == "commit_group":
+            steps.append("begin a copy")
+        else:
+            left = int(step.split()[1])
+            steps.append(f"wait until {left} copies are left" if left else "wait for all copies")
+    return steps
 
-    kernel: as forward_rows takes it.
-    """
-    code = f"""
-import re, torch
-from fa_tutorial.tiles import TileConfig, heads
 
-q, k, v, o, _, lse = compiling.inputs(torch.float16, 128)
-with compiling.compiling_for(90) as launched:
-    kernel[(1,)](
-        *map(heads, (q, k, v, o)), lse, *[compiling.HEADS] * 2, *[compiling.LENGTH] * 2, 128, 0.1,
-        IS_CAUSAL=False, BLOCK_D=128, **TileConfig(128, 32, 4, {stages}).launch(), arch="sm80")
-ptx = launched[-1][1].asm["ptx"]
-loop = re.search(r"(\\$L\\w+):.*?bra\\S*\\s+\\1;", ptx, re.DOTALL)[0]
-steps, products = [], iter(("q kᵀ", "p v"))
-for step in re.findall(r"wait_group\\s+\\d+|commit_group|mma\\.sync|ex2", loop):
-    if step == "mma.sync":
-        steps += [] if steps[-1] in ("q kᵀ", "p v") else [next(products)]
-    elif step == "ex2":
-        steps += [] if steps[-1] == "softmax" else ["softmax"]
-    elif step == "commit_group":
-        steps.append("begin a copy")
-    else:
-        left = int(step.split()[1])
-        steps.append(f"wait until {{left}} copies are left" if left else "wait for all copies")
-print(json.dumps(steps))
-"""
-    return of_a_kernel(kernel, forward.flash_forward_kernel, code)
+def split_shared_bytes(kernel: Any) -> int:
+    """Bytes of shared memory that a block of exercise 11.3's kernel takes on an H200 as the chapter launches it: in
+    fp16, with D = 128 and tiles of 64 keys."""
+    tensors = [heads(torch.empty(1, 8, n, 128, dtype=torch.float16, device="meta")) for n in (8, 128, 128)]
+    o, lse = heads(torch.empty(2, 8, 8, 128, device="meta")), torch.empty(2, 8, 8, device="meta")
+    sizes = (8, 1, 8, 128, 128, 128**-0.5)
+    compiled, _ = compiled_by(kernel[(8, 2)], *tensors, o, lse, *sizes, BLOCK_M=16, BLOCK_N=64, BLOCK_D=128)
+    return compiled.metadata.shared
 
 
 def scored_loops(scores: dict[str, Any], D: int) -> dict[str, list[int]]:
-    """[instructions, of them MUFU] in the whole tiles' loop of chapter 10's causal forward on an H200 in fp16, by a
-    score's name.
-
-    scores: name -> a score mod that reads aux.softcap, or None for none.
-    """
+    """[instructions, of them MUFU] in the whole tiles' loop of chapter 10's causal forward on an H200 in fp16, by name.
+    scores: name -> a score mod that reads aux.softcap, or None."""
     of_mods = [(source_of(mod), mod.fn.__name__) if mod else ("", "") for mod in scores.values()]
     code = f"""
 import torch
@@ -411,44 +348,9 @@ aux, found = mods.Aux(offset=0, left=S, right=0, softcap=50.0), []
 mask = BlockMask(mods.sliding_window, aux, 1, 1, S, S, q.device)
 for text, name in {of_mods!r}:
     score = defined(text, vars(mods))[name] if name else None
-    with compiling.compiling_for(90) as launched:
-        forward.variant_forward(q, k, v, mods.Mods(score, mask=mods.sliding_window), aux, mask)
-    loop = sass.inner_loop(sass.sass_of(launched[-1][1]))
+    both = mods.Mods(score, mask=mods.sliding_window)
+    loop = sass.inner_loop(sass.sass_of(compiling.compiled_by(forward.variant_forward, q, k, v, both, aux, mask)[0]))
     found.append((len(loop), sum("MUFU" in name for name in loop)))
 print(json.dumps(found))
 """
     return dict(zip(scores, in_a_process(code), strict=True))
-
-
-def of_a_kernel(kernel: Any, course: Any, code: str) -> Any:
-    """What `code` prints, which finds `kernel` compiled anew with all that it names; the course's where that fails."""
-    kernels = list(dict.fromkeys(_with_its_own(kernel)))
-    named = {name: value for one in kernels for name, value in globals_of(one).items()}
-    imports = [f"import {value.__name__} as {name}" for name, value in named.items() if isinstance(value, ModuleType)]
-    constants = [
-        f"{name} = tl.constexpr({value.value!r})" for name, value in named.items() if isinstance(value, tl.constexpr)
-    ]
-    text = "\n".join(["from math import inf", *imports, *constants, *map(source_of, kernels)])
-    module = course.fn.__module__
-    before = f"""
-import {module}
-from fa_tutorial import compiling
-from fa_tutorial.source import defined
-
-kernel = defined({text!r}, vars({module}))[{kernel.fn.__name__!r}]
-"""
-    try:
-        return in_a_process(before + code)
-    except RuntimeError as error:
-        if kernel is course:
-            raise
-        print(f"your kernel doesn't compile, so these are the course's numbers: {str(error).splitlines()[-1]}")
-        return of_a_kernel(course, course, code)
-
-
-def _with_its_own(kernel: Any) -> Iterator[Any]:
-    """The jitted functions that `kernel` calls and that aren't the package's, and at last the kernel."""
-    for called in globals_of(kernel).values():
-        if hasattr(called, "fn") and not called.fn.__module__.startswith(("fa_tutorial.", "triton.")):
-            yield from _with_its_own(called)
-    yield kernel

@@ -1,10 +1,7 @@
 """What this machine can run, and what is wrong with the installation: `python -m fa_tutorial doctor`.
 
-The machine is looked at once, into Facts, from which the findings follow: so that every bad combination can be tried
-without having one.
+The machine is looked at once, into Facts, from which the findings follow: every bad combination can be tried.
 """
-
-from __future__ import annotations
 
 import importlib.util
 import os
@@ -20,7 +17,6 @@ from typing import NamedTuple
 
 import numpy
 import torch
-from tqdm import tqdm
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.progress import STATE_VARIABLE, state_file
@@ -36,10 +32,8 @@ ANEW = "Make the installation anew: make clean, then make setup. If that does no
 class Facts:
     """What doctor looks at. Versions are strings as their packages give them, None where a package is missing.
 
-    torch_cuda: the CUDA version that torch is built for, None for a CPU build. gpu: the name of the GPU that torch can
-    use.
-    driver: the driver's own tool lists a GPU. visible_devices: CUDA_VISIBLE_DEVICES. switch: TRITON_INTERPRET as it
-    stands now.
+    torch_cuda: what torch is built for, None for a CPU build. gpu: the name of the GPU that torch can use. driver: the
+    driver's own tool lists a GPU. visible_devices: CUDA_VISIBLE_DEVICES. switch: TRITON_INTERPRET as it stands now.
     capability: 90 for 9.0. shared_memory: bytes a block may ask for. python_headers: Python.h is installed.
     """
 
@@ -86,7 +80,6 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 
 def gather() -> Facts:
-    """Look at this machine."""
     state = state_file()
     return Facts(
         system=platform.system(),
@@ -117,9 +110,6 @@ def writable(folder: Path) -> bool:
     return nearest.is_dir() and os.access(nearest, os.W_OK)
 
 
-# ---------------------------------------------------------------- findings
-
-
 def examine(facts: Facts) -> list[Finding]:
     """Everything that holds for `facts`."""
     return [*examine_triton(facts), *examine_gpu(facts), *examine_versions(facts)]
@@ -128,22 +118,16 @@ def examine(facts: Facts) -> list[Finding]:
 def examine_triton(facts: Facts) -> Iterator[Finding]:
     switch = hardware.INTERPRETER_SWITCH
     if facts.triton is None:
-        if facts.system == "Linux":
-            yield Finding(True, "Triton is not installed.", hardware.HOW_TO_INSTALL)
-        else:
-            yield Finding(
-                False, f"Triton is not installed: it is not published for {facts.system}.", hardware.WHERE_TO_RUN_TRITON
-            )
+        is_linux = facts.system == "Linux"
+        missing = "Triton is not installed" + ("." if is_linux else f": it is not published for {facts.system}.")
+        yield Finding(is_linux, missing, hardware.without_triton(facts.system))
         return
     if facts.interpreter and version_numbers(facts.triton) < (3, 7) and version_numbers(facts.numpy) >= (2, 4):
         error = "in the interpreter: a kernel's loop with a run-time bound raises TypeError."
         remedy = 'Install an older NumPy, pip install "numpy<2.4", or Triton 3.7 or newer.'
         yield Finding(True, f"NumPy {facts.numpy} with Triton {facts.triton} {error}", remedy)
     if facts.triton_came_first:
-        late = (
-            "Triton was imported before fa_tutorial, while its interpreter was off, so its own functions are "
-            "compiled ones."
-        )
+        late = "Triton was imported before fa_tutorial, while its interpreter was off: its own functions are compiled."
         yield Finding(True, late, f"Restart, and import fa_tutorial first; or set {switch}=1 before Python starts.")
     if facts.gpu is None and not facts.interpreter:
         off = f"{switch} is set to {facts.switch!r}, and there is no CUDA GPU that torch can use: no kernel can run."
@@ -165,16 +149,10 @@ def examine_gpu(facts: Facts) -> Iterator[Finding]:
         hidden = f"{listed} CUDA_VISIBLE_DEVICES={facts.visible_devices!r} leaves torch none."
         yield Finding(False, hidden, "Unset CUDA_VISIBLE_DEVICES to use it.")
     elif facts.driver and facts.gpu is None:
-        remedy = (
-            f"Update the driver to one that supports CUDA {facts.torch_cuda}, or install a torch built for an "
-            f"older CUDA."
-        )
+        remedy = f"Update the driver to one for CUDA {facts.torch_cuda}, or install a torch built for an older CUDA."
         yield Finding(True, f"{listed} torch {facts.torch}, built for CUDA {facts.torch_cuda}, cannot use it.", remedy)
     if facts.gpu is not None and facts.interpreter:
-        slow = (
-            f"{switch}={facts.switch} although there is a GPU: kernels run in the interpreter, on the CPU, and "
-            f"are slow."
-        )
+        slow = f"{switch}={facts.switch} although there is a GPU: kernels run in the interpreter, on the CPU: slow."
         yield Finding(False, slow, f"Unset {switch} to use {facts.gpu}.")
     if facts.compiles and facts.capability < hardware.TENSOR_CORE_CAPABILITY:
         shown = f"{facts.gpu} has compute capability {facts.capability / 10:.1f}"
@@ -183,9 +161,7 @@ def examine_gpu(facts: Facts) -> Iterator[Finding]:
             yield Finding(True, least, f"Set {switch}=1 before Python starts: kernels then run in the interpreter.")
         else:
             slow = f"{shown}: Triton does not use its tensor cores (from 8.0 on it does), so matmuls are slow here."
-            yield Finding(
-                False, slow, "Results are right all the same; for speed, look at the stored times of an H200."
-            )
+            yield Finding(False, slow, "Results are right; for speed, look at the stored times of an H200.")
 
 
 def examine_versions(facts: Facts) -> Iterator[Finding]:
@@ -196,20 +172,14 @@ def examine_versions(facts: Facts) -> Iterator[Finding]:
             outside = f"{NAMES[package]} {version} is outside the range that the course supports: {wanted}."
             yield Finding(False, outside, f"For the versions of constraints.txt: {hardware.HOW_TO_INSTALL}")
     if not facts.jupyterlab:
-        yield Finding(
-            False, "JupyterLab is not installed: the notebooks don't open with make lab.", hardware.HOW_TO_INSTALL
-        )
+        yield Finding(False, "JupyterLab is not installed: make lab opens no notebook.", hardware.HOW_TO_INSTALL)
     if not facts.state_writable:
-        yield Finding(
-            False,
-            f"{facts.state} cannot be written: progress is not kept.",
-            f"Set {STATE_VARIABLE} to a folder that can be.",
-        )
+        lost = f"{facts.state} cannot be written: progress is not kept."
+        yield Finding(False, lost, f"Set {STATE_VARIABLE} to a folder that can be.")
 
 
 def try_kernel() -> Finding | None:
-    """Run a small tiled matmul with ragged edges on this machine and compare it: None if it is right, else what went
-    wrong."""
+    """Run a small tiled matmul with ragged edges here: None if it is right, else what went wrong."""
     a, b = torch.arange(17.0 * 40).reshape(17, 40) / 100, torch.arange(40.0 * 19).reshape(40, 19) / 100
     try:
         from fa_tutorial.matmul import matmul
@@ -223,11 +193,7 @@ def try_kernel() -> Finding | None:
     return Finding(True, f"A tiled matmul gives a wrong result: it is off by {(c - a @ b).abs().max():.3g}.", ANEW)
 
 
-# ---------------------------------------------------------------- reporting
-
-
 def describe(facts: Facts) -> str:
-    """The facts, one a line."""
     where = "compiled, on the GPU" if facts.compiles else "cannot run here"
     if facts.triton is not None and facts.interpreter:
         where = f"in the interpreter, on the CPU ({hardware.INTERPRETER_SWITCH}={facts.switch})"
@@ -240,39 +206,26 @@ def describe(facts: Facts) -> str:
         "GPU": facts.gpu or "none that torch can use",
     }
     if facts.gpu is not None:
-        rows |= {
-            "capability": f"{facts.capability / 10:.1f}",
-            "shared memory": f"{facts.shared_memory:,} bytes a block",
-        }
+        rows["capability"] = f"{facts.capability / 10:.1f}"
+        rows["shared memory"] = f"{facts.shared_memory:,} bytes a block"
     rows |= {"kernels": where, "progress": f"kept in {facts.state}"}
     return "\n".join(f"{name:14} {value}" for name, value in rows.items())
 
 
 def main() -> int:
-    """Print the report. Returns the exit status: 1 where something is broken, otherwise 0.
-
-    Where stderr is a terminal, a bar says what is being looked at: a first kernel takes a while to compile.
-    """
-    with tqdm(
-        total=2, desc="looking at the machine", bar_format="{desc} {bar:20} {n}/{total}", leave=False, disable=None
-    ) as bar:
-        facts = gather()
-        findings = examine(facts)
-        bar.update()
-        # A kernel is tried only where nothing stands in its way: its own error would say less than what is already
-        # found.
-        tried = facts.triton is not None and not any(finding.broken for finding in findings)
-        bar.set_description_str("trying a kernel")
-        if tried and (failure := try_kernel()):
-            findings.append(failure)
-        bar.update()
+    """Print the report. Returns the exit status: 1 where something is broken, otherwise 0."""
+    facts = gather()
+    print(describe(facts), end="\n\n", flush=True)  # a first kernel takes a while to compile
+    findings = examine(facts)
+    # A kernel is tried only where nothing stands in its way: its own error would say less than what is found already.
+    tried = facts.triton is not None and not any(finding.broken for finding in findings)
+    if tried and (failure := try_kernel()):
+        findings.append(failure)
     broken = sum(finding.broken for finding in findings)
-    print(describe(facts), "", *findings, sep="\n")
+    print(*findings, sep="\n", end="\n" * bool(findings))
     if tried and not broken:
-        print(
-            f"{'ok':7} a tiled matmul ran {'on the GPU' if facts.compiles else 'in the interpreter'} and gave the "
-            f"right result"
-        )
+        where = "on the GPU" if facts.compiles else "in the interpreter"
+        print(f"{'ok':7} a tiled matmul ran {where} and gave the right result")
     print(f"\n{broken} broken" if broken else "\nNothing is broken.")
     return 1 if broken else 0
 

@@ -1,8 +1,6 @@
 """The look of the notebooks' own plots, the course's colours, the roofline, and the explorable figures. What draws
 images/ is in images/draw."""
 
-from __future__ import annotations
-
 import base64
 import html
 import itertools
@@ -39,9 +37,8 @@ def style() -> None:
 
 def roofline(ax: Axes, peak_flops: float, bandwidth: float, points: dict[str, tuple[float, float]]) -> None:
     """Draw the roofline (0.8) with its ridge marked, and a labelled point for each (intensity, flops), on log-log axes.
-
-    peak_flops and flops in FLOP/s, bandwidth in byte/s, intensity in FLOP/byte, all above 0. The y axis is in TFLOP/s.
-    """
+    peak_flops and flops in FLOP/s, bandwidth in byte/s, intensity in FLOP/byte, all above 0. The y axis is in
+    TFLOP/s."""
     ridge = peak_flops / bandwidth
     intensities = [ridge, *(intensity for intensity, _ in points.values())]
     low, high = min(intensities) / 4, max(intensities) * 8
@@ -53,16 +50,13 @@ def roofline(ax: Axes, peak_flops: float, bandwidth: float, points: dict[str, tu
     ax.set(xscale="log", yscale="log", xlim=(low, high), ylim=(floor / 3, 4 * roof[-1]))
     ax.set(xlabel="arithmetic intensity (FLOP/byte)", ylabel="TFLOP/s")
     ax.figure.draw_without_rendering()  # lays the axes out, so that labels can be placed by their extents
-    taken = [
-        Bbox.from_bounds(x - 8, y - 8, 16, 16)
-        for x, y in ax.transData.transform([(x, y / 1e12) for x, y in points.values()])
-    ]
+    marks = ax.transData.transform([(x, y / 1e12) for x, y in points.values()])
+    taken = [Bbox.from_bounds(x - 8, y - 8, 16, 16) for x, y in marks]
     place_label(ax, f"ridge: {ridge:.0f} FLOP/byte", (ridge, floor / 2), taken)
     place_label(ax, f"roof: {peak_flops / 1e12:.0f} TFLOP/s", (ridge, 1.5 * roof[-1]), taken)
     colours = [colour for name, colour in COLOURS.items() if name not in ("black", "yellow")]
-    for (name, (intensity, flops)), colour, marker in zip(
-        points.items(), itertools.cycle(colours), itertools.cycle("osD^vP*"), strict=False
-    ):
+    looks = zip(itertools.cycle(colours), itertools.cycle("osD^vP*"), strict=False)
+    for (name, (intensity, flops)), (colour, marker) in zip(points.items(), looks, strict=False):
         ax.plot([intensity], [flops / 1e12], color=colour, marker=marker, markersize=9, linestyle="none")
         place_label(ax, name, (intensity, flops / 1e12), taken)
 
@@ -95,23 +89,15 @@ def explore(name: str):
         raise ImportError(
             "figures.explore shows its figure in a notebook: open one, or `pip install ipython`"
         ) from error
-
     if not (EXPLORABLE / f"{name}.html").exists():
         there = ", ".join(sorted(page.stem for page in EXPLORABLE.glob("*.html")))
-        raise FileNotFoundError(
-            f"no explorable figure {name!r} in {EXPLORABLE}: "
-            + (f"there are {there}" if there else "they come with a clone of the course, not with the package")
-        )
+        known = f"there are {there}" if there else "they come with a clone of the course, not with the package"
+        raise FileNotFoundError(f"no explorable figure {name!r} in {EXPLORABLE}: {known}")
     page = html.escape((EXPLORABLE / f"{name}.html").read_text(encoding="utf-8"))
     picture = base64.b64encode((EXPLORABLE / f"{name}.png").read_bytes()).decode()
-    image = (
-        f'<img data-explore src="data:image/png;base64,{picture}" alt="{name}" style="grid-area: 1 / 1; '
-        f'max-width: 100%">'
-    )
-    # The frame is transparent until the script inside hides the picture, so where it doesn't run, or the frame is taken
-    # out, the picture shows.
-    frame = (
-        f'<iframe srcdoc="{page}" title="{name}" style="grid-area: 1 / 1; width: 100%; height: '
-        f'{FIRST_HEIGHT}px; border: 0; opacity: 0"></iframe>'
-    )
+    style = "grid-area: 1 / 1; max-width: 100%"
+    image = f'<img data-explore src="data:image/png;base64,{picture}" alt="{name}" style="{style}">'
+    # Transparent until the script inside hides the picture, which shows where that doesn't run.
+    style = f"grid-area: 1 / 1; width: 100%; height: {FIRST_HEIGHT}px; border: 0; opacity: 0"
+    frame = f'<iframe srcdoc="{page}" title="{name}" style="{style}"></iframe>'
     return HTML(f'<div style="display: grid; max-width: {WIDEST}px">{image}{frame}</div>')

@@ -3,8 +3,6 @@
 Everything else asks this module, so that one notebook runs unchanged on a laptop and on a GPU.
 """
 
-from __future__ import annotations
-
 import builtins
 import contextlib
 import functools
@@ -49,9 +47,9 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def without_triton() -> str:
-    """What to do where Triton is missing, for this operating system."""
-    return HOW_TO_INSTALL if platform.system() == "Linux" else WHERE_TO_RUN_TRITON
+def without_triton(system: str | None = None) -> str:
+    """What to do where Triton is missing, on this operating system, or on `system`."""
+    return HOW_TO_INSTALL if (system or platform.system()) == "Linux" else WHERE_TO_RUN_TRITON
 
 
 def interpreter_on() -> bool:
@@ -66,10 +64,7 @@ def device() -> torch.device:
 
 def capability() -> int | None:
     """Compute capability of the current GPU as one number (90 for 9.0); None without a GPU."""
-    if not has_gpu():
-        return None
-    major, minor = torch.cuda.get_device_capability()
-    return 10 * major + minor
+    return int("{}{}".format(*torch.cuda.get_device_capability())) if has_gpu() else None
 
 
 def shared_memory_limit() -> int | None:
@@ -110,13 +105,10 @@ def card_of(tensor: torch.Tensor) -> Card:
 
 def nvidia_smi(query: str) -> str | None:
     """What the driver's own tool answers for its first GPU, or None."""
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
     try:
-        command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
-        return (
-            subprocess.run(command, capture_output=True, text=True, check=True, timeout=20)
-            .stdout.splitlines()[0]
-            .strip()
-        )
+        said = subprocess.check_output(command, stderr=subprocess.DEVNULL, text=True, timeout=20)
+        return said.splitlines()[0].strip()
     except (OSError, subprocess.SubprocessError, IndexError):
         return None
 
@@ -130,23 +122,17 @@ def describe() -> str:
     if interpreter_on():
         return "Triton kernels run in the interpreter, on the CPU: right results, no meaningful times."
     if not has_gpu():
-        return (
-            f"No CUDA GPU, and {INTERPRETER_SWITCH} is set to {os.environ.get(INTERPRETER_SWITCH)!r}: kernels "
-            f"cannot run."
-        )
+        value = os.environ.get(INTERPRETER_SWITCH)
+        return f"No CUDA GPU, and {INTERPRETER_SWITCH} is set to {value!r}: kernels cannot run."
     return f"Triton kernels run on {torch.cuda.get_device_name()} (compute capability {capability() / 10:.1f})."
 
 
 def select_backend() -> None:
-    """Switch Triton's interpreter on where there is no CUDA GPU. Called once, when fa_tutorial is imported.
-
-    An explicit TRITON_INTERPRET is respected. The first kernel's import says that it is on, unless `describe` has:
-    `--help` needs no kernel.
-    """
+    """Switch Triton's interpreter on where there is no CUDA GPU and TRITON_INTERPRET says nothing. Called once, when
+    fa_tutorial is imported. The first kernel's import says that it is on, unless `describe` has."""
     # A GPU gives log 0 = −inf without a word, so NumPy has none to say in the interpreter either.
-    warnings.filterwarnings(
-        "ignore", "divide by zero encountered in log", RuntimeWarning, r"triton\.runtime\.interpreter"
-    )
+    words = "divide by zero encountered in log"
+    warnings.filterwarnings("ignore", words, RuntimeWarning, r"triton\.runtime\.interpreter")
     if has_gpu() or INTERPRETER_SWITCH in os.environ or not has_triton():
         return
     global _switched_on_here
@@ -162,10 +148,7 @@ def _tell() -> None:
     _told = True
     message = "No CUDA GPU found: Triton kernels will run in the interpreter, on the CPU."
     if triton_imported_without_interpreter():
-        message += (
-            " Triton was imported before fa_tutorial, so its own functions are compiled ones: restart and "
-            "import fa_tutorial first."
-        )
+        message += " Triton came before it, so its own functions are compiled: restart and import fa_tutorial first."
     # A notebook keeps stderr as a warning box; a script's stdout belongs to its own output.
     print(message, file=sys.stdout if hasattr(builtins, "__IPYTHON__") else sys.stderr)
 
@@ -178,9 +161,7 @@ def switched_on_here() -> bool:
 def triton_imported_without_interpreter() -> bool:
     """True where Triton was imported while its interpreter was off, yet the interpreter is on now."""
     standard = sys.modules.get("triton.language.standard")
-    if standard is None or not interpreter_on():
-        return False
-    return type(standard.max).__name__ == "JITFunction"
+    return standard is not None and interpreter_on() and type(standard.max).__name__ == "JITFunction"
 
 
 def require_triton(who: str) -> ModuleType:
@@ -198,17 +179,13 @@ def require_triton(who: str) -> ModuleType:
 def require_kernel_device(tensor: torch.Tensor, name: str) -> None:
     """Raise RuntimeError where a Triton kernel cannot run on the device of `tensor`, which the message calls `name`."""
     if not tensor.is_cuda and triton_imported_without_interpreter():
-        raise RuntimeError(
-            "Triton was imported before fa_tutorial, so its interpreter cannot run kernels. Restart Python, and "
-            "import fa_tutorial first."
-        )
+        why = "Triton was imported before fa_tutorial, so its interpreter cannot run kernels"
+        raise RuntimeError(f"{why}. Restart Python, and import fa_tutorial first.")
     if tensor.is_cuda or (interpreter_on() and tensor.device.type == "cpu"):
         return
     if tensor.device.type != "cpu":
-        raise RuntimeError(
-            f"{name} is on {tensor.device}: the kernels run on CUDA GPUs, and in Triton's interpreter on the CPU. "
-            f"Move it there."
-        )
+        where = "the kernels run on CUDA GPUs, and in Triton's interpreter on the CPU"
+        raise RuntimeError(f"{name} is on {tensor.device}: {where}. Move it there.")
     raise RuntimeError(
         f"{name} is on {tensor.device}, and Triton's interpreter is off. Move it to a CUDA GPU, or set "
         f"{INTERPRETER_SWITCH}=1 in the environment before Python starts, and import fa_tutorial before triton."

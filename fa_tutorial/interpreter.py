@@ -7,8 +7,6 @@ Nothing else changes: the end of a launch is what takes the replacements back. A
 Triton's: where another version lacks one, all are left alone.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 from collections.abc import Callable
@@ -25,7 +23,7 @@ def hasten() -> None:
     launch = interpreter.GridExecutor.__call__
     if launch.__module__ == __name__ or not all(hasattr(interpreter, name) for name in PARTS):
         return
-    core, find_dtype, dtypes = interpreter.tl.core, interpreter._get_np_dtype, {}
+    find_dtype, dtypes = interpreter._get_np_dtype, {}
 
     def np_dtype(of: Any) -> Any:
         name = of.scalar.name
@@ -35,7 +33,7 @@ def hasten() -> None:
 
     @cache
     def builtins_of(package: Any) -> list[tuple[str, Any]]:
-        return [(name, member) for name, member in inspect.getmembers(package) if core.is_builtin(member)]
+        return inspect.getmembers(package, interpreter.tl.core.is_builtin)
 
     def replace_builtins(package: Any, builder: Any, scope: Any) -> None:
         for name, member in builtins_of(package):

@@ -1,15 +1,13 @@
 """Chapter 2: how a tensor lies in memory, and the first kernels: vector add, transposing copy, fused row softmax.
 
-A tensor is a pointer, a shape and strides. A kernel gets the same three things, and reads the element at pointer + Σ
-index · stride. So a kernel that uses every stride works on any view, and a fused softmax reads and writes each element
-once.
-Each kernel has a launcher that checks its arguments. It raises TypeError for an argument of the wrong type or dtype,
-ValueError for shapes, devices and values that do not fit, and RuntimeError for CPU tensors while the interpreter is
-off.
+A kernel gets a tensor's pointer, shape and strides, and reads the element at pointer + Σ index · stride. Its launcher
+checks the arguments, and raises TypeError for a wrong type or dtype, ValueError for shapes, devices and values that do
+not fit, and RuntimeError for CPU tensors while the interpreter is off.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -30,22 +28,16 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
 
     A size of 0 counts as 1, so that the strides agree with torch.empty(shape).stride().
     """
-    strides = []
-    step = 1
-    for size in reversed([check_int("every size in shape", size, 0) for size in shape]):
-        strides.append(step)
-        step *= max(size, 1)
-    return tuple(reversed(strides))
+    sizes = [max(check_int("every size in shape", size, 0), 1) for size in shape]
+    return tuple(math.prod(sizes[i + 1 :]) for i in range(len(sizes)))
 
 
 def flat_offset(index: Sequence[int], strides: Sequence[int]) -> int:
     """Element offset of `index` from the tensor's first element: Σ index[i] · stride[i] (2.1)."""
     if len(index) != len(strides):
         raise ValueError(f"index and strides must have one length, got {len(index)} and {len(strides)}")
-    return sum(
-        check_int("every index", i, 0) * check_int("every stride", stride, 0)
-        for i, stride in zip(index, strides, strict=True)
-    )
+    pairs = zip(index, strides, strict=True)
+    return sum(check_int("every index", i, 0) * check_int("every stride", stride, 0) for i, stride in pairs)
 
 
 SECTOR_BYTES = 32  # what a GPU's memory delivers at once
@@ -127,9 +119,8 @@ def transpose_copy(x: torch.Tensor, block_r: int = 32, block_c: int = 32) -> tor
     rows, cols = x.shape
     grid = (triton.cdiv(rows, block_r), triton.cdiv(cols, block_c))
     if grid[1] > MAX_GRID_Y:
-        raise ValueError(
-            f"{cols} columns make {grid[1]} tiles of {block_c}; at most {MAX_GRID_Y} fit on the grid's second axis"
-        )
+        most = f"at most {MAX_GRID_Y} fit on the grid's second axis"
+        raise ValueError(f"{cols} columns make {grid[1]} tiles of {block_c}; {most}")
     out = torch.empty((cols, rows), dtype=x.dtype, device=x.device)
     if x.numel():
         with on_device_of(x):

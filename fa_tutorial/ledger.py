@@ -7,19 +7,14 @@ heads, S_q and S_k the numbers of queries and keys, D the head dimension, and `i
 ValueError: B, H, S_q and S_k may be 0, and everything else is at least 1.
 """
 
-from __future__ import annotations
-
 from fa_tutorial.arguments import check_int, check_positive
 
-FLOPS_PER_MULTIPLY_ADD = 2
 LSE_BYTES = 4  # the log-sum-exp is float32 whatever the tensors are
 
 
 def visible_pairs(S_q: int, S_k: int, is_causal: bool = False) -> int:
-    """Number of (query, key) pairs that one head computes (0.2).
-
-    Causal is bottom-right aligned: query i sees keys 0 … i + S_k − S_q, and no key where that is negative.
-    """
+    """Number of (query, key) pairs that one head computes (0.2). Causal is bottom-right aligned: query i sees keys 0 …
+    i + S_k − S_q, and no key where that is negative."""
     S_q, S_k = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0)
     if not is_causal:
         return S_q * S_k
@@ -29,13 +24,10 @@ def visible_pairs(S_q: int, S_k: int, is_causal: bool = False) -> int:
 
 
 def attention_flops(B: int, H: int, S_q: int, S_k: int, D: int, is_causal: bool = False) -> int:
-    """FLOPs of the two matmuls of attention's forward, q kᵀ and p v (0.3).
-
-    Counts only the pairs that are seen. Leaves out the O(S²) operations of softmax, as the literature does
-    (FA2, section 4.1).
-    """
+    """FLOPs of the two matmuls of attention's forward, q kᵀ and p v (0.3). Counts only the pairs that are seen. Leaves
+    out the O(S²) operations of softmax, as the literature does (FA2, section 4.1)."""
     B, H, D = check_int("B", B, 0), check_int("H", H, 0), check_int("D", D)
-    return 2 * FLOPS_PER_MULTIPLY_ADD * B * H * visible_pairs(S_q, S_k, is_causal) * D
+    return 4 * B * H * visible_pairs(S_q, S_k, is_causal) * D  # of two matmuls, 2 for each multiply-add
 
 
 BACKWARD_MATMULS = 5  # s again, dp, dv, dq, dk
@@ -45,11 +37,8 @@ SPLIT_BACKWARD_MATMULS = 7  # in two kernels, which both compute s and dp
 def backward_flops(
     B: int, H: int, S_q: int, S_k: int, D: int, is_causal: bool = False, matmuls: int = BACKWARD_MATMULS
 ) -> int:
-    """FLOPs of attention's backward: `matmuls` matmuls over the pairs that are seen (6.16).
-
-    The literature counts 5, which is 2.5 times the forward (FA2, section 4.1). The kernels of chapter 7 do
-    SPLIT_BACKWARD_MATMULS.
-    """
+    """FLOPs of attention's backward: `matmuls` matmuls over the pairs that are seen (6.16). The literature counts 5,
+    which is 2.5 times the forward (FA2, section 4.1). The kernels of chapter 7 do SPLIT_BACKWARD_MATMULS."""
     return check_int("matmuls", matmuls) * attention_flops(B, H, S_q, S_k, D, is_causal) // 2
 
 
@@ -60,21 +49,16 @@ def score_bytes(B: int, H: int, S_q: int, S_k: int, itemsize: int) -> int:
 
 
 def naive_hbm_bytes(B: int, H: int, S_q: int, S_k: int, D: int, itemsize: int) -> int:
-    """Bytes that attention in three kernels moves through HBM ((0.5) with t = 4; FA1, algorithm 0).
-
-    q kᵀ reads q and k and writes s. softmax reads s and writes p. p v reads p and v and writes o. So each score makes
-    four trips.
-    """
+    """Bytes that attention in three kernels moves through HBM ((0.5) with t = 4; FA1, algorithm 0). q kᵀ reads q and k
+    and writes s. softmax reads s and writes p. p v reads p and v and writes o. So each score makes four trips."""
     B, H, D, itemsize = check_int("B", B, 0), check_int("H", H, 0), check_int("D", D), check_int("itemsize", itemsize)
     vectors = 2 * (check_int("S_q", S_q, 0) + check_int("S_k", S_k, 0)) * D  # q, o and k, v
     return B * H * vectors * itemsize + 4 * score_bytes(B, H, S_q, S_k, itemsize)
 
 
 def flash_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> int:
-    """Bytes that the programs of one head read and write in FA2's loop order (0.6, 4.7; FA2, algorithm 1).
-
-    It reads q once, and writes o and the float32 lse once. It reads k and v once per block of block_m queries.
-    """
+    """Bytes that the programs of one head read and write in FA2's loop order (0.6, 4.7; FA2, algorithm 1). It reads q
+    once, and writes o and the float32 lse once. It reads k and v once per block of block_m queries."""
     S_q, S_k, D = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0), check_int("D", D)
     block_m, itemsize = check_int("block_m", block_m), check_int("itemsize", itemsize)
     row_blocks = -(-S_q // block_m)
@@ -82,10 +66,8 @@ def flash_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> 
 
 
 def fa1_hbm_bytes(S_q: int, S_k: int, D: int, block_n: int, itemsize: int) -> int:
-    """Bytes that the program of one head reads and writes in FA1's loop order (FA1, algorithm 1).
-
-    It reads k and v once. For each block of block_n keys it reads q, and reads and writes o and the float32 m and l.
-    """
+    """Bytes that the program of one head reads and writes in FA1's loop order (FA1, algorithm 1). It reads k and v
+    once. For each block of block_n keys it reads q, and reads and writes o and the float32 m and l."""
     S_q, S_k, D = check_int("S_q", S_q, 0), check_int("S_k", S_k, 0), check_int("D", D)
     block_n, itemsize = check_int("block_n", block_n), check_int("itemsize", itemsize)
     key_blocks = -(-S_k // block_n)
@@ -94,9 +76,7 @@ def fa1_hbm_bytes(S_q: int, S_k: int, D: int, block_n: int, itemsize: int) -> in
 
 def attainable_flops(intensity: float, peak_flops: float, bandwidth: float) -> float:
     """FLOP/s that the roofline allows at `intensity` FLOP/byte (0.8; Williams, Waterman and Patterson, 2009).
-
     peak_flops in FLOP/s, bandwidth in byte/s. Memory is the limit below the ridge, peak_flops / bandwidth, and
-    arithmetic above it.
-    """
+    arithmetic above it."""
     intensity = check_positive("intensity", intensity)
     return min(check_positive("peak_flops", peak_flops), intensity * check_positive("bandwidth", bandwidth))

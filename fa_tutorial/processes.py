@@ -1,7 +1,5 @@
 """Chapter 13: a function in several processes of this machine, which form a process group of torch.distributed."""
 
-from __future__ import annotations
-
 import datetime
 import multiprocessing
 import os
@@ -33,19 +31,14 @@ def backend_for(ranks: int) -> str:
 
 
 def run(
-    function: Callable[..., Any],
-    ranks: int,
-    *arguments: Any,
-    backend: str = "",
-    timeout: float = 60.0,
-    limit: float = 600.0,
+    function: Callable, ranks: int, *arguments: Any, backend: str = "", timeout: float = 60.0, limit: float = 600.0
 ) -> list[Any]:
     """What function(*arguments) returns in each of `ranks` new processes, by rank.
 
     function: of a module, because the processes import it. It runs in a process group, and on this machine's device;
-    ranks share a GPU where there are too few. backend: the group's, backend_for(ranks) unless given. timeout: the
-    group's, in seconds. limit: after so many seconds all processes are ended. What it returns is read by torch.load:
-    tensors on the CPU, numbers, texts, and tuples, lists and dicts of them.
+    ranks share a GPU where there are too few. backend and timeout, in seconds: the group's. limit: after so many
+    seconds all processes are ended. What it returns is read by torch.load: tensors on the CPU, numbers, texts, and
+    tuples, lists and dicts of them.
 
     Raises RankFailed where a rank raises, or ends without a result.
     """
@@ -56,10 +49,8 @@ def run(
     context.set_forkserver_preload(["torch"] if hardware.has_gpu() else modules)
     with tempfile.TemporaryDirectory() as folder:
         settings = folder, backend or backend_for(ranks), ranks, timeout
-        processes = [
-            context.Process(target=_one_rank, args=(rank, *settings, function, arguments), daemon=True)
-            for rank in range(ranks)
-        ]
+        each = ((rank, *settings, function, arguments) for rank in range(ranks))
+        processes = [context.Process(target=_one_rank, args=args, daemon=True) for args in each]
         for process in processes:
             process.start()
         end = time.monotonic() + limit
@@ -73,9 +64,8 @@ def run(
                 errors[rank] = f"was still running after {limit:g} s, and was ended"
                 continue
             path = Path(folder) / f"{rank}.pt"
-            outcome = (
-                torch.load(path) if path.exists() else {"error": f"ended without a word, exit code {process.exitcode}"}
-            )
+            silent = {"error": f"ended without a word, exit code {process.exitcode}"}
+            outcome = torch.load(path) if path.exists() else silent
             if "error" in outcome:
                 errors[rank] = outcome["error"]
             found.append(outcome.get("result"))
@@ -84,20 +74,16 @@ def run(
         return found
 
 
-def _one_rank(
-    rank: int, folder: str, backend: str, ranks: int, timeout: float, function: Callable[..., Any], arguments: tuple
-) -> None:
+def _one_rank(rank: int, folder: str, backend: str, ranks: int, timeout: float, function: Callable, arguments: tuple):
     """A process's whole life: join the group, call the function, store what it gives or raises."""
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # all ranks are here, whatever this machine's name resolves to
     torch.set_num_threads(1)
     if hardware.device().type == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
-    store = dist.FileStore(str(Path(folder) / "store"), ranks)
-    store.set_timeout(datetime.timedelta(seconds=timeout))  # NCCL's first message asks it for the other rank's address
+    store, limit = dist.FileStore(str(Path(folder) / "store"), ranks), datetime.timedelta(seconds=timeout)
+    store.set_timeout(limit)  # NCCL's first message asks it for the other rank's address
     try:
-        dist.init_process_group(
-            backend, store=store, rank=rank, world_size=ranks, timeout=datetime.timedelta(seconds=timeout)
-        )
+        dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=limit)
         outcome = {"result": function(*arguments)}
         dist.destroy_process_group()
     except Exception as error:

@@ -1,10 +1,5 @@
-"""Chapter 12: what the loops of the official source, flash-attention at v2.8.3, do, in PyTorch.
-
-`their_loop` is its forward loop and `their_backward` its backward one. `under_way` says what a call of
-FlashAttention-3's step may meet.
-"""
-
-from __future__ import annotations
+"""Chapter 12: what the loops of the official source, flash-attention at v2.8.3, do, in PyTorch: the forward's, the
+backward's, and what a call of FlashAttention-3's step may meet."""
 
 import math
 from collections.abc import Iterable
@@ -88,10 +83,8 @@ def their_loop(softmax, q, k, v, unset=math.nan, **change):
     shared = {name: torch.full((BLOCK_N, x.shape[1]), unset) for name, x in (("k", k), ("v", v))}
     last_seen = torch.arange(len(q))[:, None] + len(k) - len(q)
     halves = (slice(0, 16), slice(0, 8)), (slice(16, 32), slice(8, 16))  # of the rows, and of a tile
-    warps = [
-        one_warp(softmax, q[rows], k, v, last_seen[rows], share, shared, unset, **change)
-        for rows, share in halves
-    ]  # fmt: skip
+    each = ((q[rows], k, v, last_seen[rows], share) for rows, share in halves)
+    warps = [one_warp(softmax, *its, shared, unset, **change) for its in each]
     *_, o = zip(*warps, strict=True)  # from barrier to barrier; the last yields are rows of o
     return torch.cat(o)
 
@@ -135,8 +128,7 @@ FA3_CALLS = {
 
 def under_way(step: Iterable[str]) -> list[tuple[str, list[str], str]]:
     """Each call of FA3's step, the matmuls that may be under way during it in the worst case, until a wait says that
-    they have ended, and what goes wrong then, "" for nothing.
-    """
+    they have ended, and what goes wrong then, "" for nothing."""
     rows, running = [], []
     for call in step:
         if call.startswith("warpgroup_wait"):

@@ -1,13 +1,9 @@
 """What ptxas makes of the loops of chapters 8 and 9: the instructions of a reader's loop or step, and what is stored of
-the course's.
+the course's by tools/machine_code.py. Any machine with Linux will do."""
 
-Any machine with Linux will do. tools/machine_code.py makes what is stored.
-"""
-
-from __future__ import annotations
-
-import functools
+import collections
 import hashlib
+import importlib.util
 import itertools
 import json
 import re
@@ -21,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from fa_tutorial import compiling, hardware, hopper
+from fa_tutorial import compiling, forward, hardware, hopper, tuned
 from fa_tutorial.source import source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import ideas, steps
@@ -55,12 +51,8 @@ def loops(sass: str) -> list[list[str]]:
 
 def inner_loop(sass: str) -> list[str]:
     """The shortest loop with matmuls and exponentials: the blocks without a mask."""
-    wanted = (
-        loop
-        for loop in loops(sass)
-        if any(op.startswith(("HGMMA", "HMMA")) for op in loop) and any(op.startswith("MUFU.EX2") for op in loop)
-    )
-    return min(wanted, key=len)
+    wanted = (("HGMMA", "HMMA"), "MUFU.EX2")
+    return min((loop for loop in loops(sass) if all(any(op.startswith(k) for op in loop) for k in wanted)), key=len)
 
 
 class Line(NamedTuple):
@@ -81,8 +73,7 @@ def parts_of(sass: str) -> tuple[list[Line], list[Line]]:
 
 def of_one_score(loop: Sequence[Line]) -> list[Line]:
     """Of a loop's instructions those that have to do with one score: from the register in which q kᵀ leaves it, to its
-    p in fp16 and in the row's sum.
-    """
+    p in fp16 and in the row's sum."""
     matmul = next(i for i, line in enumerate(loop) if line.name.startswith("HGMMA"))
     score = f"R{int(REGISTER.search(loop[matmul].text)[1]) + 2}"
     held, found = {score}, []
@@ -103,24 +94,25 @@ def loop_of(step: str, tile: TileConfig, D: int) -> list[Line]:
     return with_what_is_before(step, tile, D)[1]
 
 
-@functools.cache
 def with_what_is_before(step: str, tile: TileConfig, D: int) -> tuple[list[Line], list[Line]]:
     """What stands before loop_of's loop, and the loop."""
-    made = _in_a_process("pass", f"sass._step_parts({step!r}, {astuple(tile)!r}, {D})", "attend")
+    made = _in_a_process(f"sass._step_parts({step!r}, {astuple(tile)!r}, {D})", "attend")
     before, loop = ([Line(*line) for line in part] for part in made)
     return before, loop
 
 
 def _step_parts(step: str, tile: tuple[int, ...], D: int) -> tuple[list[Line], list[Line]]:
-    with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
-        steps.flash_forward(*compiling.inputs(torch.float16, D)[:3], False, 0.5, step=step, tile=TileConfig(*tile))
-    return parts_of(sass_of(launched[-1][1]))
+    return parts_of(sass_of(_compiled_step(D, False, step, tile)[0]))
+
+
+def _compiled_step(D: int, is_causal: bool, step: str, tile: tuple[int, ...]) -> tuple[Any, str]:
+    qkv = compiling.inputs(torch.float16, D)[:3]
+    return compiling.compiled_by(steps.flash_forward, *qkv, is_causal, 0.5, step=step, tile=TileConfig(*tile))
 
 
 def print_idea(idea: str, tile: TileConfig, D: int, programs: Callable[[int, int, int], int]) -> None:
-    """Print what ptxas makes of the loop of one of chapter 8's ideas, of tuned.ideas.IDEAS, and how many programs fit:
-    programs(num_warps, registers, shared_bytes). Compiled here, with no GPU.
-    """
+    """Print what ptxas makes of the loop of one of tuned.ideas.IDEAS, and how many programs fit: programs(num_warps,
+    registers, shared_bytes). Compiled here, with no GPU."""
     _, loop, _, *room = _idea(idea, tile, D)
     matmuls, waits, spills = (sum(name.startswith(op) for name in loop) for op in ("HGMMA", "WARPGROUP.DEPBAR", "LDL"))
     words = f"D = {D:3}, {f'{tile.block_m}x{tile.block_n}':6}, {idea:7}: {len(loop)} instructions, {matmuls} HGMMA,"
@@ -137,13 +129,12 @@ def print_idea_in_order(idea: str, tile: TileConfig, D: int) -> None:
 
 @functools.cache
 def _idea(idea: str, tile: TileConfig, D: int) -> list[Any]:
-    return _in_a_process("pass", f"sass._idea_made({idea!r}, {astuple(tile)!r}, {D})", "idea_kernel")
+    return _in_a_process(f"sass._idea_made({idea!r}, {astuple(tile)!r}, {D})", "idea_kernel")
 
 
 def _idea_made(idea: str, tile: tuple[int, ...], D: int) -> tuple[list[tuple[str, int]], list[str], str, int, int]:
-    with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
-        ideas.run(*compiling.inputs(torch.float16, D)[:3], idea, TileConfig(*tile))
-    _, kernel, log = launched[-1]
+    qkv = compiling.inputs(torch.float16, D)[:3]
+    kernel, log = compiling.compiled_by(ideas.run, *qkv, idea, TileConfig(*tile))
     said = re.search(r"\(C75.*?(?= in the function)", log)
     words = " ".join(said[0].split()) if said else ""
     room = compiling.read_ptxas(log)[0], kernel.metadata.shared
@@ -152,11 +143,36 @@ def _idea_made(idea: str, tile: tuple[int, ...], D: int) -> tuple[list[tuple[str
 
 def print_one_score(*names: str) -> None:
     """Print of_one_score of chapter 8's kernels after these steps, D = 64, beside each other."""
-    columns = [
-        [name or "chapter 5", *(line.text for line in of_one_score(loop_of(name, steps.TILE, 64)))] for name in names
-    ]
+    scores = ((name or "chapter 5", of_one_score(loop_of(name, steps.TILE, 64))) for name in names)
+    columns = [[name, *(line.text for line in lines)] for name, lines in scores]
     for row in itertools.zip_longest(*columns, fillvalue=""):
         print("    ".join(f"{text:38}" for text in row).rstrip())
+
+
+def _names_of_loop(compiled: Any) -> dict[str, int]:
+    """How many instructions of each name the loop without a mask has."""
+    return collections.Counter(name.split(".")[0] for name in inner_loop(sass_of(compiled)))
+
+
+@compiling.of_a_kernel(forward.flash_forward_kernel)
+def forward_loop(kernel: Any, D: int, tile: TileConfig) -> dict[str, int]:
+    """How many instructions of each name the loop without a mask has, of a flash_forward_kernel in fp16 on an H200:
+    {"FMUL": 166, …}."""
+    forward.flash_forward_kernel = kernel
+    q, k, v, *_ = compiling.inputs(torch.float16, D)
+    return _names_of_loop(compiling.compiled_by(forward.flash_forward, q, k, v, False, 0.5, config=tile)[0])
+
+
+def descriptor_loops(kernel: Any) -> list[dict[str, Any]]:
+    """What becomes of exercise 8.3's kernel in fp16 on an H200 with chapter 8's tile of 64x64, for D = 64 and 128:
+    {"D", "registers": a thread's, "loop": how many instructions of each name}."""
+    found, sizes = [], (compiling.HEADS, compiling.LENGTH, compiling.LENGTH)
+    tile = {"BLOCK_M": 64, "BLOCK_N": 64, "num_warps": 4, "num_stages": 3}
+    for D in (64, 128):
+        on_tiles = [tuned.descriptors.descriptor_template(x, 64)(x) for x in compiling.inputs(torch.float16, D)[:4]]
+        compiled, log = compiling.compiled_by(kernel[(1,)], *on_tiles, *sizes, 0.1, D=D, **tile)
+        found.append({"D": D, "registers": compiling.read_ptxas(log)[0], "loop": _names_of_loop(compiled)})
+    return found
 
 
 def print_stop(loop: Sequence[Line]) -> None:
@@ -170,7 +186,10 @@ def print_stop(loop: Sequence[Line]) -> None:
 
 def events(loop: list[str]) -> list[tuple[str, int]]:
     """The instructions of KEPT in order, runs of one as (name, how many)."""
-    names = (next((name for name in KEPT if op.startswith(name)), None) for op in loop)
+    return _runs(next((name for name in KEPT if op.startswith(name)), None) for op in loop)
+
+
+def _runs(names: Iterable[str | None]) -> list[tuple[str, int]]:
     return [(name, len(list(run))) for name, run in itertools.groupby(filter(None, names))]
 
 
@@ -185,7 +204,7 @@ def ptx_events(ptx: str) -> list[tuple[str, int]]:
         elif (match := PTX_BRANCH.search(line)) and match[1] in labels:
             found.append(kept[labels[match[1]] :])
     wanted = (loop for loop in found if {"mma_async", "ex2"} <= set(loop))
-    return [(name, len(list(run))) for name, run in itertools.groupby(min(wanted, key=len, default=[]))]
+    return _runs(min(wanted, key=len, default=[]))
 
 
 HEAD = """
@@ -213,19 +232,14 @@ def compiled(attend) -> dict[str, Any]:
     """
     name = attend.__name__
     by_turns = BY_TURNS.format(name) if "turns" in attend.arg_names else ""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "loop.py").write_text(f"{HEAD}{source_of(attend)}\n{by_turns}", encoding="utf-8")
-        setup = f"import sys; sys.path.append({folder!r}); import loop"
-        return _in_a_process(setup, f"sass._loop_with(loop.{'by_turns' if by_turns else name})", name)
+    source = f"{HEAD}{source_of(attend)}\n{by_turns}"
+    return _in_a_process(f"sass._loop_with({'by_turns' if by_turns else name!r})", name, source)
 
 
 def compiled_backward(source: str) -> dict[str, Any]:
     """What becomes of the loop over blocks in a changed hopper.backward, D = 128, full: {"instructions", "events"} as
     stored() has them, and "spills". Compiles as `compiled` does."""
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "changed_backward.py").write_text(source, encoding="utf-8")
-        setup = f"import sys; sys.path.append({folder!r}); import changed_backward"
-        return _in_a_process(setup, "sass._backward_with(changed_backward.flash_backward)", "one_block")
+    return _in_a_process("sass._backward_with_mine()", "one_block", source)
 
 
 def compiled_or(mine, ours) -> tuple[Any, dict[str, Any]]:
@@ -258,31 +272,23 @@ def print_loop(name: str, loop: dict[str, Any]) -> None:
 
 def counted(step: str, tiles: dict[int, TileConfig] | None = None, **functions) -> list[dict[str, Any]]:
     """What becomes of chapter 8's kernel after `step`, one of steps.STEPS, full: rows as steps_sm90.json has them, for
-    D = 64 and 128.
-
-    tiles: D -> the tile, steps.TILE unless given. functions: jitted functions that take the place of the step's own:
-    attend=mine. As `compiled`, with no GPU.
-    """
+    D = 64 and 128. tiles: D -> the tile, steps.TILE unless given. functions: jitted functions that take the place of
+    the step's own: attend=mine. As `compiled`, with no GPU."""
     tile_of = dict.fromkeys((64, 128), steps.TILE) | (tiles or {})
-    return _counted(step, tuple(tile_of.items()), tuple(functions.items()))
+    own = [f"{source_of(function)}\n{name} = {function.__name__}" for name, function in functions.items()]
+    kinds = [(D, False, step, astuple(tile)) for D, tile in tile_of.items()]
+    name = next((function.__name__ for function in functions.values()), "attend")
+    source = "\n\n\n".join([steps.file_of(step).read_text(), *own])
+    return _in_a_process(f"sass.step_rows({kinds!r}, {step!r})", name, source)
 
 
-@functools.cache
-def _counted(step: str, tiles: tuple, functions: tuple) -> list[dict[str, Any]]:
-    own = [f"{source_of(function)}\n{name} = {function.__name__}" for name, function in functions]
+def _in_a_process(expression: str, name: str, source: str = "") -> Any:
+    """The value of `expression` where Triton compiles, and `source` is a module, mine. name: the function whose line an
+    error quotes."""
     with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "mine.py").write_text("\n\n\n".join([steps.file_of(step).read_text(), *own]), encoding="utf-8")
-        setup = f"from fa_tutorial.tuned import steps; steps.STEPS[{step!r}] = {str(Path(folder, 'mine.py'))!r}"
-        kinds = [(D, False, step, astuple(tile)) for D, tile in tiles]
-        name = next((function.__name__ for _, function in functions), "attend")
-        return _in_a_process(setup, f"sass.step_rows({kinds!r})", name)
-
-
-def _in_a_process(setup: str, expression: str, name: str) -> Any:
-    """The value of `expression` where Triton compiles. name: the function whose line an error quotes."""
-    made = compiling.in_a_process(
-        f"from fa_tutorial import sass; {setup}; print(json.dumps(sass._or_refused(lambda: {expression}, {name!r})))"
-    )
+        Path(folder, "mine.py").write_text(source, encoding="utf-8")
+        code = f"import sys; sys.path.append({folder!r}); from fa_tutorial import sass"
+        made = compiling.in_a_process(f"{code}; print(json.dumps(sass._or_refused(lambda: {expression}, {name!r})))")
     if isinstance(made, dict) and "refused" in made:
         raise ValueError(f"{name} does not compile: {made['refused']}")
     return made
@@ -306,12 +312,11 @@ def _in_words(error: BaseException, head: str) -> str:
         error = before
 
 
-def _loop_with(attend) -> dict[str, Any]:
-    with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
-        for d in (64, D):  # their layouts differ
-            q, k, v, *_ = compiling.inputs(torch.float16, d)
-            hopper.ladder.flash_forward(q, k, v, 0.5, attend=attend)
-    _, kernel, log = launched[-1]
+def _loop_with(name: str) -> dict[str, Any]:
+    attend = getattr(importlib.import_module("mine"), name)
+    for d in (64, D):  # their layouts differ
+        qkv = compiling.inputs(torch.float16, d)[:3]
+        kernel, log = compiling.compiled_by(hopper.ladder.flash_forward, *qkv, 0.5, attend=attend)
     loop = inner_loop(sass_of(kernel))
     return {
         "instructions": len(loop),
@@ -324,10 +329,10 @@ def _loop_with(attend) -> dict[str, Any]:
     }
 
 
-def _backward_with(flash_backward) -> dict[str, Any]:
+def _backward_with_mine() -> dict[str, Any]:
     q, k, v, *rest = compiling.inputs(torch.float16, D)
     with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
-        flash_backward(q, k, v, *rest, None, False, 0.5)
+        importlib.import_module("mine").flash_backward(q, k, v, *rest, None, False, 0.5)
     _, kernel, log = launched[1]  # between what prepares and what converts
     loop = inner_loop(sass_of(kernel))
     return {"instructions": len(loop), "events": events(loop), "spills": compiling.read_ptxas(log)[1]}
@@ -339,15 +344,14 @@ def sass_of(compiled) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(compiled.asm["cubin"])
         file.flush()
-        return subprocess.run(
-            [knobs.nvidia.nvdisasm.path, "-c", file.name], capture_output=True, text=True, check=True
-        ).stdout
+        return subprocess.check_output([knobs.nvidia.nvdisasm.path, "-c", file.name], text=True)
 
 
-def step_rows(kinds: Iterable[tuple[int, bool, str, tuple[int, ...]]]) -> list[dict[str, Any]]:
-    """_step_row of each (D, is_causal, step, tile)."""
-    with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
-        return [_step_row(launched, D, is_causal, step, TileConfig(*tile)) for D, is_causal, step, tile in kinds]
+def step_rows(kinds: Iterable[tuple[int, bool, str, tuple[int, ...]]], mine: str = "") -> list[dict[str, Any]]:
+    """_step_row of each (D, is_causal, step, tile); the module `mine` takes the place of the step of this name."""
+    if mine:
+        steps.STEPS[mine] = importlib.util.find_spec("mine").origin
+    return [_step_row(*kind) for kind in kinds]
 
 
 # Kinds of instructions that a step's row counts: matmuls, exponentials, the softmax's arithmetic, loads of spilled
@@ -355,29 +359,18 @@ def step_rows(kinds: Iterable[tuple[int, bool, str, tuple[int, ...]]]) -> list[d
 KINDS = ("HGMMA", "MUFU.EX2", "FMNMX", "FADD", "FFMA", "FMUL", "FSETP", "ISETP", "FSEL", "F2FP", "LDL")
 
 
-def _step_row(launched: list, D: int, is_causal: bool, step: str, tile: TileConfig) -> dict[str, Any]:
+def _step_row(D: int, is_causal: bool, step: str, tile: tuple[int, ...]) -> dict[str, Any]:
     """Registers a thread, and those spilled, as the driver counts them: the stack frame; bytes of shared memory.
-
     Instructions: all, and those of the loop without a mask, of them those of KINDS. "code" is a digest of that loop's
-    instructions in their order.
-    """
-    steps.flash_forward(*compiling.inputs(torch.float16, D)[:3], is_causal, 0.5, step=step, tile=tile)
-    _, compiled, log = launched.pop()
+    instructions in their order."""
+    compiled, log = _compiled_step(D, is_causal, step, tile)
     sass = sass_of(compiled)
     loop = inner_loop(sass)
-    registers, _, _ = compiling.read_ptxas(log)
     spilled = int(re.search(r"(\d+) bytes stack frame", log)[1]) // 4
-    row = {
-        "step": step,
-        "tile": astuple(tile),
-        "D": D,
-        "is_causal": is_causal,
-        "registers": registers,
-        "spilled_registers": spilled,
-    }
+    row = {"step": step, "tile": tile, "D": D, "is_causal": is_causal}
+    row |= {"registers": compiling.read_ptxas(log)[0], "spilled_registers": spilled}
     row |= {"shared_bytes": compiled.metadata.shared, "instructions": len(INSTRUCTION.findall(sass)), "loop": len(loop)}
-    row["code"] = hashlib.sha256(" ".join(loop).encode()).hexdigest()[:8]
-    return row | counts(loop)
+    return row | {"code": hashlib.sha256(" ".join(loop).encode()).hexdigest()[:8]} | counts(loop)
 
 
 def counts(loop: Sequence[str]) -> dict[str, int]:
@@ -394,9 +387,7 @@ def around(loop: Sequence[str], middle: str = "MUFU.EX2") -> dict[str, list[int]
 
 
 def stored() -> dict[str, Any]:
-    """The loops of chapter 9 as they are stored: "triton", its version; "fingerprints", the kernels'; "D".
-
-    And for each loop {"instructions": of the loop, "events": events(), "maxima": of its FMNMX how many stand before the
-    first wait for matmuls, between it and the last, and after that}.
-    """
+    """The loops of chapter 9 as they are stored: "triton", its version; "fingerprints", the kernels'; "D"; and for each
+    loop {"instructions": of the loop, "events": events(), "maxima": of its FMNMX how many stand before the first wait
+    for matmuls, between it and the last, and after that}."""
     return json.loads(STORED.read_text(encoding="utf-8"))

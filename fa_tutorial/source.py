@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import builtins
 import difflib
 import dis
 import inspect
@@ -36,10 +37,8 @@ def source_of(thing: Any) -> str:
 
 
 def edited(text: str, *edits: tuple) -> str:
-    """`text` after `edits`: (old, new), made wherever the old text stands, or (old, new, times).
-
-    ValueError where the old text is not found, or not so often.
-    """
+    """`text` after `edits`: (old, new), made wherever the old text stands, or (old, new, times). ValueError where the
+    old text is not found, or not so often."""
     for old, new, *times in edits:
         found = text.count(old)
         if found not in (times or range(1, len(text))):
@@ -58,10 +57,8 @@ def defined(text: str, names: dict[str, Any], file: str | None = None) -> dict[s
 
 
 def excerpt(thing: Any, start: str, end: str | None = None) -> str:
-    """The lines of `thing` from the first that contains `start` to the first from there on that contains `end`.
-
-    Without `end`, that one line. ValueError where a text does not stand in the source.
-    """
+    """The lines of `thing` from the first that contains `start` to the first from there on that contains `end`. Without
+    `end`, that one line. ValueError where a text does not stand in the source."""
     lines = source_of(thing).splitlines()
     first = _find(lines, start, 0, thing)
     last = first if end is None else _find(lines, end, first, thing)
@@ -80,22 +77,20 @@ def specialised(thing: Any, **constants: Any) -> str:
 
 
 def _decided(text: str, constants: dict[str, Any]) -> str | None:
-    """`text` with the first choice that `constants` decide, or the first of their names, replaced; None where there is
-    none."""
+    """`text` with the first choice that `constants` decide, or their first name, replaced; None where there is none."""
     lines = text.encode().splitlines(keepends=True)
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.Name) and node.id in constants:
             start, end, new = node.col_offset, node.end_col_offset, repr(constants[node.id]).encode()
-        elif not isinstance(node, ast.If | ast.IfExp) or not _names(node.test) <= constants.keys():
-            continue
-        elif isinstance(node, ast.IfExp):
+        elif isinstance(node, ast.If | ast.IfExp) and _names(node.test) <= constants.keys():
             part = node.body if eval(ast.unparse(node.test), dict(constants)) else node.orelse
+            if isinstance(node, ast.If):
+                kept = lines[part[0].lineno - 1 : part[-1].end_lineno] if part else []
+                lines[node.lineno - 1 : node.end_lineno] = [one[part[0].col_offset - node.col_offset :] for one in kept]
+                return b"".join(lines).decode()
             start, end, new = node.col_offset, node.end_col_offset, ast.unparse(part).encode()
         else:
-            part = node.body if eval(ast.unparse(node.test), dict(constants)) else node.orelse
-            kept = lines[part[0].lineno - 1 : part[-1].end_lineno] if part else []
-            lines[node.lineno - 1 : node.end_lineno] = [line[part[0].col_offset - node.col_offset :] for line in kept]
-            return b"".join(lines).decode()
+            continue
         line = lines[node.lineno - 1]
         lines[node.lineno - 1] = line[:start] + new + line[end:]
         return b"".join(lines).decode()
@@ -107,15 +102,13 @@ def _names(test: ast.expr) -> set[str]:
 
 
 def _find(lines: list[str], text: str, begin: int, thing: Any) -> int:
-    for number in range(begin, len(lines)):
-        if text in lines[number]:
-            return number
-    raise ValueError(f"{text!r} does not stand in the source of {getattr(thing, '__name__', thing)}")
+    if (place := next((place for place in range(begin, len(lines)) if text in lines[place]), None)) is None:
+        raise ValueError(f"{text!r} does not stand in the source of {getattr(thing, '__name__', thing)}")
+    return place
 
 
 def display_source(thing: Any, start: str | None = None, end: str | None = None) -> None:
-    """Show source with highlighting in a notebook, plain elsewhere. With `start`, only the lines from there to
-    `end`."""
+    """Show source with highlighting in a notebook, plain elsewhere. With `start`, only from there to `end`."""
     text = source_of(thing) if start is None else excerpt(thing, start, end)
     _display(text.replace("  # fmt: skip", ""), "python")
 
@@ -127,12 +120,9 @@ def display_diff(old: str, new: str) -> None:
 
 
 def _display(text: str, language: str) -> None:
-    try:
-        from IPython import get_ipython
+    if hasattr(builtins, "__IPYTHON__"):
         from IPython.display import Markdown, display
-    except ImportError:
-        get_ipython = None
-    if get_ipython is None or get_ipython() is None:
-        print(text)
-    else:
+
         display(Markdown(f"```{language}\n{text}\n```"))
+    else:
+        print(text)

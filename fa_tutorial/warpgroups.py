@@ -1,8 +1,6 @@
 """Chapter 9: cycles counted on one Hopper multiprocessor, whose tensor cores and exponential units one warpgroup or two
 keep busy."""
 
-from __future__ import annotations
-
 import heapq
 import itertools
 from typing import NamedTuple
@@ -27,14 +25,8 @@ def matmul_cycles(D: int) -> int:
     return 2 * ROWS * KEYS * D // TENSOR_FLOPS
 
 
-def exp_cycles() -> int:
-    """Cycles of a tile's exponentials (9.1)."""
-    return ROWS * KEYS // EXPONENTIALS
-
-
 def timeline(D: int, warpgroups: int = 1, overlap: bool = False, blocks: int = 3) -> list[Operation]:
-    """What the tensor cores and the exponential units of one SM do for each warpgroup, in the order in which they begin
-    it.
+    """What the tensor cores and the exponential units of one SM do for each warpgroup, in the order of its beginning.
 
     Without `overlap` (chapter 9's "one stop") a warpgroup issues p v of the last block and q kᵀ of this one, waits for
     both, and exponentiates. With it ("overlapped"), the warpgroup issues q kᵀ first and waits for that alone, so p v of
@@ -43,10 +35,8 @@ def timeline(D: int, warpgroups: int = 1, overlap: bool = False, blocks: int = 3
     matmuls = [("s", 0)]
     for j in range(1, blocks):
         matmuls += [("s", j), ("o", j - 1)] if overlap else [("o", j - 1), ("s", j)]
-    matmuls.append(("o", blocks - 1))
-    queues = {}
-    for w in range(warpgroups):
-        queues[w, "matmul"], queues[w, "exp"] = list(matmuls), [("exp", j) for j in range(blocks)]
+    orders = {"matmul": [*matmuls, ("o", blocks - 1)], "exp": [("exp", j) for j in range(blocks)]}
+    queues = {(w, unit): [*order] for w in range(warpgroups) for unit, order in orders.items()}
     free, done, found = {"matmul": 0, "exp": 0}, {}, []
     while any(queues.values()):
         ready = []
@@ -57,7 +47,8 @@ def timeline(D: int, warpgroups: int = 1, overlap: bool = False, blocks: int = 3
                 ready.append((max(free[unit], asked), asked, w, unit))
         start, _, w, unit = min(ready)
         kind, block = queues[w, unit].pop(0)
-        free[unit] = done[w, kind, block] = start + (exp_cycles() if unit == "exp" else matmul_cycles(D))
+        cycles = ROWS * KEYS // EXPONENTIALS if unit == "exp" else matmul_cycles(D)  # (9.1)
+        free[unit] = done[w, kind, block] = start + cycles
         found.append(Operation(kind, w, block, start, free[unit]))
     return found
 
@@ -93,11 +84,8 @@ TWO_STOPS, ONE_STOP, GAP = Loop((512, 512), 1190, 121), Loop((1024,), 1141, 447)
 
 def two_consumers(loop: Loop, gap: int = GAP, late: int = 0, blocks: int = 300) -> tuple[float, list[float]]:
     """Cycles a block of an SM whose tensor cores serve whoever of two consumers asks first; the shares of the time in
-    which 0, 1, 2 of them are at a softmax.
-
-    gap: from the end of a block's last matmul until its consumer asks for the next q kᵀ, in a loop with two stops;
-    late: when consumer 1 starts. images/explore/in_step.html draws it.
-    """
+    which 0, 1, 2 of them are at a softmax. gap: from the end of a block's last matmul until its consumer asks for the
+    next q kᵀ, in a loop with two stops; late: when consumer 1 starts. images/explore/in_step.html draws it."""
     free, changes = 0, []  # when the tensor cores are free; when a softmax begins (+1) and ends (-1)
     asked = [(0, 0, 0), (late, 1, 0)]  # when, who, which of its matmuls
     for _ in range(2 * blocks * len(loop.matmuls)):

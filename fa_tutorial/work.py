@@ -5,8 +5,6 @@ metadata which text of the chapter it was made from, so a newer chapter is notic
 the old copy, with each cell that the reader changed or added; the old copy stays under a dated name.
 """
 
-from __future__ import annotations
-
 import datetime
 import hashlib
 import importlib.util
@@ -30,8 +28,7 @@ VERDICT = re.compile(r"^([✓✗·]) (\d+\.\d+) .*(?:\n  .*)*", re.MULTILINE)
 
 
 def chapters() -> dict[int, Path]:
-    """The course's notebooks by their chapters' numbers. FileNotFoundError where the package was installed without
-    them."""
+    """The course's notebooks by their chapters' numbers. FileNotFoundError where there are none."""
     found = {int(path.name.partition("_")[0]): path for path in sorted(CHAPTERS.glob("[0-9]*.ipynb"))}
     if not found:
         raise FileNotFoundError(f"there are no notebooks in {CHAPTERS}: run this in a clone of the course")
@@ -69,14 +66,11 @@ def fill() -> None:
         elif not _is_current(copy, chapter):
             older.append(number)
     if made:
-        chapters_or_one = "1 chapter" if made == 1 else f"{made} chapters"
-        print(f"{chapters_or_one} copied into {COPIES.name}/, which is yours: solve the exercises there")
+        many = "chapters" if made > 1 else "chapter"
+        print(f"{made} {many} copied into {COPIES.name}/, which is yours: solve the exercises there")
     for number in older:
-        print(
-            f"chapter {number} is newer than your copy. To take it, and keep yours beside it: make take "
-            f"CHAPTER={number}"
-        )
-        print(f"  (without make: python -m fa_tutorial work take {number})")
+        newer = f"chapter {number} is newer than your copy. To take it, and keep yours beside it:"
+        print(f"{newer} make take CHAPTER={number}\n  (without make: python -m fa_tutorial work take {number})")
     if not made and not older and not damaged:
         print(f"{len(found)} copies in {COPIES.name}/, all of the course's present text")
 
@@ -102,11 +96,11 @@ def _copy(chapter: Path, copy: Path, old: Sequence[dict] = (), yours: Sequence[s
     cells, follows = notebook["cells"], 0
     for cell in old:
         place = next((place for place, other in enumerate(cells) if other["id"] == cell["id"]), None)
-        if place is not None and cell["id"] in yours:
-            cells[place]["source"] = cell["source"]
-        elif cell["id"] in yours:
+        if place is None and cell["id"] in yours:
             place = follows
             cells.insert(place, cell)
+        elif cell["id"] in yours:
+            cells[place]["source"] = cell["source"]
         follows = follows if place is None else place + 1
     for cell in cells:
         if cell["cell_type"] == "code":
@@ -117,20 +111,18 @@ def _copy(chapter: Path, copy: Path, old: Sequence[dict] = (), yours: Sequence[s
 
 
 def take(numbers: Sequence[int]) -> None:
-    """Put the course's chapters in the place of the reader's copies, and into them what the reader changed. The old
-    copies stay."""
+    """Put the course's chapters in the place of the reader's copies, which stay, and into them what these changed."""
     for chapter in [_chapter(number) for number in numbers]:
         copy = COPIES / chapter.name
         if copy.exists() and _is_current(copy, chapter):
-            print(
-                f"{copy.relative_to(ROOT)} has the course's present text already. To begin it anew, rename it, and "
-                f"run make work"
-            )
+            words = "has the course's present text already. To begin it anew, rename it, and run make work"
+            print(f"{copy.relative_to(ROOT)} {words}")
             continue
         COPIES.mkdir(exist_ok=True)
+        taken = f"{copy.relative_to(ROOT)} is the course's chapter as it is now"
         if not copy.exists():
             _copy(chapter, copy)
-            print(f"{copy.relative_to(ROOT)} is the course's chapter as it is now")
+            print(taken)
             continue
         old = _read(copy) or {"metadata": {}, "cells": []}
         # a copy that doesn't say it has no cell to take along
@@ -143,17 +135,12 @@ def take(numbers: Sequence[int]) -> None:
         copy.rename(kept)
         _copy(chapter, copy, old["cells"], [cell["id"] for cell in yours])
         added = sum(cell["id"] not in there for cell in yours)
-        print(
-            f"{copy.relative_to(ROOT)} is the course's chapter as it is now, with the cells that you changed "
-            f"({len(yours) - added}) and added ({added})"
-        )
+        print(f"{taken}, with the cells that you changed ({len(yours) - added}) and added ({added})")
         print(f"your old copy is {kept.relative_to(ROOT)}")
         for cell in yours:
             if there.get(cell["id"], made_from.get(cell["id"])) != made_from.get(cell["id"]):
-                print(
-                    f"  the course changed one of these, too: the cell that begins `{_first_line(cell)}`; compare "
-                    f"it with the course's in notebooks/"
-                )
+                begins = f"the cell that begins `{_first_line(cell)}`; compare it with the course's in notebooks/"
+                print(f"  the course changed one of these, too: {begins}")
 
 
 def _first_line(cell: dict) -> str:
@@ -162,10 +149,7 @@ def _first_line(cell: dict) -> str:
 
 def check(numbers: Sequence[int]) -> bool:
     """Run the reader's copies, of all chapters if none is named, print what their checks say, and count it in the
-    reader's progress. Writes to no copy.
-
-    False where an answer is wrong, a cell raises, or a copy cannot be read.
-    """
+    reader's progress. False where an answer is wrong, a cell raises, or a copy cannot be read."""
     import nbformat
 
     paths = {number: COPIES / _chapter(number).name for number in numbers or chapters()}
@@ -197,33 +181,24 @@ def _outcome(cells: Sequence[dict]) -> tuple[dict[str, str], list[str]]:
         for output in cell.get("outputs", []):
             verdicts |= {match[2]: match[0] for match in VERDICT.finditer(output.get("text", ""))}
             if output["output_type"] == "error":
-                errors.append(
-                    f"  the cell that begins `{_first_line(cell)}` raises {output['ename']}: {output['evalue']}"
-                )
+                raised = f"{output['ename']}: {output['evalue']}"
+                errors.append(f"  the cell that begins `{_first_line(cell)}` raises {raised}")
     return verdicts, errors
 
 
 def lab(arguments: Sequence[str]) -> None:
-    """Fill work/ and open its first notebook in JupyterLab, which takes the place of this process. arguments:
-    JupyterLab's own."""
+    """Fill work/ and open its first notebook in JupyterLab, with its own `arguments`, in the place of this process."""
     if importlib.util.find_spec("jupyterlab") is None:
         raise RuntimeError(f"JupyterLab is not installed. {hardware.HOW_TO_INSTALL}")
     fill()
     first = next(iter(chapters().values())).name
-    # The root is the course's folder: ../images and ../GLOSSARY.md are found from work/. As the default address, so
-    # that --no-browser prints it.
-    command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        f"--ServerApp.root_dir={ROOT}",
-        f"--LabApp.default_url=/lab/tree/{COPIES.name}/{first}",
-    ]
+    # The root is the course's folder: ../images is found from work/. As the default address, so --no-browser prints it.
+    places = f"--ServerApp.root_dir={ROOT}", f"--LabApp.default_url=/lab/tree/{COPIES.name}/{first}"
+    command = [sys.executable, "-m", "jupyterlab", *places]
     if hasattr(os, "geteuid") and os.geteuid() == 0:  # a rented machine's only user is often root
         command.append("--allow-root")
     sys.stdout.flush()
     # Without the question whether you want Jupyter's news, which lies over the first page.
-    config = os.pathsep.join(
-        filter(None, [str(Path(__file__).parent / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")])
-    )
+    configs = str(Path(__file__).parent / "jupyter"), os.environ.get("JUPYTER_CONFIG_PATH")
+    config = os.pathsep.join(filter(None, configs))
     os.execve(sys.executable, [*command, *arguments], notebooks.kernel_environment(JUPYTER_CONFIG_PATH=config))

@@ -328,8 +328,8 @@ def test_sweep_on_the_command_line(clock, provider, monkeypatch, tmp_path):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA GeForce RTX 5060 Ti")
     assert results.path_here() == Path("geforce_rtx_5060_ti.json")
     path, ran = tmp_path / "card.json", provider()
-    monkeypatch.setitem(GRIDS, "small", grid_of(16, 32))
-    command = ["bench", "sweep", "--grid", "small", "--file", str(path), "--providers", "fake", "naive", "--modes", "fwd", "bwd"]
+    monkeypatch.setitem(GRIDS, "points", grid_of(16, 32))
+    command = ["bench", "sweep", "--grid", "points", "--file", str(path), "--providers", "fake", "naive", "--modes", "fwd", "bwd"]
     assert main(command) == 0 and len(results.read(path)["rows"]) == 8
     ran.clear()
     assert main(command) == 0 and ran == []
@@ -347,8 +347,8 @@ def test_plot_and_table_of_a_file(path, capsys):
     assert main(["bench", "table", *asked]) == main(["bench", "table", *asked, "--of", "tuned"]) == 0
     shown = capsys.readouterr().out
     assert "| SDPA cuDNN | 0.94 (0.50 to 2.00) |" in shown and "| SDPA cuDNN | 0.94 | 0.50 | 2.00 | 11 |" in shown
-    with pytest.raises(ValueError, match="no stored row lies on this grid"):
-        tables.parts(results.load(path)["rows"], GRIDS["small"])
+    with pytest.raises(ValueError, match="no stored row is on this grid"):
+        tables.parts(results.load(path)["rows"], grid_of(32))
 
 
 def test_each_round_has_every_name_in_an_order_of_its_own():

@@ -16,7 +16,7 @@ import torch
 
 from fa_tutorial import backward, decode, forward, fp8, hardware, hopper, layout, matmul, tuned
 from fa_tutorial.bench import tables
-from fa_tutorial.compiling import HEADS, LENGTH, SHARED_LIMITS, Call, Row, compile_calls, in_a_process, inputs
+from fa_tutorial.compiling import HEADS, LENGTH, SHARED_LIMITS, Call, Row, in_a_process, inputs
 from fa_tutorial.tiles import MAX_D, TileConfig
 from fa_tutorial.variants.attention import Options, plan
 from fa_tutorial.variants.backward import variant_backward
@@ -50,7 +50,7 @@ def basic_kernels(capability: int) -> Iterator[Call]:
     """Chapters 5 and 7."""
     for dtype, D, is_causal in SHAPES:
         q, k, v, o, do, lse = inputs(dtype, D)
-        words = f"{in_words(dtype)} D={D} {'causal' if is_causal else 'full'}"
+        words = f"{in_words(dtype)} D={D} {tables.mask(is_causal)}"
         yield words, partial(forward.flash_forward, q, k, v, is_causal, 0.5)
         if dtype == torch.float32 and D == MAX_D and SHARED_LIMITS[capability] < backward.FP32_BYTES_AT_256:
             continue  # refused with a ValueError
@@ -58,9 +58,7 @@ def basic_kernels(capability: int) -> Iterator[Call]:
 
 
 def tuned_kernels(capability: int) -> Iterator[Call]:
-    """Every tile that chapter 8's kernels may pick on this card, causal; two tiles in full, and on Hopper by pointers
-    too.
-    """
+    """Every tile that chapter 8's kernels may pick on this card, causal; on Hopper two in full, and by pointers."""
     limit = SHARED_LIMITS[capability]
     for D in (64, 128, MAX_D):
         q, k, v, o, do, lse = inputs(torch.float16, D)
@@ -74,10 +72,8 @@ def tuned_kernels(capability: int) -> Iterator[Call]:
                 yield f"fp16 D={D} {words} {in_words(tile)}", call
             for dkdv, dq in itertools.zip_longest(tiles["dkdv"][:most], tiles["dq"][:most]):
                 config = backward.BackwardConfig(dkdv or tiles["dkdv"][0], dq or tiles["dq"][0])
-                call = partial(
-                    tuned.flash_backward, q, k, v, o, do, lse, None, is_causal, 0.5, config=config,
-                    descriptors=descriptors,
-                )  # fmt: skip
+                options = {"config": config, "descriptors": descriptors}
+                call = partial(tuned.flash_backward, q, k, v, o, do, lse, None, is_causal, 0.5, **options)
                 yield f"fp16 D={D} {words} {in_words(config.dkdv)}, {in_words(config.dq)}", call
 
 
@@ -87,7 +83,7 @@ def hopper_kernels(capability: int) -> Iterator[Call]:
         return
     shapes = [(torch.float16, D, LENGTH, is_causal) for D in (64, 128) for is_causal in (False, True)]
     for dtype, D, S, is_causal in [*shapes, (torch.float16, 64, 1024, True), (torch.bfloat16, 64, LENGTH, True)]:
-        words = f"{in_words(dtype)} D={D} {'causal' if is_causal else 'full'} S={S}"
+        words = f"{in_words(dtype)} D={D} {tables.mask(is_causal)} S={S}"
         yield words, partial(hopper.flash_forward, *inputs(dtype, D, S)[:3], is_causal, 0.5)
         yield words, partial(hopper.flash_backward, *inputs(dtype, D, S), None, is_causal, 0.5)
     for D in (64, 128):
@@ -113,17 +109,10 @@ def ladder_kernels(capability: int) -> Iterator[Call]:
 
 
 def decode_kernels(capability: int) -> Iterator[Call]:
-    """Chapter 11's kernels: a token for one sequence, its cache in one piece, in pages, and in fp8; 8 tokens; and what
-    appends.
-    """
+    """Chapter 11's kernels: a token for one sequence, its cache in one piece, in pages, in fp8; 8 tokens; an append."""
     lengths, table = (torch.empty(shape, dtype=torch.int32, device="meta") for shape in ((1,), (1, LENGTH // 16)))
-    for dtype, D, tokens in (
-        (torch.float16, 64, 1),
-        (torch.float16, 128, 1),
-        (torch.bfloat16, 128, 8),
-        (torch.float32, 128, 1),
-        (torch.float16, MAX_D, 1),
-    ):
+    cases = [(torch.float16, D, 1) for D in (64, 128, MAX_D)]
+    for dtype, D, tokens in [*cases, (torch.bfloat16, 128, 8), (torch.float32, 128, 1)]:
         q, k = (torch.empty(1, H, S, D, dtype=dtype, device="meta") for H, S in ((8 * HEADS, tokens), (HEADS, LENGTH)))
         pages = k.view(LENGTH // 16, HEADS, 16, D)
         words = f"{in_words(dtype)} D={D} S_q={tokens}"
@@ -136,10 +125,8 @@ def decode_kernels(capability: int) -> Iterator[Call]:
 
 
 def variant_kernels(capability: int) -> Iterator[Call]:
-    """Chapter 10: a window, and with it every score mod and a sink, a mask of either kind, dropout, or packed rows.
-
-    Of MAX_D the three that ask most shared memory and spill most; on Hopper all.
-    """
+    """Chapter 10: a window, and with it every score mod and a sink, a mask of either kind, dropout, or packed rows. Of
+    MAX_D the three that ask most shared memory and spill most; on Hopper all."""
     most = ("scores", "attn_mask", "dropout")
     plain = dict.fromkeys(Options._fields) | {"left": 1023, "right": 0, "dropout_p": 0.0, "scale": 0.5}
     for D in (64, 128, MAX_D) if capability == hardware.HOPPER_CAPABILITY else (128, MAX_D):
@@ -169,13 +156,10 @@ def launch_variant(q, k, v, o, do, lse, options: Options) -> None:
 
 def fp8_kernels(capability: int) -> Iterator[Call]:
     """Chapter 14's quantiser, and on Hopper its forward: each configuration, causal and full; one padded, in bf16."""
-    for dtype, D, S, is_causal in [
-        *((torch.float16, D, LENGTH, is_causal) for D in (64, 128) for is_causal in (False, True)),
-        (torch.float16, 128, 1024, True),
-        (torch.bfloat16, 40, LENGTH, True),
-    ]:
+    shapes = [(torch.float16, D, LENGTH, is_causal) for D in (64, 128) for is_causal in (False, True)]
+    for dtype, D, S, is_causal in [*shapes, (torch.float16, 128, 1024, True), (torch.bfloat16, 40, LENGTH, True)]:
         q, k, v, *_ = inputs(dtype, D, S)
-        words = f"{in_words(dtype)} D={D} {'causal' if is_causal else 'full'} S={S}"
+        words = f"{in_words(dtype)} D={D} {tables.mask(is_causal)} S={S}"
         yield words, partial(launch_fp8, q, k, v, is_causal, capability == hardware.HOPPER_CAPABILITY)
 
 
@@ -187,7 +171,7 @@ def launch_fp8(q, k, v, is_causal: bool, is_hopper: bool) -> None:
         fp8.quantise(q, rotate=True)
 
 
-# The least capability that they need, and their calls; in turn for the one process and the other, which take as long.
+# The least capability that they need, and their calls.
 GROUPS = {
     "variants": (hardware.LEAST_CAPABILITY, variant_kernels),
     "tuned": (hardware.TENSOR_CORE_CAPABILITY, tuned_kernels),
@@ -207,31 +191,22 @@ def in_words(what: torch.dtype | TileConfig) -> str:
     return {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}[what]
 
 
-Part = tuple[int, str]  # a capability, and a group of kernels
+def rows_for(capabilities: Sequence[int] = tuple(SHARED_LIMITS)) -> list[Row]:
+    """The rows of these cards, compiled in WORKERS processes at a time."""
+    parts = itertools.product(capabilities, GROUPS)
+    with ThreadPoolExecutor(WORKERS) as pool:
+        return [row for rows in pool.map(lambda part: compiled_part(*part), parts) for row in rows]
 
 
-def rows_for(capabilities: Sequence[int] = tuple(SHARED_LIMITS), groups: Sequence[str] = tuple(GROUPS)) -> list[Row]:
-    """The rows of these cards and chapters, compiled in up to WORKERS processes."""
-    parts = list(itertools.product(capabilities, groups))
-    workers = min(WORKERS, len(parts))
-    with ThreadPoolExecutor(workers) as pool:
-        found = list(pool.map(run_worker, (parts[first::workers] for first in range(workers))))
-    return [row for index in range(len(parts)) for row in found[index % workers][index // workers]]
-
-
-def compiled_parts(parts: Sequence[Part]) -> Iterator[list[Row]]:
-    """The rows of each part, in a process in which Triton compiles."""
-    for capability, group in parts:
-        least, kernels = GROUPS[group]
-        yield list(compile_calls(capability, kernels(capability))) if capability >= least else []
-
-
-def run_worker(parts: Sequence[Part]) -> list[list[Row]]:
-    """compiled_parts, from a process of its own."""
-    folder = str(Path(__file__).parent)
-    words = f"import sys; sys.path.insert(0, {folder!r}); import compile_report"
-    found = in_a_process(f"{words}; print(json.dumps(list(compile_report.compiled_parts({parts!r}))))")
-    return [[Row(*row) for row in rows] for rows in found]
+def compiled_part(capability: int, group: str) -> list[Row]:
+    """The rows of a group of kernels for a card, from a process of its own."""
+    least, kernels = GROUPS[group]
+    if capability < least:
+        return []
+    words = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); import compile_report as report"
+    words += "; from fa_tutorial import compiling"
+    call = f"compiling.compile_calls({capability}, report.{kernels.__name__}({capability}))"
+    return [Row(*row) for row in in_a_process(f"{words}; print(json.dumps(list({call})))")]
 
 
 # ---------------------------------------------------------------- judging and printing
@@ -241,8 +216,7 @@ SMALL_SPILL = 32
 
 def accepted_spills(row: Row) -> int:
     """Bytes that the kernel may store and load a thread: a register or two, or more where that was measured to be the
-    fastest, or nothing fits.
-    """
+    fastest, or nothing fits."""
     if row.kernel.startswith("tuned.") and "D=64" not in row.case:
         # These tiles are measured on the card that they run on: one that spills is taken only where it is the fastest.
         return 1_500 if f"D={MAX_D}" in row.case or "pointers" in row.case else 300

@@ -59,22 +59,15 @@ def loops() -> dict[str, Any]:
 
 def step_counts() -> dict[str, list[dict[str, Any]]]:
     """What chapter 8's forward compiles to: "rows", its steps with the tiles that the chapter shows them with; "tiles",
-    the last step, full, with every tile that the chapter measures.
-    """
-    points = itertools.product((64, 128), (False, True))
-    shown = [
-        (D, is_causal, step, astuple(tile))
-        for D, is_causal in points
-        for tile, names in ((steps.TILE, steps.WITH_TILE), (steps.LARGER[D], ("", *steps.STEPS)))
-        for step in names
-    ]
+    the last step, full, with every tile that the chapter measures."""
+    shown = []
+    for D, is_causal in itertools.product((64, 128), (False, True)):
+        shown += [(D, is_causal, step, astuple(steps.TILE)) for step in steps.WITH_TILE]
+        shown += [(D, is_causal, step, astuple(steps.LARGER[D])) for step in ("", *steps.STEPS)]
     tiles = [(D, False, steps.LAST, tile) for D, found in TILES.items() for tile in found]
     kinds = list(dict.fromkeys(shown + tiles))  # ptxas reports on a kernel once
     rows = dict(zip(kinds, sass.step_rows(kinds), strict=True))
     return {"rows": [rows[kind] for kind in shown], "tiles": [rows[kind] for kind in tiles]}
-
-
-# ---------------------------------------------------------------- what machine code depends on
 
 
 OF_THE_MACHINE = ("INTERPRETED",)  # constants that differ where Triton doesn't compile
@@ -82,11 +75,8 @@ OF_THE_MACHINE = ("INTERPRETED",)  # constants that differ where Triton doesn't 
 
 def fingerprint(kernel) -> str:
     """Of a kernel and all of the package that it uses: what is stored of its machine code is out of date when it
-    changes.
-
-    Comments, docstrings, formatting and the names of local variables don't count. Not a kernel's cache_key: that holds
-    all of these, and Triton 3.8 makes another than 3.7.
-    """
+    changes. Comments, docstrings, formatting and the names of local variables don't count. Not a kernel's cache_key:
+    that holds all of these, and Triton 3.8 makes another than 3.7."""
     parts: dict[str, str] = {}
     _collect(unwrapped(kernel), parts)
     return hashlib.sha256(repr(sorted(parts.items())).encode()).hexdigest()[:16]
@@ -131,11 +121,8 @@ def loop_fingerprints() -> dict[str, str]:
 
 
 def step_fingerprints() -> dict[str, str]:
-    """Of chapter 8's kernel after each step."""
     return {step: fingerprint(steps.kernel(step)) for step in ("", *steps.STEPS)}
 
-
-# ---------------------------------------------------------------- what is stored
 
 # In fa_tutorial: what compiles a file's contents, and their kernels' fingerprints.
 STORED = {"hopper_sass.json": (loops, loop_fingerprints), "tuned/steps_sm90.json": (step_counts, step_fingerprints)}
@@ -171,8 +158,7 @@ def written(contents: dict[str, Any]) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Write those of STORED that are missing in the folder that is named, or out of date."""
-    words = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(prog="python tools/machine_code.py", **words)
+    parser = argparse.ArgumentParser(prog="python tools/machine_code.py", description=__doc__)
     parser.add_argument("folder", type=Path, help="where the two files go; the course's own are in fa_tutorial")
     folder = parser.parse_args(arguments).folder
     for name in STORED:

@@ -5,6 +5,7 @@ out, so that a second run changes nothing but what the code itself makes differe
 """
 
 import argparse
+import itertools
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,34 +32,29 @@ METADATA = {
 
 
 def store_outputs(path: Path) -> None:
-    """Run the notebook at `path` and write it back with the outputs of this run, less what names this machine, this run
-    or this Python.
-    """
+    """Run the notebook at `path`, and write it back with its outputs, less what names this machine, run or Python."""
     notebook = nbformat.read(path, as_version=4)
     notebooks.execute(notebook, path.resolve().parent)
     notebook.metadata = nbformat.from_dict(METADATA)
-    for cell in notebook.cells:
-        cell.metadata.pop("execution", None)
-        cell.metadata.pop("collapsed", None)
+    for cell, name in itertools.product(notebook.cells, ("execution", "collapsed")):
+        cell.metadata.pop(name, None)
     nbformat.write(notebook, path)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the named notebooks. Returns the exit status: 1 where a cell raised, with that notebook left as it was."""
-    words = {"description": __doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
-    parser = argparse.ArgumentParser(prog="python tools/store_notebooks.py", **words)
+    parser = argparse.ArgumentParser(prog="python tools/store_notebooks.py", description=__doc__)
     parser.add_argument("notebook", nargs="+", type=Path, help="notebooks to run, and to write back with their outputs")
     paths = parser.parse_args(arguments).notebook
-    failed = 0
+    status = 0
     for path in paths:
         try:
             store_outputs(path)
-        except CellExecutionError as error:
-            failed += 1
-            print(f"{path}: a cell failed, nothing is stored\n{error}", file=sys.stderr)
-        else:
             print(f"{path}: stored")
-    return 1 if failed else 0
+        except CellExecutionError as error:
+            status = 1
+            print(f"{path}: a cell failed, nothing is stored\n{error}", file=sys.stderr)
+    return status
 
 
 if __name__ == "__main__":

@@ -14,8 +14,7 @@ from fa_tutorial.arguments import check_int, check_name
 MODES = {"fwd": "forward", "bwd": "backward", "fwd_bwd": "forward and backward"}
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
-# The providers that are compared, by the names that readers know, in the order of tables and figures; the tuning's
-# steps have their own names.
+# The providers that are compared, by the names that readers know, in the order of tables and figures.
 LABELS = {
     "tuned": "tuned (chapter 8)",
     "hopper": "Hopper (chapter 9)",
@@ -32,8 +31,7 @@ LABELS = {
 
 @dataclass(frozen=True)
 class Shape:
-    """Sizes of one attention: q (B, H_q, S_q, D), k and v (B, H_k, S_k, D). ValueError for sizes below 1, H_q that is
-    no multiple of H_k."""
+    """Sizes of one attention: q (B, H_q, S_q, D), k and v (B, H_k, S_k, D). ValueError for sizes that cannot be."""
 
     B: int
     H_q: int
@@ -55,8 +53,7 @@ SHAPE = [field.name for field in dataclasses.fields(Shape)]
 
 @dataclass(frozen=True)
 class Case:
-    """One row of the results before it is measured. provider: one of peers.PROVIDERS; mode of MODES, dtype of DTYPES,
-    else ValueError."""
+    """One row of the results before it is measured. provider: of peers.PROVIDERS; mode: of MODES; dtype: of DTYPES."""
 
     provider: str
     mode: str
@@ -100,27 +97,17 @@ def literature(lengths: Sequence[int]) -> tuple[Shape, ...]:
     return tuple(Shape(TOKENS // S, HIDDEN // D, HIDDEN // D, S, S, D, is_causal) for D, is_causal, S in points)
 
 
-SMALL = tuple(
-    Shape(4, 8, 8, S, S, D, is_causal) for D, is_causal, S in itertools.product(HEAD_DIMS, (False, True), LENGTHS)
-)
 GRIDS = {
     "literature": Grid("16,384 tokens, hidden size 2,048", literature(LENGTHS), ("fp16", "bf16"), ("fwd", "bwd")),
-    "small": Grid("B = 4, H = 8", SMALL, ("fp16",), ("fwd", "bwd", "fwd_bwd")),
-    "points": Grid(
-        "16,384 tokens, hidden size 2,048, three lengths", literature((1024, 4096, 16_384)), ("fp16",), ("fwd", "bwd")
-    ),
 }
+SIZES = "16,384 tokens, hidden size 2,048, three lengths"
+GRIDS["points"] = Grid(SIZES, literature((1024, 4096, 16_384)), ("fp16",), ("fwd", "bwd"))
 
 
-def cases_of(
-    grid: Grid, providers: Sequence[str], modes: Sequence[str] | None = None, dtypes: Sequence[str] | None = None
-) -> Iterator[Case]:
-    """Every case of a grid. The providers of one point follow one another, so that they are compared under one
-    temperature."""
-    for dtype, mode, shape, provider in itertools.product(
-        dtypes or grid.dtypes, modes or grid.modes, grid.shapes, providers
-    ):
-        yield Case(provider, mode, dtype, shape)
+def cases_of(grid: Grid, providers: Sequence[str], modes: Sequence[str] = (), dtypes: Sequence[str] = ()) -> Iterator:
+    """Every case of a grid. The providers of a point follow one another, so that they meet one temperature."""
+    points = itertools.product(dtypes or grid.dtypes, modes or grid.modes, grid.shapes, providers)
+    return (Case(provider, mode, dtype, shape) for dtype, mode, shape, provider in points)
 
 
 def about(chapter: int, kernel: str, provider: str, dtype: str = "fp16", **sizes: Any) -> dict[str, Any]:

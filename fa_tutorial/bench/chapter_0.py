@@ -19,17 +19,14 @@ from fa_tutorial.figures import COLOURS, GREY
 KERNELS = {"q kᵀ": "sky", "divide": "yellow", "softmax": "vermilion", "p v": "green"}  # with their colours
 
 
-def measured(
-    card: dict, provider: str, S: int, B: int = 1, H: int = 16, D: int = 64, is_causal: bool = False
-) -> pd.Series:
-    """The row of attention's forward at length S, in fp16. card: results.load's."""
-    case = {"mode": "fwd", "dtype": "fp16", "B": B, "H_q": H, "D": D, "is_causal": is_causal}
+def measured(card: dict, provider: str, S: int, B: int = 1, H: int = 16, D: int = 64) -> pd.Series:
+    """The row of full attention's forward at length S, in fp16. card: results.load's."""
+    case = {"mode": "fwd", "dtype": "fp16", "B": B, "H_q": H, "D": D, "is_causal": False}
     return results.select(card["rows"], provider=provider, S_q=S, **case).iloc[0]
 
 
 def naive_steps(card: dict) -> pd.DataFrame:
-    """The rows by name of naive attention's kernels, of the whole calls, of flash attention and of what torch.compile
-    makes, all of one run: 16 heads, S = 4,096, D = 64, fp16. card: results.load's."""
+    """One run's rows by name: naive attention's kernels, whole calls, flash attention, what torch.compile makes."""
     return results.select(card["kernels"], kernel="naive_step").set_index("provider")
 
 
@@ -89,10 +86,8 @@ def draw_memory(events: list[tuple[str, int]], names: dict[str, str]) -> Figure:
 
 
 def draw_summary(ms: pd.Series, floors: dict[str, float], flash_floor: float) -> Figure:
-    """What was measured, filled, and the floors of naive and of flash attention, in outline.
-
-    ms: naive_steps', whose compiled call is cuDNN's. floors: of each of naive attention's kernels; all in milliseconds.
-    """
+    """What was measured, filled, and the floors of naive and of flash attention, in outline. ms: naive_steps', whose
+    compiled call is cuDNN's. floors: of each of naive attention's kernels; all in milliseconds."""
     naive = {name: ms[name] for name in KERNELS}
     bars = {"naive": naive, "its floors": floors, "naive, q scaled": {"": ms["naive, q scaled"]}}
     bars |= {"flash": {"": ms["flash"]}, "cuDNN": {"": ms["naive, compiled"]}, "their floor": {"": flash_floor}}
@@ -118,8 +113,8 @@ def draw_summary(ms: pd.Series, floors: dict[str, float], flash_floor: float) ->
 
 
 class Here(NamedTuple):
-    """What measure_here finds: the sizes, this machine's FLOP/s and bytes/s, the best that it saw, and milliseconds by
-    name; kept: of each kernel where it writes into memory that was written before."""
+    """What measure_here finds: the sizes, the most FLOP/s and bytes/s that it saw, and milliseconds by name; kept: of
+    each kernel where it writes into memory that was written before."""
 
     H: int
     S: int
@@ -133,9 +128,7 @@ class Here(NamedTuple):
 
 def measure_here(attentions: dict[str, Callable]) -> Here:
     """Naive attention's kernels by themselves, and whole calls: in fp16 on a GPU, in fp32 and smaller on a CPU.
-
-    attentions: each (q, k, v) -> o, by name.
-    """
+    attentions: each (q, k, v) -> o, by name."""
     on_gpu = hardware.device().type == "cuda"
     H, S, D, dtype = (16, 4_096, 64, torch.float16) if on_gpu else (4, 2_048, 64, torch.float32)
     q, k, v = (torch.randn(1, H, S, D, device=hardware.device()).to(dtype) for _ in range(3))
@@ -148,7 +141,7 @@ def measure_here(attentions: dict[str, Callable]) -> Here:
         "p v": (partial(torch.matmul, s, v), vectors),
     }
     calls = {name: kernel for name, (kernel, _) in kernels.items()}
-    calls |= {name: partial(attention, q, k, v) for name, attention in attentions.items()}
+    calls |= {name: partial(attend, q, k, v) for name, attend in attentions.items()}
     calls |= {f"{name}, kept": partial(kernel, out=out) for name, (kernel, out) in kernels.items()}
     if on_gpu:
         ms = {name: timing.time_call(call).ms for name, call in calls.items()}

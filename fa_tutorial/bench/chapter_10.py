@@ -18,9 +18,9 @@ LOOKS = (
 KINDS = ("skipped: not computed", "mixed: computed with the mask", "whole: computed without")
 
 
-def documents(S: int, seed: int = 0) -> list[int]:
+def documents(S: int) -> list[int]:
     """Lengths of documents that fill S tokens, long-tailed: many of some hundred tokens and few of some thousand."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
     lengths: list[int] = []
     while sum(lengths) < S:
         length = int(torch.randn((), generator=generator).mul(1.3).add(6.0).exp())
@@ -49,12 +49,6 @@ def rows(kernel: str, **fields: object) -> pd.DataFrame:
     return results.select(results.load("h200")["kernels"], chapter=10, kernel=kernel, **fields).set_index("provider")
 
 
-def variant_times(mode: str) -> pd.DataFrame:
-    """The stored times of each variant, forward ("fwd") or backward ("bwd"): the package's as ms, FlexAttention's as
-    flex_ms, and those of chapter 8's causal kernel as causal_ms."""
-    return rows("variant", mode=mode)[["ms", "ms_20", "ms_80", "flex_ms", "causal_ms"]]
-
-
 def list_times(mask: str) -> list[float]:
     """The stored ms with this mask: of a forward with two lists of tiles, of one with every whole tile listed as mixed,
     and of finding the tiles."""
@@ -62,10 +56,9 @@ def list_times(mask: str) -> list[float]:
 
 
 def prices(mode: str) -> pd.DataFrame:
-    """The stored ms of causal attention by chapter 8's kernels and by this chapter's, a column for each of the runs in
-    which they took turns."""
-    stored = results.select(results.load("h200")["kernels"], chapter=10, kernel="price", mode=mode)
-    return stored.pivot(index="provider", columns="run", values="ms").loc[stored["provider"].unique()]
+    """The stored ms of causal attention by chapter 8's kernels and this chapter's, a column for each run in turns."""
+    stored = rows("price", mode=mode)
+    return stored.pivot(columns="run", values="ms").loc[stored.index.unique()]
 
 
 VARIANTS = ("causal", "window", "documents", "alibi", "softcap")
@@ -75,21 +68,20 @@ def price_bars() -> Figure:
     """Each variant's stored time, and FlexAttention's with its mask and score, as a share of what chapter 8's causal
     kernel took in the same run. A line at the package's spans the middle three fifths of its calls."""
     figure, panels = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="constrained")
+    package = {"facecolor": COLOURS["blue"]}
+    flex = {"facecolor": COLOURS["orange"], "hatch": "////", "edgecolor": "black"}
     for ax, mode, name in zip(panels, ("fwd", "bwd"), ("forward", "backward"), strict=True):
-        times = variant_times(mode).loc[list(VARIANTS)]
-        for place, (_, one) in enumerate(times.iterrows()):
-            ours, flex = one["ms"] / one["causal_ms"], one["flex_ms"] / one["causal_ms"]
-            spread = [[(one["ms"] - one["ms_20"]) / one["causal_ms"]], [(one["ms_80"] - one["ms"]) / one["causal_ms"]]]
-            ax.barh(place - 0.2, ours, 0.38, color=COLOURS["blue"], xerr=spread, ecolor="black", capsize=2)
-            ax.barh(place + 0.2, flex, 0.38, color=COLOURS["orange"], hatch="////", edgecolor="black", linewidth=0.5)
-            ax.text(ours + spread[1][0] + 0.04, place - 0.2, f"{ours:.2f}", va="center", fontsize=9)
-            ax.text(flex + 0.04, place + 0.2, f"{flex:.2f}", va="center", fontsize=9)
+        for place, (_, one) in enumerate(rows("variant", mode=mode).loc[list(VARIANTS)].iterrows()):
+            low, ours, high, theirs = one[["ms_20", "ms", "ms_80", "flex_ms"]] / one["causal_ms"]
+            spread = {"xerr": [[ours - low], [high - ours]], "ecolor": "black", "capsize": 2}
+            ax.barh(place - 0.2, ours, 0.38, **package, **spread)
+            ax.barh(place + 0.2, theirs, 0.38, **flex, linewidth=0.5)
+            ax.text(high + 0.04, place - 0.2, f"{ours:.2f}", va="center", fontsize=9)
+            ax.text(theirs + 0.04, place + 0.2, f"{theirs:.2f}", va="center", fontsize=9)
         ax.axvline(1, color="black", linewidth=1, linestyle=":")
         ax.set(title=name, xlim=(0, 3), xlabel="time / chapter 8's causal kernel")
     panels[0].set_yticks(range(len(VARIANTS)), VARIANTS)
     panels[0].invert_yaxis()
-    looks = ({"facecolor": COLOURS["blue"]}, {"facecolor": COLOURS["orange"], "hatch": "////", "edgecolor": "black"})
-    names = ("the package", "FlexAttention")
-    handles = [Patch(label=name, **look) for name, look in zip(names, looks, strict=True)]
+    handles = [Patch(label=name, **look) for name, look in (("the package", package), ("FlexAttention", flex))]
     panels[1].legend(handles=handles, title="line: the middle 60 % of its calls", loc="center right", fontsize=10)
     return figure

@@ -34,8 +34,8 @@ def us_by_splits(B: int, S: int) -> dict[int, float]:
 def body_of(kernel: Any) -> list[str]:
     """The lines of a kernel from its first statement on, without its signature and its docstring."""
     text = source_of(kernel)
-    statements = ast.parse(text).body[0].body
-    first = statements[1 if ast.get_docstring(ast.parse(text).body[0]) and len(statements) > 1 else 0]
+    [function] = ast.parse(text).body
+    first = function.body[ast.get_docstring(function) is not None]
     return text.splitlines()[first.lineno - 1 :]
 
 
@@ -47,37 +47,21 @@ def windowed(split_heads: Any, bound: str) -> Any:
     return defined(source_of(split_heads), names)[split_heads.fn.__name__]
 
 
-LAUNCH = """
-import torch
-from fa_tutorial.tiles import heads
-
-tensors = [heads(torch.empty(1, 8, n, 128, dtype=torch.float16)) for n in (8, 128, 128)]
-o, lse = heads(torch.empty(2, 8, 8, 128)), torch.empty(2, 8, 8)
-
-def call():
-    kernel[(8, 2)](*tensors, o, lse, 8, 1, 8, 128, 128, 128**-0.5, BLOCK_M=16, BLOCK_N=64, BLOCK_D=128)
-
-print(json.dumps(next(compiling.compile_calls(90, [("", call)])).shared))
-"""
-
-
 def split_shared_bytes(split_heads: Any) -> int:
-    """Bytes of shared memory that a block of 11.3's kernel, or a reader's, takes on an H200 as the chapter launches it:
-    in fp16, with D = 128 and tiles of 64 keys."""
-    return compiling.of_a_kernel(split_heads, catalogue.find("11.3").solution, LAUNCH)
+    """compiling.split_shared_bytes of 11.3's kernel, or a reader's."""
+    return compiling.of_a_kernel(catalogue.find("11.3").solution)(compiling.split_shared_bytes)(split_heads)
 
 
 def two_lanes(start: float, tiles: float, transfer: float, merge: float, measured: float) -> Figure:
     """The µs of a step: its start, the tiles beside the bytes, its merge; and what was measured."""
     figure, ax = plt.subplots(figsize=(8, 2.3), layout="constrained")
     end = start + max(tiles, transfer)
-    bars = (
+    for y, left, us, high, name, colour in (
         (0.5, 0, start, 1.8, "start", "sky"),
         (0, start, tiles, 0.8, "tiles, one after another", "orange"),
         (1, start, transfer, 0.8, "bytes, at a copy's rate", "green"),
         (0.5, end, merge, 1.8, "merge", "purple"),
-    )
-    for y, left, us, high, name, colour in bars:
+    ):
         ax.barh(y, us, high, left, color=COLOURS[colour], edgecolor="black", alpha=0.55)
         text = f"{name}\n{us:.1f}" if us < 12 else f"{name}: {us:.1f}"
         if name == "merge":  # a bar too small for its name
@@ -87,23 +71,21 @@ def two_lanes(start: float, tiles: float, transfer: float, merge: float, measure
     ax.axvline(measured, color="black", linestyle="--")
     ax.text(measured - 0.4, -0.75, f"measured: {measured:.1f}", ha="right", va="center")
     ax.text(end + merge + 0.4, 1.0, f"model:\n{end + merge:.1f}", va="center")
-    ticks = {"yticks": (0, 1), "yticklabels": ("SMs", "memory")}
-    ax.set(xlabel="µs of a step", xlim=(0, end + merge + 5), ylim=(1.5, -1.1), **ticks)
+    ax.set_yticks((0, 1), ("SMs", "memory"))
+    ax.set(xlabel="µs of a step", xlim=(0, end + merge + 5), ylim=(1.5, -1.1))
     return figure
 
 
-def by_splits(model_us: Callable[[int, int, int], float], sms: int = 132) -> Figure:
+def by_splits(model_us: Callable[[int, int, int], float]) -> Figure:
     """The measured µs of a step by the number of splits, and a model's with up to three programs on each SM, for one
     sequence and for eight; a line where the busiest SM gets one program more."""
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.4), layout="constrained", width_ratios=(3, 2))
-    for ax, B, S, least, words in zip(
-        axes, (1, 8), (34_816, 32_768), (8, 2), ("one sequence", "eight sequences"), strict=True
-    ):
+    sms, cases = 132, ((1, 34_816, 8, "one sequence"), (8, 32_768, 2, "eight sequences"))
+    for ax, (B, S, least, words) in zip(axes, cases, strict=True):
         us = {splits: one for splits, one in us_by_splits(B, S).items() if splits >= least}
         possible = range(least, 3 * sms // (8 * B) + 1)
-        ax.plot(
-            possible, [model_us(B, S, splits) for splits in possible], "-", color=COLOURS["blue"], label="our model"
-        )
+        modelled = [model_us(B, S, splits) for splits in possible]
+        ax.plot(possible, modelled, "-", color=COLOURS["blue"], label="our model")
         ax.plot(list(us), list(us.values()), "o", color=COLOURS["vermilion"], markersize=5, label="measured")
         for programs in (1, 2, 3):
             x = programs * sms / (8 * B)

@@ -31,8 +31,7 @@ def marked(guess: str, rows: torch.Tensor) -> str:
 
 def ruined_rows(changes: dict[str, torch.Tensor], guesses: dict[str, str]) -> Figure:
     """A strip for each change, with a square for each row of o as `row_states` gives it, and beside it the guess, if
-    there is one.
-    """
+    there is one."""
     width = max(map(len, changes.values()))
     figure, ax = plt.subplots(figsize=(10, 0.95 + 0.27 * len(changes)), layout="constrained")
     for line, (name, rows) in enumerate(changes.items()):
@@ -46,8 +45,7 @@ def ruined_rows(changes: dict[str, torch.Tensor], guesses: dict[str, str]) -> Fi
     ax.set_yticks([line + 0.5 for line in range(len(changes))], list(changes))
     ax.tick_params(length=0)
     ax.grid(False)
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    ax.spines[:].set_visible(False)
     handles = [Patch(linewidth=0.5, label=name, **look) for name, look in LOOKS.items()]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure

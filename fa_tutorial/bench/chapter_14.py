@@ -1,19 +1,16 @@
-"""Chapter 14: the numbers that its errors are measured on, and what its page shows of the stored results.
-
-tools/measure measures what is stored.
-"""
+"""Chapter 14: the numbers that its errors are measured on, and what its page shows of the results that tools/measure
+stored. card: results.load's."""
 
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import nn
 
@@ -38,11 +35,11 @@ PROBES = {  # factors of products that one instruction adds up
 }
 ONES = (1024, 16_384, 20_000)  # to be added up
 S_SPEED = 16_384
+as_in_chapter_9 = fp8.sums_in_one_chain  # the page asks what it does before it says so
 
 
 class Kind(NamedTuple):
-    """Numbers to measure errors on. S: keys and queries; outliers: one of 1,000 numbers gets a sample of N(0, 100)
-    added; mean: of v."""
+    """S: keys and queries; outliers: one of 1,000 numbers gets a sample of N(0, 100) added; mean: of v."""
 
     S: int
     outliers: bool = False
@@ -73,10 +70,9 @@ def factors(kind: str, rows: int, K: int) -> list[torch.Tensor]:
     """Two matrices (rows, K) of numbers of e4m3, in float64: uniform in [0, 1], or for "p v, mean 1"
     p · 2⁸ of N(0, 1) scores, and v of that mean."""
     generator = torch.Generator().manual_seed(14)
-    if kind == "uniform":
-        found = [torch.rand(rows, K, generator=generator) for _ in range(2)]
-    else:
-        found = [torch.randn(rows, K, generator=generator) for _ in range(2)]
+    draw = torch.rand if kind == "uniform" else torch.randn
+    found = [draw(rows, K, generator=generator) for _ in range(2)]
+    if kind != "uniform":
         found[0] = 2**8 * torch.exp(found[0] - found[0].amax(dim=1, keepdim=True))
         found[1] += float(kind[-1])
         found[1] *= 448 / found[1].abs().max()
@@ -103,9 +99,13 @@ def error_of(x: torch.Tensor, truth: torch.Tensor) -> dict[str, float]:
 def error_by_row(x: torch.Tensor, truth: torch.Tensor) -> dict[str, float]:
     """Each row's root mean square of x − truth, over the row's own: the median row's, what 90 % of the rows are below,
     and the worst row's."""
-    error, truth = (y.double().square().mean(dim=-1).sqrt().flatten() for y in (x.double() - truth, truth))
-    off = (error / truth).quantile(torch.tensor([0.5, 0.9, 1.0], dtype=torch.float64, device=x.device))
+    off = _by_row(x, truth).quantile(torch.tensor([0.5, 0.9, 1.0], dtype=torch.float64, device=x.device))
     return {name: float(f"{value:.3g}") for name, value in zip(("median", "most", "worst"), off.tolist(), strict=True)}
+
+
+def _by_row(x: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    error, truth = (y.double().square().mean(dim=-1).sqrt().flatten() for y in (x.double() - truth, truth))
+    return error / truth
 
 
 def parts(kind: str, S: int, D: int = 64) -> list[torch.Tensor]:
@@ -121,8 +121,7 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Ten
 
 def of_rows(x: torch.Tensor, truth: torch.Tensor) -> list[float]:
     """Each row's own error in %: the median row's, and what 90 % of the rows stay below."""
-    by_row = 100 * ((x - truth).square().mean(dim=1) / truth.square().mean(dim=1)).sqrt()
-    return by_row.quantile(torch.tensor([0.5, 0.9]).double()).tolist()
+    return (100 * _by_row(x, truth)).quantile(torch.tensor([0.5, 0.9]).double()).tolist()
 
 
 def probe(name: str, rows: int = 64) -> list[torch.Tensor]:
@@ -198,12 +197,13 @@ def print_keys(heads: list[list[torch.Tensor]]) -> None:
     outliers or with an offset."""
     shifted = data("N(0, 1)", 1, 1024, 64)[1]
     shifted[..., [3, 40]] += 10
-    keys = {"your model's heads": [k for _, k, _ in heads]}
+    keys = {"your model, by heads": [k for _, k, _ in heads]}
     keys |= {"with outliers": [data("with outliers", 1, 1024, 64)[1]], "N(0, 1), offset 10": [shifted]}
+    print(f"{'in units of the rms of k':28}{'its largest number':28}its offset")
     for name, of in keys.items():
         peaks = ", ".join(f"{float(k.abs().max()) / rms(k):.1f}" for k in of)
         offsets = ", ".join(f"{rms(k.double().mean(dim=2)) / rms(k):.2f}" for k in of)
-        print(f"{name:20} over k's rms: its largest number is {peaks}; its offset is {offsets}")
+        print(f"{name:28}{peaks:28}{offsets}")
     print()
 
 
@@ -227,7 +227,7 @@ def print_trained(wrong: dict[str, int]) -> None:
         print(f"{'    better, equal, worse than plain':36}" + " " * 22 + "".join(f"{words:>11}" for words in counts))
 
 
-# ---------------------------------------------------------------- what the notebook shows; card: results.load's
+# ---------------------------------------------------------------- what the notebook shows
 
 
 def row(card: dict[str, Any], **wanted: Any) -> dict[str, Any]:
@@ -240,12 +240,11 @@ def speed(card: dict[str, Any], provider: str, is_causal: bool = False) -> dict[
     return row(card, kernel="speed", provider=provider, D=128, S_q=S_SPEED, is_causal=is_causal)
 
 
-def print_off_header(keys: int = LENGTHS[-1], D: int = 64, means: tuple[int, ...] = (0, 1, 3)) -> None:
+def print_off_header() -> None:
     """The head of print_off's table: v and its means, and how large o is with each."""
-    q, k, v = data("N(0, 1)", 1, keys, D)
-    o = reference.attention(q[:, :, :32], k, v)[0]
-    columns = (f"v + {mean}" if mean else "v" for mean in means)
-    print(f"{f'{keys:,} keys':34}" + "".join(f"{name:>8}" for name in columns))
+    q, k, v = data("N(0, 1)", 1, LENGTHS[-1], 64)
+    o, means = reference.attention(q[:, :, :32], k, v)[0], (0, 1, 3)
+    print(f"{f'{LENGTHS[-1]:,} keys':34}" + "".join(f"{f'v + {mean}' if mean else 'v':>8}" for mean in means))
     print(f"{'the rms of o':34}" + "".join(f"{rms(o + mean):8.3f}" for mean in means))
     print("o is off by, in % of it")
 
@@ -254,9 +253,8 @@ def print_off(words: str, errors: list[float]) -> None:
     print(f"{words:34}" + "".join(f"{error:8.2f}" for error in errors))
 
 
-def print_rows_header(names: Iterable[str]) -> None:
+def print_rows_header(names: Sequence[str]) -> None:
     """The head of print_rows' table."""
-    names = list(names)
     print(" " * 40 + "".join(f"{name:>18}" for name in names))
     print(f"{'rows of o off, in %':40}" + f"{'median':>10}{'90 %':>8}" * len(names))
 
@@ -275,9 +273,7 @@ HEADS_OF_FOUR = (  # what is shown; kind, keys, a factor for q, and what the ker
 )
 
 
-def print_all_four(
-    card: dict[str, Any], store: Callable[[torch.Tensor], torch.Tensor], by_blocks: Callable, predicted: Callable
-) -> None:
+def print_all_four(card: dict[str, Any], store: Callable, by_blocks: Callable, predicted: Callable) -> None:
     """The median row's error in % with q and k in 8 bits, with v and p as well, as predicted, and by a GPU's kernel.
 
     store: x in 8 bits and back. by_blocks: (scores, v) -> o, p in 8 bits. predicted: (standard deviation of the scores)
@@ -305,26 +301,30 @@ def print_all_four(
 Lines = dict[str, tuple[torch.Tensor, torch.Tensor]]  # by label, moved scores, and which of them count
 
 
-def plot_rotation(products: dict[str, torch.Tensor], s: torch.Tensor, lines: Lines) -> Figure:
-    """The products of one score, a panel for each title; and how far positive scores move, by root mean square, against
-    their size, a line for each of `lines`."""
+def plot_rotation(q: torch.Tensor, k: torch.Tensor, R: torch.Tensor, s_8: torch.Tensor, s_r: torch.Tensor) -> Figure:
+    """The products of the score with the largest outlier, as it is and rotated by R; and how far positive scores move,
+    by root mean square, against their size: s_8 of q and k rounded, and s_r of q R and k R rounded."""
+    s = attend(q, k, q)[0]
+    far = (q.abs() > 5).any(dim=1)[:, None] | (k.abs() > 5).any(dim=1)  # numbers of N(0, 1) alone stay below 5
+    lines = {
+        "an outlier in q or k": (s_8, far),
+        "no outlier": (s_8, ~far),
+        "an outlier, rotated": (s_r, far),
+    }
+    key = k.abs().amax(dim=1).argmax()
+    query = s[:, key].argmax()
+    products = {"as it is": q[query] * k[key], "rotated": (q @ R)[query] * (k @ R)[key]}
     figure = Figure(figsize=(9, 3.6))
-    axes = figure.subplot_mosaic([["before", "scores"], ["after", "scores"]], gridspec_kw={"wspace": 0.12})
+    mosaic = figure.subplot_mosaic([["before", "scores"], ["after", "scores"]], gridspec_kw={"wspace": 0.12})
+    axes = {name: mosaic[name] for name in ("before", "after", "scores")}
     axes["before"].sharey(axes["after"])
-    for name, (title, numbers), colour in zip(
-        ("before", "after"), products.items(), ("vermilion", "black"), strict=True
-    ):
-        axes[name].bar(range(len(numbers)), numbers, color=COLOURS[colour])
-        axes[name].set_title(f"{title}: the sum is {numbers.sum():.1f}", fontsize="medium")
+    for ax, (title, numbers), colour in zip(axes.values(), products.items(), ("vermilion", "black"), strict=False):
+        ax.bar(range(len(numbers)), numbers, color=COLOURS[colour])
+        ax.set_title(f"{title}: the sum is {numbers.sum():.1f}", fontsize="medium")
     axes["before"].set_xticks([])
     axes["after"].set_xlabel("channel i")
     figure.supylabel("products $q_i k_i$ of one score", fontsize="medium")
-    _draw_score_errors(axes["scores"], s, lines)
-    return figure
-
-
-def _draw_score_errors(ax: Axes, s: torch.Tensor, lines: Lines) -> None:
-    sizes = [0, 1, 2, 3, 4, 5, 6, 8, 12]
+    ax, sizes = axes["scores"], [0, 1, 2, 3, 4, 5, 6, 8, 12]
     looks = (("vermilion", "-", "o"), ("blue", "--", "s"), ("black", ":", "^"))
     for (label, (moved, counts)), (colour, line, marker) in zip(lines.items(), looks, strict=False):
         parts = [counts & (low <= s) & (s < high) for low, high in itertools.pairwise(sizes)]
@@ -332,9 +332,10 @@ def _draw_score_errors(ax: Axes, s: torch.Tensor, lines: Lines) -> None:
         ax.plot(*zip(*found, strict=True), color=COLOURS[colour], linestyle=line, marker=marker, label=label)
     ax.set(xlabel="score (negative ones have little weight)", ylabel="moved by rounding, rms", ylim=(0, 0.25))
     ax.legend()
+    return figure
 
 
-def plot_chains(panels: dict[str, dict[tuple[int, int], float]]) -> Figure:
+def plot_off(panels: dict[str, dict[tuple[int, int], float]]) -> Figure:
     """o's error in % against the number of keys, one line for each mean of v, in a panel for each title. Errors: by
     (mean, keys)."""
     figure = Figure(figsize=(3 + 2.2 * len(panels), 3.4))
@@ -347,12 +348,10 @@ def plot_chains(panels: dict[str, dict[tuple[int, int], float]]) -> Figure:
             found = [errors[mean, keys] for keys in lengths]
             ax.plot(lengths, found, color=COLOURS[colour], linestyle=line, marker=marker, label=f"v has mean {mean}")
         ax.set_xscale("log", base=2)
-        ax.set_yscale("log")
+        ax.set(yscale="log", ylim=(0.02, 200), xlabel="keys", title=title)
         ax.set_xticks(lengths, [f"{keys:,}" for keys in lengths])
         ax.minorticks_off()
-        ax.set_ylim(0.02, 200)
         ax.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
-        ax.set(xlabel="keys", title=title)
     axes[0].set_ylabel("o is off by, in %")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3)
     return figure

@@ -62,24 +62,19 @@ def draw_limits(card: dict) -> Figure:
 
 def draw_softmaxes(card: dict) -> Figure:
     """The stored speeds of four softmaxes over the number of columns, beside a copy's. card: results.load's."""
-    lines = {
-        "course": ("this kernel", "o-", -10),
-        "torch": ("torch.softmax", "s--", -8),
-        "torch, five calls, compiled": ("compiled", "D:", 8),
-        "torch, five calls": ("five calls", "^-.", 0),
-    }
+    lines = {"course": ("this kernel", "o-", -10), "torch": ("torch.softmax", "s--", -8)}
+    lines |= {"torch, five calls, compiled": ("compiled", "D:", 8), "torch, five calls": ("five calls", "^-.", 0)}
     figure = Figure()
     ax = figure.subplots()
     for provider, (label, style, up) in lines.items():
         rows = results.select(card["kernels"], kernel="softmax", provider=provider)
         (line,) = ax.plot(rows["cols"], rows["gb_s"], style)
-        end = (rows["cols"].iloc[-1], rows["gb_s"].iloc[-1])
-        ax.annotate(label, end, (10, up), textcoords="offset points", color=line.get_color())
+        ax.annotate(label, line.get_xydata()[-1], (10, up), textcoords="offset points", color=line.get_color())
     plots.other_cards(ax, "cols", "gb_s", kernel="softmax", provider="course")
     ceiling = card["provenance"]["ceilings"]["copy_gb_s"]
     ax.axhline(ceiling, color="0.3", linestyle=":")
     ax.text(2**16 * 1.15, ceiling + 60, "copy", color="0.3")
     ax.set_xscale("log", base=2)
-    ax.set(xlim=(200, 2**18.2), xticks=[2**power for power in range(8, 17, 2)], ylim=(0, 4700))
-    ax.set(xlabel="columns", ylabel="GB/s", title="Softmax of 2²⁶ floats, NVIDIA H200, stored results")
+    ax.set(xlim=(200, 2**18.2), xticks=[2**power for power in range(8, 17, 2)], ylim=(0, 4700), xlabel="columns")
+    ax.set(ylabel="GB/s", title="Softmax of 2²⁶ floats, NVIDIA H200, stored results")
     return figure

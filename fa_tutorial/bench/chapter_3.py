@@ -1,7 +1,7 @@
 """Chapter 3: what its page shows of the stored results of its matmul kernel."""
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 
 import matplotlib.pyplot as plt
@@ -48,15 +48,11 @@ def pieces(card: dict) -> pd.DataFrame:
     bare = stored["provider"].str.endswith(", no loads")
     table = stored[~bare].reset_index(drop=True)
     columns = {new: list(table[old]) for old, new in names.items()}
-    rates = {"TFLOP/s": 2 * 4_096**3 / table["ms"] / 1e9, "GHz": table["mhz"] / 1e3}
-    return pd.DataFrame(
-        columns | {"instruction": list(table["provider"]), "cycles, no loads": list(stored[bare]["cycles"])} | rates
-    )
+    columns |= {"instruction": list(table["provider"]), "cycles, no loads": list(stored[bare]["cycles"])}
+    return pd.DataFrame(columns | {"TFLOP/s": 2 * 4_096**3 / table["ms"] / 1e9, "GHz": table["mhz"] / 1e3})
 
 
-def draw_pieces(
-    launches: pd.DataFrame, loops: Iterable[compiling.Loop], at_most: Callable[[int, int], float]
-) -> Figure:
+def draw_pieces(launches: pd.DataFrame, loops: Iterable[compiling.Loop], at_most: Callable) -> Figure:
     """FLOPs in a cycle of an SM without loads, by the piece of c that is computed at once, beside what shared memory
     allows. launches: of `pieces`, with "no loads"; loops: of the same; at_most: (rows, columns of a piece) -> FLOPs."""
     shown = [(loop, launch) for loop, (_, launch) in zip(loops, launches.iterrows(), strict=True) if not loop.spilled]
@@ -87,25 +83,29 @@ def draw_pieces(
     return figure
 
 
-def _each_order(card: dict) -> Iterator[tuple[int, int, pd.Series, pd.Series]]:
-    """Print the words of each n and order; give n, the group, its stored times, and what ncu counted."""
-    for n, group in itertools.product((4_096, 8_192, 16_384), ORDERS):
-        print(f"{n:6,}   {f'bands of {group}' if group > 1 else 'rows':11}", end="")
-        select = partial(results.select, card["kernels"], dtype="fp16", M=n, provider=ORDERS[group])
-        yield n, group, select(kernel="matmul").iloc[0], select(kernel="matmul_traffic", block_n=256).iloc[0]
-
-
 def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -> None:
-    """Print what HBM delivered in row order and in bands, beside the count of strips, how long it takes at a copy's
+    """Print what HBM delivered in row order and in bands, beside what (3.4) predicts, how long it takes at a copy's
     rate, the kernel's time, and its cycles in ncu's run. wave_bytes: (n, group) -> of each wave, what it reads."""
     rate = card["provenance"]["ceilings"]["copy_gb_s"] * 1e9
-    heads = "     n   order        one wave    counted   from HBM"
+    heads = "     n   order        one wave   by (3.4)   measured"
     print(f"{heads}   at {rate / 1e12:.2f} TB/s   the kernel   M cycles  (stored, H200)")
-    for n, group, time, counted in _each_order(card):
+    for n, group in itertools.product((4_096, 8_192, 16_384), ORDERS):
+        select = partial(results.select, card["kernels"], dtype="fp16", M=n, provider=ORDERS[group])
+        ms, counted = select(kernel="matmul").iloc[0]["ms"], select(kernel="matmul_traffic", block_n=256).iloc[0]
         waves, read = list(wave_bytes(n, group)), counted[FROM_HBM]
-        total = sum(waves)
-        bytes_ = f"{total / len(waves) / 1e6:5.0f} MB {total / 1e9:7.2f} GB {read / 1e9:7.2f} GB"
-        print(f" {bytes_} {read / rate * 1e3:11.2f} ms {time.ms:9.3f} ms {counted[CYCLES] / 1e6:10.3f}")
+        words = f"{n:6,}   {f'bands of {group}' if group > 1 else 'rows':11} {sum(waves) / len(waves) / 1e6:5.0f} MB"
+        taken = f"{read / rate * 1e3:11.2f} ms {ms:9.3f} ms {counted[CYCLES] / 1e6:10.3f}"
+        print(f"{words} {sum(waves) / 1e9:7.2f} GB {read / 1e9:7.2f} GB {taken}")
+
+
+def show_small(card: dict, n: int = 1_024) -> None:
+    """Print the programs and the TFLOP/s of stored tiles at a small n, and PyTorch's."""
+    print(f"n = {n:,}      programs   TFLOP/s  (stored, H200)")
+    for _, row in results.select(card["kernels"], kernel="matmul_small", M=n).iterrows():
+        tiled = row.provider != "torch"
+        words = f"{row.block_m:.0f} x {row.block_n:.0f}" if tiled else "PyTorch"
+        programs = f"{(n // row.block_m) * (n // row.block_n):.0f}" if tiled else ""
+        print(f"{words:9} {programs:>13} {row.tflops:9.0f}")
 
 
 def show_fusion(card: dict, lengths: Iterable[tuple[int, int]], *calls: Callable, D: int = 64) -> None:

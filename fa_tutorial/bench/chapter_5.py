@@ -2,26 +2,23 @@
 
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import matplotlib.pyplot as plt
 import torch
 import triton
 
-from fa_tutorial import compiling, forward, hardware, reference
+from fa_tutorial import forward, hardware, reference, sass
 from fa_tutorial.bench import results, timing
 from fa_tutorial.figures import GREY
 from fa_tutorial.tiles import TileConfig
 
 LAYER = {"mode": "fwd", "dtype": "fp16", "B": 1}
 TILES = forward.CONFIGS[232_448]  # the package's for an H200, by its bytes of shared memory
-WORK = {
-    "multiply": ("FMUL", "FFMA"),
-    "compare": ("FMNMX", "FSETP"),
-    "add": ("FADD",),
-    "exponential": ("MUFU",),
-    "round to fp16": ("F2FP",),
-}  # of the softmax, by the names of its machine instructions
+# Of the softmax, by the names of its machine instructions.
+WORK = {"multiply": ("FMUL", "FFMA"), "compare": ("FMNMX", "FSETP"), "add": ("FADD",)}
+WORK |= {"exponential": ("MUFU",), "round to fp16": ("F2FP",)}
 
 
 def show_one_loop(card: dict) -> None:
@@ -49,15 +46,14 @@ def show_times(card: dict, names: dict[str, str]) -> None:
         print(f"{names[provider]:17}", *times, f"{found['peak_bytes'][4_096] / 2**20:14,.2f}")
 
 
-def time_here(flash: Callable, D: int = 64) -> None:
+def time_here(flash: Callable) -> None:
     """Print the times of the reader's kernel and of its peers on this machine's GPU, in the table's largest case.
-
     flash: (q, k, v, is_causal, tile) → (o, lse)."""
     if hardware.device().type != "cuda":
         print("your own times need a GPU")
         return
-    q, k, v = (torch.randn(1, 16, 4_096, D, device="cuda").half() for _ in range(3))
-    tile = forward.choose_config(D, torch.float16, hardware.shared_memory_limit())
+    q, k, v = (torch.randn(1, 16, 4_096, 64, device="cuda").half() for _ in range(3))
+    tile = forward.choose_config(64, torch.float16, hardware.shared_memory_limit())
     kernels = {
         "naive": lambda: reference.naive_attention(q, k, v),
         "PyTorch's": lambda: torch.nn.functional.scaled_dot_product_attention(q, k, v),
@@ -69,9 +65,7 @@ def time_here(flash: Callable, D: int = 64) -> None:
 
 def room_on_an_sm(row: Mapping[str, Any], num_warps: int) -> tuple[int, int]:
     """For how many programs a Hopper SM's 65,536 registers have room, which a thread gets in eights, and for how many
-    its 228 KiB of shared memory, of which each program takes 1 KiB more than its own. row: what the compiler made of a
-    kernel.
-    """
+    its 228 KiB of shared memory, of which each takes 1 KiB more than its own. row: what the compiler made of it."""
     of_program = -(-int(row["registers"]) // 8) * 8 * 32 * num_warps
     return 65_536 // of_program, 228 * 1_024 // (int(row["shared_bytes"]) + 1_024)
 
@@ -98,16 +92,15 @@ def count_loop(kernel: Any, D: int) -> tuple[float, float]:
     """How many instructions of a reader's kernel, compiled here for an H200, one score takes: for its softmax, and in
     all. Prints them by what they do."""
     tile = TILES[D]
-    loop = compiling.forward_loop(kernel, D, tile)
+    loop = sass.forward_loop(kernel, D, tile)
     scores = tile.block_m * tile.block_n / (32 * tile.num_warps)  # of one thread
     by_work = {what: sum(loop.get(name, 0) for name in names) / scores for what, names in WORK.items()}
     softmax, every = sum(by_work.values()), sum(loop.values()) / scores
     print(f"D = {D}, {tile.block_m}x{tile.block_n}: instructions for a score, by Triton {triton.__version__}")
     for what, number in by_work.items():
         print(f"  {what} ({', '.join(WORK[what])})".ljust(42), f"{number:6.1f}")
-    print("softmax".ljust(42), f"{softmax:6.1f}")
-    print("loads, addresses, waiting and products".ljust(42), f"{every - softmax:6.1f}")
-    print("all".ljust(42), f"{every:6.1f}")
+    rest = {"softmax": softmax, "loads, addresses, waiting and products": every - softmax, "all": every}
+    print(*(f"{what:42} {number:6.1f}" for what, number in rest.items()), sep="\n")
     return softmax, every
 
 
@@ -117,11 +110,12 @@ def stored_cycles(card: dict) -> dict[str, tuple[int, float]]:
     tile = TILES[128]
     words = f"{tile.block_m}x{tile.block_n}, {tile.num_warps} warps"
     ways = {
-        "yours, 4 stages: room for one": {"kernel": "forward_tile", "provider": f"{words}, 4 stages"},
-        "yours, 3 stages: room for two": {"kernel": "forward_tile", "provider": f"{words}, 3 stages"},
-        "cuDNN": {"kernel": "step", "provider": "sdpa_cudnn"},
+        "yours, 4 stages: room for one": ("forward_tile", f"{words}, 4 stages"),
+        "yours, 3 stages: room for two": ("forward_tile", f"{words}, 3 stages"),
+        "cuDNN": ("step", "sdpa_cudnn"),
     }
-    rows = {name: results.select(card["kernels"], D=128, is_causal=False, **way).iloc[0] for name, way in ways.items()}
+    select = partial(results.select, card["kernels"], D=128, is_causal=False)
+    rows = {name: select(kernel=kernel, provider=provider).iloc[0] for name, (kernel, provider) in ways.items()}
     return {name: (int(row["cycles"]), float(row["ms"])) for name, row in rows.items()}
 
 

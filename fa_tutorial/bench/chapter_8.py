@@ -1,6 +1,5 @@
 """Chapter 8: what its pages show of the stored results, and what they measure where there is a GPU. tools/measure
-measures what is stored.
-"""
+measures what is stored."""
 
 import functools
 import heapq
@@ -16,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from fa_tutorial import compiling, forward, hardware, tuned
+from fa_tutorial import compiling, forward, hardware, sass, tuned
 from fa_tutorial.bench import peers, results
 from fa_tutorial.bench.cases import Case, Shape, about, literature
 from fa_tutorial.bench.tables import mask
@@ -54,20 +53,13 @@ def flops_of(shape: Shape) -> int:
 
 @triton.jit
 def clock_kernel(out_ptr):
-    """out: (SMs, 2) int64, each SM's count of cycles and the GPU's nanoseconds. 1 warp.
-
-    Grid: several programs an SM, so that each gets one.
-    """
+    """out: (SMs, 2) int64, each SM's count of cycles and the GPU's nanoseconds. 1 warp. Grid: several programs an SM,
+    so that each gets one."""
     nothing = tl.zeros((1,), dtype=tl.int32)
-    sm = tl.inline_asm_elementwise(
-        "mov.u32 $0, %smid; // $1", "=r,r", [nothing], dtype=tl.int32, is_pure=False, pack=1
-    )  # fmt: skip
-    cycles = tl.inline_asm_elementwise(
-        "mov.u64 $0, %clock64; // $1", "=l,r", [nothing], dtype=tl.int64, is_pure=False, pack=1
-    )
-    ns = tl.inline_asm_elementwise(
-        "mov.u64 $0, %globaltimer; // $1", "=l,r", [nothing], dtype=tl.int64, is_pure=False, pack=1
-    )
+    # Of each: what it takes, its dtype, that it's not pure, one element at a time.
+    sm = tl.inline_asm_elementwise("mov.u32 $0, %smid; // $1", "=r,r", [nothing], tl.int32, False, 1)
+    cycles = tl.inline_asm_elementwise("mov.u64 $0, %clock64; // $1", "=l,r", [nothing], tl.int64, False, 1)
+    ns = tl.inline_asm_elementwise("mov.u64 $0, %globaltimer; // $1", "=l,r", [nothing], tl.int64, False, 1)
     tl.store(out_ptr + 2 * sm, cycles)
     tl.store(out_ptr + 2 * sm + 1, ns)
 
@@ -82,41 +74,15 @@ def read_clocks() -> torch.Tensor:
 
 
 # ---------------------------------------------------------------- tiles
-
-
-TILES = {
-    64: [(64, 64, 4, stages) for stages in (1, 2, 3, 4)]
-    + [
-        (32, 64, 4, 3),
-        (64, 64, 8, 3),
-        (64, 128, 4, 2),
-        (128, 64, 4, 3),
-        (128, 64, 8, 3),
-        (128, 128, 4, 2),
-        (128, 128, 8, 2),
-    ],
-    128: [(64, 64, 4, 2), (64, 64, 4, 3), (128, 64, 4, 2), (128, 64, 8, 3), (128, 128, 4, 1), (128, 128, 8, 2)],
-}
-
-
+TILES = {64: [(64, 64, 4, stages) for stages in (1, 2, 3, 4)], 128: [(64, 64, 4, 2), (64, 64, 4, 3)]}
+TILES[64] += [(32, 64, 4, 3), (64, 64, 8, 3), (64, 128, 4, 2), (128, 64, 4, 3), (128, 64, 8, 3)]
+TILES[64] += [(128, 128, 4, 2), (128, 128, 8, 2)]
+TILES[128] += [(128, 64, 4, 2), (128, 64, 8, 3), (128, 128, 4, 1), (128, 128, 8, 2)]
 # Of D = 128, measured in one run with TILES' in "unseen tile".
-UNSEEN = [
-    (32, 64, 4, 2),
-    (64, 32, 4, 3),
-    (64, 64, 4, 1),
-    (64, 64, 8, 2),
-    (64, 128, 4, 1),
-    (64, 128, 4, 2),
-    (128, 32, 4, 3),
-    (128, 64, 4, 3),
-    (128, 64, 8, 2),
-    (128, 128, 4, 2),
-]
-
-
+UNSEEN = [(32, 64, 4, 2), (64, 32, 4, 3), (64, 64, 4, 1), (64, 64, 8, 2), (64, 128, 4, 1), (64, 128, 4, 2)]
+UNSEEN += [(128, 32, 4, 3), (128, 64, 4, 3), (128, 64, 8, 2), (128, 128, 4, 2)]
 # Of D = 128: those among which the reader chooses.
 SIX = [(64, 64, 4, 1), (64, 64, 4, 3), (64, 128, 4, 1), (128, 64, 4, 2), (128, 128, 4, 1), (128, 128, 8, 2)]
-
 TILE_RUN = {64: "tile", 128: "unseen tile"}  # by D: the rows of the run with the most tiles
 
 
@@ -137,11 +103,8 @@ def compiled_tile(tile: TileConfig, shape: Shape) -> tuple[Callable[[], Any], di
 
 def room_of(compiled: Any) -> dict[str, int]:
     """What the compiler made of a kernel: registers and spilled registers a thread, bytes of shared memory a block."""
-    return {
-        "registers": compiled.n_regs,
-        "spilled_registers": compiled.n_spills,
-        "shared_bytes": compiled.metadata.shared,
-    }
+    shared = compiled.metadata.shared
+    return {"registers": compiled.n_regs, "spilled_registers": compiled.n_spills, "shared_bytes": shared}
 
 
 def tile_row(tile: TileConfig, shape: Shape) -> dict[str, Any]:
@@ -151,9 +114,7 @@ def tile_row(tile: TileConfig, shape: Shape) -> dict[str, Any]:
 
 
 def tile_report(tile: TileConfig, D: int, is_causal: bool) -> dict[str, Any]:
-    """What tile_row measures on this GPU; without one the H200's row of this tile. {"reason": why there is none}
-    otherwise.
-    """
+    """What tile_row measures on this GPU, or the H200's row of this tile; {"reason": why there is none} otherwise."""
     shape = at_4096(D, is_causal)
     wanted = about(8, TILE_RUN[D], in_words(tile), **vars(shape))
     try:
@@ -178,17 +139,12 @@ WHOLE = ("basic", "tuned", "sdpa_flash", "sdpa_cudnn")
 @functools.cache
 def steps_in_turns(shape: Shape, in_turns: Callable = timed_in_turns) -> dict[str, dict[str, Any]]:
     """Rows by provider: chapter 8's steps with one tile and a larger one, and WHOLE, measured by in_turns(calls,
-    flops=…).
-
-    A row of the course's own has its tile in words; {"ms": None, "reason"} for what has no kernel here.
-    """
+    flops=…). A row of the course's own has its tile in words; {"ms": None, "reason"} for what has no kernel here."""
     q, k, v = inputs(shape)
     common = (q, k, v, shape.is_causal, shape.D**-0.5)
     tile_of = dict.fromkeys(STEP_OF, steps.TILE) | dict.fromkeys(LARGER_STEP_OF, steps.LARGER[shape.D])
-    step_of = STEP_OF | LARGER_STEP_OF
-    calls = {
-        name: partial(steps.flash_forward, *common, step=step_of[name], tile=tile) for name, tile in tile_of.items()
-    }
+    step_of, launch = STEP_OF | LARGER_STEP_OF, partial(steps.flash_forward, *common)
+    calls = {name: partial(launch, step=step_of[name], tile=tile) for name, tile in tile_of.items()}
     calls |= {"basic": partial(forward.flash_forward, *common), "tuned": partial(tuned.flash_forward, *common)}
     calls |= {name: partial(peers.provider(name), q, k, v, shape.is_causal) for name in WHOLE[2:]}
     tile_of["basic"] = forward.choose_config(shape.D, q.dtype, hardware.card_of(q).shared_memory)
@@ -210,10 +166,6 @@ ORDERS = ("chapter 5", "side by side")  # of causal programs: as they come; head
 SHORT_GRIDS = ((8, 4096), (2, 16_384))  # heads, S
 
 
-POINTS = list(itertools.product((64, 128), (False, True)))  # D, is_causal
-HEADLINE_FIRST = [(128, False), (128, True), (64, False), (64, True)]
-
-
 def kernels_of_h200(kernel: str) -> list[dict[str, Any]]:
     """The H200's rows of one of this chapter's measurements."""
     rows = results.read(results.FOLDER / "h200.json")["kernels"]
@@ -223,8 +175,10 @@ def kernels_of_h200(kernel: str) -> list[dict[str, Any]]:
 @functools.cache
 def stored_steps() -> dict[tuple[int, bool], dict[str, dict[str, Any]]]:
     """The H200's rows of steps_in_turns, with their SM cycles, (D, is_causal) -> provider -> row."""
-    rows = kernels_of_h200("step")
-    return {point: {row["provider"]: row for row in rows if (row["D"], row["is_causal"]) == point} for point in POINTS}
+    found: dict = {}
+    for row in kernels_of_h200("step"):
+        found.setdefault((row["D"], row["is_causal"]), {})[row["provider"]] = row
+    return found
 
 
 def orders_of_h200() -> pd.DataFrame:
@@ -237,36 +191,26 @@ def orders_of_h200() -> pd.DataFrame:
 # stored_steps' rows that run the same instructions: always; in full attention, where an order of causal programs
 # and their loads ahead change nothing
 ALIKE = [("chapter 5", "basic"), (LARGER_TILE, "tuned")]
-ALIKE_IF_FULL = [
-    ("descriptors", "order"),
-    ("descriptors, larger tile", "order, larger tile"),
-    ("guard, larger tile", "load ahead, larger tile"),
-]
+ALIKE_IF_FULL = [("descriptors", "order"), ("descriptors, larger tile", "order, larger tile")]
+ALIKE_IF_FULL += [("guard, larger tile", "load ahead, larger tile")]
 
 
 def step_noise(number: str) -> float:
     """By how much `number`, "tflops" or "cycles", of two rows of the same instructions and tile differs at most,
-    relatively.
-    """
-    pairs = [
-        (found[a], found[b])
-        for (_, is_causal), found in stored_steps().items()
-        for a, b in ALIKE + ALIKE_IF_FULL * (not is_causal)
-    ]
-    return max(abs(b[number] / a[number] - 1) for a, b in pairs if a["tile"] == b["tile"])
-
-
-Programs = Callable[[int, int, int], int]  # (num_warps, registers, shared_bytes) -> programs on an SM, exercise 8.1
+    relatively."""
+    differences = []
+    for (_, is_causal), found in stored_steps().items():
+        pairs = ((found[a], found[b]) for a, b in ALIKE + ALIKE_IF_FULL * (not is_causal))
+        differences += [abs(b[number] / a[number] - 1) for a, b in pairs if a["tile"] == b["tile"]]
+    return max(differences)
 
 
 def tile_cycles(row: dict[str, Any], D: int, is_causal: bool) -> float:
     """The cycles that an SM takes for each 64 x 64 tile of scores of a row of stored_steps: its share of them, masked
-    ones whole.
-    """
+    ones whole."""
     multiprocessors = results.read(results.FOLDER / "h200.json")["provenance"]["multiprocessors"]
-    row_blocks = 4096 // 64
-    tiles = 4 * 2048 // D * (row_blocks * (row_blocks + 1) // 2 if is_causal else row_blocks**2)
-    return row["cycles"] * multiprocessors / tiles
+    of_head = 64 * 65 // 2 if is_causal else 64**2  # S = 4,096 is 64 blocks of rows
+    return row["cycles"] * multiprocessors / (4 * 2048 // D * of_head)
 
 
 def percent(ratio: float) -> str:
@@ -298,13 +242,13 @@ def rows_of(name: str, D: int, is_causal: bool) -> tuple[dict[str, Any], dict[st
     return made, stored_steps()[D, is_causal][name]
 
 
-def show_step(name: str, programs: Programs) -> None:
+def show_step(name: str, programs: Callable[[int, int, int], int]) -> None:
     """Print a thread's registers in one of CHAIN, how many programs fit on an SM, its cycles for 64 x 64 scores, clock
-    and rate on the H200, and by how much these differ from those of the one before.
-    """
+    and rate on the H200, and by how much these differ from those of the one before. programs: exercise 8.1's, of
+    (num_warps, registers, shared_bytes)."""
     names = CHAIN[CHAIN.index(name) - 1], name
     print(f"{'H200':14} {'registers':>10}  programs {'cycles':>13} {'MHz':>13} {'TFLOP/s':>12}")
-    for D, is_causal in HEADLINE_FIRST:
+    for D, is_causal in itertools.product((128, 64), (False, True)):
         (old, before), (new, after) = (rows_of(one, D, is_causal) for one in names)
         fit = [programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"]) for row in (old, new)]
         numbers = [(tile_cycles(row, D, is_causal), mhz(row), row["tflops"]) for row in (before, after)]
@@ -314,9 +258,8 @@ def show_step(name: str, programs: Programs) -> None:
         print(f"D = {D:3}, {mask(is_causal):6} {held:>10} {f'{fit[0]} -> {fit[1]}':>8} ", *told)
 
 
-def descriptor_loops(kernel: Any) -> list[dict[str, Any]]:
-    """compiling.descriptor_loops of exercise 8.3's kernel: a reader's, or the course's where that doesn't compile."""
-    return compiling.descriptor_loops(kernel, ex_3.flash_forward_descriptor_kernel)
+# Of exercise 8.3's kernel: a reader's, or the course's where that doesn't compile.
+descriptor_loops = compiling.of_a_kernel(ex_3.flash_forward_descriptor_kernel)(sass.descriptor_loops)
 
 
 def time_until_done(programs: Iterable[tuple[int, int]], places: int) -> int:
@@ -329,8 +272,7 @@ def time_until_done(programs: Iterable[tuple[int, int]], places: int) -> int:
 
 def tiles_of_h200() -> pd.DataFrame:
     """Of each tile in TILE_RUN's run: what the compiler makes of the finished kernel's loop, and the H200's cycles for
-    64 x 64 scores, its clock and its rates in full attention and under the causal mask.
-    """
+    64 x 64 scores, its clock and its rates in full attention and under the causal mask."""
     made = {(row["D"], in_words(TileConfig(*row["tile"]))): row for row in compiled_tiles()}
     tile_of = {in_words(TileConfig(*tile)): tile for tile in (*TILES[64], *TILES[128], *UNSEEN)}
     stored = [row for D, kernel in TILE_RUN.items() for row in kernels_of_h200(kernel) if row["D"] == D]
@@ -354,8 +296,7 @@ PROGRAM_LOOKS = {1: ("^", "vermilion"), 2: ("o", "yellow"), 3: ("s", "sky"), 4: 
 
 def draw_tiles(tiles: pd.DataFrame) -> Figure:
     """Of each of tiles_of_h200's tiles, the fastest first: the cycles "by (8.4)" as a bar, the H200's as a mark that
-    tells the "programs" on an SM, and how far the second is from the first.
-    """
+    tells the "programs" on an SM, and how far the second is from the first."""
     figure = Figure(figsize=(10.5, 5.4))
     for ax, D in zip(figure.subplots(1, 2, width_ratios=(5, 6)), (64, 128), strict=True):
         of = tiles[tiles["D"] == D].sort_values("cycles").to_dict("records")
@@ -375,10 +316,10 @@ def draw_tiles(tiles: pd.DataFrame) -> Figure:
         ax.set_yticks(range(len(of)), [row["name"].replace(", 4 warps", "") for row in of], fontsize=9)
         ax.grid(axis="y", visible=False)
     plain = {"linestyle": "", "markeredgecolor": "black", "markersize": 8}
-    handles = [Patch(color="0.82", label="your model (8.4)")] + [
-        Line2D([], [], marker=marker, color=COLOURS[colour], label=f"H200, {n} program{'s' * (n > 1)}", **plain)
-        for n, (marker, colour) in PROGRAM_LOOKS.items()
-    ]
+    handles: list = [Patch(color="0.82", label="your model (8.4)")]
+    for n, (marker, colour) in PROGRAM_LOOKS.items():
+        look = {"marker": marker, "color": COLOURS[colour], "label": f"H200, {n} program{'s' * (n > 1)}"}
+        handles.append(Line2D([], [], **look, **plain))
     figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
     return figure
 
@@ -389,22 +330,19 @@ LADDER = dict(zip(CHAIN, WORDS, strict=True)) | {LARGER_TILE: "finished", "sdpa_
 
 
 def print_power(*names: str) -> None:
-    """Print the H200's cycles a call of some of LADDER, full, repeated until the clock settles, and power, clock and
-    rate meanwhile, and by how much these differ from the line before.
-    """
+    """Print the H200's cycles a call of some of LADDER, full, repeated until the clock settles, power, clock and rate
+    meanwhile, and by how much these differ from the line before."""
     print(f"{'H200, full, repeated':28} {'million cycles':>15} {'watts':>7} {'MHz':>13} {'TFLOP/s':>12}")
     stored = {(row["D"], row["provider"]): row for row in kernels_of_h200("power")}
     for D in (128, 64):
         before = None
         for name in names:
             row = stored[D, name]
-            told = []
-            for key, form in (("cycles", "{:.2f}"), ("mhz", "{:,.0f}"), ("tflops", "{:.0f}")):
-                change = f"({percent(row[key] / before[key])})" if before else ""
-                told.append(f"{form.format(row[key] / (1e6 if key == 'cycles' else 1)):>5} {change:>7}")
-            cycles, clock, rate = told
-            words = f"D = {D:3}, {LADDER[name]:19} {cycles:>15} {row['watts']:7} {clock} {rate:>12}"
-            print(words.rstrip())
+            keys = "cycles", "mhz", "tflops"
+            changes = [f"({percent(row[key] / before[key])})" if before else "" for key in keys]
+            told = f"{row['cycles'] / 1e6:.2f}", f"{row['mhz']:,.0f}", f"{row['tflops']:.0f}"
+            cycles, clock, rate = (f"{it:>5} {change:>7}" for it, change in zip(told, changes, strict=True))
+            print(f"D = {D:3}, {LADDER[name]:19} {cycles:>15} {row['watts']:7} {clock} {rate:>12}".rstrip())
             before = row
 
 

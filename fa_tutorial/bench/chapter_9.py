@@ -1,4 +1,4 @@
-"""Chapter 9: what its pages show of the stored results. tools/measure measures what is stored."""
+"""Chapter 9: what its pages show of the stored results, which tools/measure measures. card: results.load's."""
 
 import itertools
 import re
@@ -22,9 +22,6 @@ from fa_tutorial.warpgroups import KEYS, ROWS, TWO_STOPS, matmul_cycles, two_con
 hardware.require_triton("Chapter 9's measurements")
 
 
-# ---------------------------------------------------------------- what the notebook shows; card: results.load's
-
-
 def gpu(card: dict[str, Any]) -> str:
     """A GPU's short name: H200."""
     return card["provenance"]["gpu"].split()[1]
@@ -40,6 +37,7 @@ SUM = "        acc, p = warpgroup_mma_wait(0, [acc, p])\n"
 PASS = "mbarrier.arrive(turns.index(1 - C), count=1)\n"
 SUM_9_3 = "        acc = warpgroup_mma(p, v.index(stage), rescaled(acc, alpha), is_async=True)\n"
 TAKES_TURNS = ("empty, zeros", "empty, turns, zeros", 1), ("scale_log2, blocks):", "scale_log2, blocks, C):", 1)
+NOTE = "D = 128, no mask, S = 4,096"
 # What makes another loop of 9.4's: its second step; one wait for both matmuls; and 9.6's. Of 9.3's, whose turn lasts
 # from p v to the next q kᵀ.
 LOOP_CHANGES = {
@@ -112,7 +110,7 @@ def remedies(card: dict[str, Any], run: str = "remedy") -> pd.DataFrame:
 def print_kernels(card: dict[str, Any]) -> None:
     """The chapter's six kernels: what a block does, the cycles of an SM for 64 x 128 scores, and TFLOP/s."""
     table = remedies(card)
-    print(f"{f'{gpu(card)}, D = 128, no mask, S = 4,096':79}cycles  TFLOP/s")
+    print(f"{f'{gpu(card)}, {NOTE}':79}cycles  TFLOP/s")
     for row, name, block in KERNELS:
         print(f"{name:17}{block:61}{table.loc[row, 'cycles']:7,.0f}{table.loc[row, 'tflops']:9.0f}")
 
@@ -121,7 +119,7 @@ def print_cycles(card: dict[str, Any], rows: dict[str, str], run: str = "remedy"
     """The cycles of an SM for 64 x 128 scores, by the words that are said of each row of remedies."""
     table = remedies(card, run)
     another = "" if run == "remedy" else ", another run"
-    print(f"{f'{gpu(card)}, D = 128, no mask, S = 4,096{another}':50}cycles")
+    print(f"{f'{gpu(card)}, {NOTE}{another}':50}cycles")
     for name, words in rows.items():
         print(f"{words:50}{table.loc[name, 'cycles']:6,.0f}")
 
@@ -141,7 +139,7 @@ def print_turns(card: dict[str, Any]) -> None:
     a softmax."""
     words = "two stops", "two stops, by turns", "half overlapped", "half overlapped, by turns"
     table, names = remedies(card, "turns"), ("9.3", "9.3, by turns", "9.4", "9.6")
-    print(f"{f'{gpu(card)}, D = 128, no mask, S = 4,096, another run':50}cycles    MHz")
+    print(f"{f'{gpu(card)}, {NOTE}, another run':50}cycles    MHz")
     for name, said in zip(names, words, strict=True):
         print(f"{said:50}{table.loc[name, 'cycles']:6,.0f}{table.loc[name, 'mhz']:7,}")
     before, after = table.loc[["9.3", "9.3, by turns"], "one"]
@@ -158,26 +156,21 @@ CHANGES = (("chapter 8's", None), ("9.4, one wait", 1), ("9.4", 3), ("persistent
 
 
 class Bar(NamedTuple):
-    """A kernel of the account: its cycles a block, what the change before it gave, and the suspect; ms: of the same
-    calls the fastest fifth's end, the median, and the slowest fifth's begin; mhz: their clock."""
+    """A kernel of the account: its cycles a block, what the change before it gave, and the suspect; its row."""
 
     name: str
     suspect: int | None
     cycles: int
     change: int
-    ms: tuple[float, float, float]
-    mhz: int
+    row: pd.Series
 
 
 def account(card: dict[str, Any]) -> list[Bar]:
     """From chapter 8's kernel to the finished one, D = 128, full, S = 4,096: a kernel for each of CHANGES, in turns."""
-    table, bars = remedies(card), []
-    found = results.select(card["kernels"], kernel="remedy").set_index("provider")
+    bars, found = [], results.select(card["kernels"], kernel="remedy").set_index("provider")
     for name, suspect in CHANGES:
-        cycles = round(table.loc[name, "cycles"])
-        change = cycles - bars[-1].cycles if bars else 0
-        ms = tuple(found.loc[name, ["ms_20", "ms", "ms_80"]])
-        bars.append(Bar(NAMES[name], suspect, cycles, change, ms, found.loc[name, "mhz"]))
+        cycles = round(_cycles_a_block(card, found.loc[name]))
+        bars.append(Bar(NAMES[name], suspect, cycles, cycles - bars[-1].cycles if bars else 0, found.loc[name]))
     return bars
 
 
@@ -196,20 +189,16 @@ def draw_account(card: dict[str, Any]) -> Figure:
             ax.barh(n, saved, left=bar.cycles, facecolor=SUSPECTS[bar.suspect][1], **edge)
             said += f"  −{saved:,}"
         ax.text(bar.cycles + saved + 20, n, said, va="center", size="small")
-        low, middle, high = bar.ms
-        for x, words in zip(columns, (f"{middle:.2f}", f"{low:.2f} … {high:.2f}", f"{bar.mhz:,}"), strict=True):
+        told = f"{bar.row.ms:.2f}", f"{bar.row.ms_20:.2f} … {bar.row.ms_80:.2f}", f"{bar.row.mhz:,}"
+        for x, words in zip(columns, told, strict=True):
             ax.text(x, n, words, va="center", size="small")
     for x, words in columns.items():
         ax.text(x, -0.6, words, va="bottom", size="small")
     ax.axvline(matmuls, color="black", linestyle="--", linewidth=1.3)
     ax.text(matmuls + 15, -0.6, f"the matmuls alone (9.1): {matmuls:,}", ha="left", va="bottom", size="small")
-    ax.set_yticks(range(len(bars)), [bar.name for bar in bars])
-    ax.set_ylim(len(bars) - 0.5, -1.15)
-    ax.set_xlim(0, 3_100)
-    ax.set_xticks(range(0, 2_001, 500))
-    ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.set_xlabel(f"cycles for 64 x 128 scores, {gpu(card)}, D = 128, no mask, S = 4,096", loc="left")
-    ax.grid(False)
+    ax.set(xlim=(0, 3_100), ylim=(len(bars) - 0.5, -1.15), xticks=range(0, 2_001, 500))
+    ax.set_xlabel(f"cycles for 64 x 128 scores, {gpu(card)}, {NOTE}", loc="left")
+    _lanes(ax, [bar.name for bar in bars])
     handles = [Patch(facecolor=colour, edgecolor="black") for _, colour in SUSPECTS.values()]
     words = [f"suspect {suspect}: {words}" for suspect, (words, _) in SUSPECTS.items()]
     figure.legend(handles, words, loc="outside lower center", ncols=3)
@@ -223,27 +212,26 @@ def print_finished(card: dict[str, Any]) -> None:
     row = results.select(card["kernels"], kernel="remedy", provider="persistent").iloc[0]
     tiles, sms = row["B"] * row["H_q"] * row["S_q"] // (2 * ROWS), card["provenance"]["multiprocessors"]
     matmuls, unequal = 2 * matmul_cycles(128), round(last.cycles * (1 - tiles / sms / -(-tiles // sms)))
-    print(f"{'the finished kernel, cycles':50}{last.cycles:6,}")
-    print(f"{'  its matmuls (9.1)':50}{matmuls:6,}")
-    print(f"{f'  {tiles:,} work tiles on {sms} SMs: {tiles // sms} or {-(-tiles // sms)} each':50}{unequal:6,}")
-    print(f"{'  the rest':50}{last.cycles - matmuls - unequal:6,}")
-    row = results.select(card["kernels"], kernel="clocked", provider="hopper").iloc[0]
-    call, wasted = round(_stamped_call(card, row)), round(sum(row["cycles"].values()) / 2) - matmuls
-    print(f"{'its copy with stamps':50}{call:6,}")
-    print(f"{'  its matmuls (9.1)':50}{matmuls:6,}")
-    print(f"{'  the rest of a block in its loop’s middle':50}{wasted:6,}")
-    print(f"{'  all else, unequal work tiles included':50}{call - matmuls - wasted:6,}")
+    row = clocked(card, "hopper")
+    call = round(_cycles_a_block(card, {**row, "cycles": row["call"]}))
+    wasted = round(sum(row["cycles"].values()) / 2) - matmuls
+    for words, cycles in (
+        ("the finished kernel, cycles", last.cycles),
+        ("  its matmuls (9.1)", matmuls),
+        (f"  {tiles:,} work tiles on {sms} SMs: {tiles // sms} or {-(-tiles // sms)} each", unequal),
+        ("  the rest", last.cycles - matmuls - unequal),
+        ("its copy with stamps", call),
+        ("  its matmuls (9.1)", matmuls),
+        ("  the rest of a block in its loop’s middle", wasted),
+        ("  all else, unequal work tiles included", call - matmuls - wasted),
+    ):
+        print(f"{words:50}{cycles:6,}")
 
 
 def _cycles_a_block(card: dict[str, Any], row: pd.Series | dict[str, Any]) -> float:
     """Cycles of an SM for 64 x 128 scores that are seen."""
     blocks = row["B"] * row["H_q"] * ledger.visible_pairs(row["S_q"], row["S_q"], row["is_causal"]) / (ROWS * KEYS)
     return row["cycles"] / blocks * card["provenance"]["multiprocessors"]
-
-
-def _stamped_call(card: dict[str, Any], row: pd.Series) -> float:
-    """_cycles_a_block of a clocked row's calls."""
-    return _cycles_a_block(card, {**row, "cycles": row["call"]})
 
 
 def clocked(card: dict[str, Any], loop: str) -> pd.Series:
@@ -297,7 +285,8 @@ def print_waits(card: dict[str, Any], *loops: str) -> None:
     for loop in loops:
         waits, away = waits_and_away(card, loop)
         row = clocked(card, loop)
-        both = f"{_stamped_call(card, row):15,.0f}{remedies(card).loc[loop, 'cycles']:7,.0f}"
+        stamped = _cycles_a_block(card, {**row, "cycles": row["call"]})
+        both = f"{stamped:15,.0f}{remedies(card).loc[loop, 'cycles']:7,.0f}"
         print(f"{NAMES[loop]:44}{waits:7,}{away:7,}{waits + away:7,}{(waits + away) / 2:7,.0f}{both}")
     best = 2 * matmul_cycles(128)
     print(f"{'at best: its own matmuls, then the other’s':44}{best:7,}{best:7,}{2 * best:7,}{best:7,}")
@@ -306,8 +295,7 @@ def print_waits(card: dict[str, Any], *loops: str) -> None:
 def print_late_tiles(card: dict[str, Any]) -> None:
     """In a mean block of chapter 8's program by its stamps, D = 128: how long it is at what, alone on its SM and beside
     another."""
-    rows = (results.select(card["kernels"], kernel="clocked", provider=name) for name in ("tuned, alone", "tuned"))
-    found = [row.iloc[0]["cycles"] for row in rows]
+    found = [clocked(card, name)["cycles"] for name in ("tuned, alone", "tuned")]
     print(f"{f'{gpu(card)}, chapter 8’s program, cycles of a mean block':52}{'alone':>8}{'two on an SM':>14}")
     words = {
         "p v to asked": "issues p v, asks for the next k and v", "asked to k": "waits for this k",
@@ -319,10 +307,8 @@ def print_late_tiles(card: dict[str, Any]) -> None:
 
 def draw_clocked(card: dict[str, Any], *loops: str) -> Figure:
     """Both consumers of one program over a few blocks, a panel for each of `loops`, by their stamps. A bar's number is
-    its own length.
-
-    The third lane shows when a matmul of either is issued and not finished: without one, the tensor cores are idle.
-    """
+    its own length. The third lane shows when a matmul of either is issued and not finished: without one, the tensor
+    cores are idle."""
     figure = Figure(figsize=(10, 2.2 * len(loops) + 1.1))
     panels = figure.subplots(len(loops), 1, sharex=True, squeeze=False)[:, 0]
     for ax, loop in zip(panels, loops, strict=True):
@@ -330,39 +316,46 @@ def draw_clocked(card: dict[str, Any], *loops: str) -> Figure:
         first, last, spans = matmuls_under_way(clocked(card, loop)["stamps"])
         none = 1 - sum(end - start for start, end in spans) / (last - first)
         ax.set_title(f"{NAMES[loop]}: for {none:.0%} of this time no matmul is issued", loc="left", fontsize="medium")
-    panels[-1].set_xlim(0, 13_000)
-    panels[-1].xaxis.set_major_formatter("{x:,.0f}")
-    panels[-1].set_xlabel(f"cycles of the SM, {gpu(card)}, D = 128, no mask, S = 4,096")
+    panels[-1].set(xlim=(0, 13_000), xlabel=f"cycles of the SM, {gpu(card)}, {NOTE}")
     handles: list[Any] = [Patch(edgecolor="black", **look) for look in (*(look for _, look in PARTS.values()), IDLE)]
     words = [*(words for words, _ in PARTS.values()), "no matmul issued"]
     figure.legend(handles, words, loc="outside lower center", ncols=5)
     return figure
 
 
-def _label(ax: Axes, left: int, right: int, lane: int) -> None:
-    """A bar's own length, where there is room."""
-    if right - left > 580:
+EDGE = {"height": 0.7, "edgecolor": "black", "linewidth": 0.5}  # of a bar
+
+
+def _part(ax: Axes, lane: int, look: str, left: int, right: int) -> None:
+    """A consumer's part, with its own length where there is room."""
+    ax.barh(lane, right - left, left=left, **EDGE, **PARTS[look][1])
+    if look in ("matmul", "softmax") and right - left > 580 and left < 12_500:
         place = (left + right) / 2, lane, f"{right - left:,}"
         ax.text(*place, ha="center", va="center", color="white", fontsize="small", clip_on=True)
 
 
+def _busy(ax: Axes, lane: int, first: int, last: int, spans: Sequence[tuple[int, int]]) -> None:
+    """A lane from first to last that is busy in `spans`."""
+    ax.barh(lane, last - first, left=first, **EDGE, **IDLE)
+    for start, end in spans:
+        ax.barh(lane, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
+
+
+def _lanes(ax: Axes, names: Sequence[str]) -> None:
+    ax.set_yticks(range(len(names)), names)
+    if not ax.yaxis_inverted():
+        ax.invert_yaxis()
+    ax.xaxis.set_major_formatter("{x:,.0f}")
+    ax.grid(False)
+
+
 def _draw_lanes(ax: Axes, row: pd.Series) -> None:
     """A lane for each consumer, by its stamps, and one for the matmuls that are under way."""
-    edge = {"height": 0.7, "edgecolor": "black", "linewidth": 0.5}
-    lane = len(row["stamps"])
     for c, blocks in enumerate(row["stamps"]):
-        for block, after in itertools.pairwise(blocks):
-            for part, left, right in parts_of(block, after):
-                ax.barh(c, right - left, left=left, **edge, **PARTS[part][1])
-                if part in ("matmul", "softmax") and left < 12_500:
-                    _label(ax, left, right, c)
-    first, last, under_way = matmuls_under_way(row["stamps"])
-    ax.barh(lane, last - first, left=first, **edge, **IDLE)
-    for start, end in under_way:
-        ax.barh(lane, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
-    ax.set_yticks(range(lane + 1), (*(f"consumer {c}" for c in range(lane)), "a matmul issued,\nnot finished"))
-    ax.invert_yaxis()
-    ax.grid(False)
+        for part in itertools.chain.from_iterable(itertools.starmap(parts_of, itertools.pairwise(blocks))):
+            _part(ax, c, *part)
+    _busy(ax, 2, *matmuls_under_way(row["stamps"]))
+    _lanes(ax, ["consumer 0", "consumer 1", "a matmul issued,\nnot finished"])
 
 
 # What a consumer does up to each stamp of the finished forward (tools/measure/finished_clock), and a look of PARTS.
@@ -376,31 +369,22 @@ def draw_finished(card: dict[str, Any]) -> Figure:
     """Both consumers of the finished forward over a few blocks, by their stamps, each bar with its own length. The
     third lane shows when the tensor cores would be busy if each matmul took as long as (9.1) says: from k on, as soon
     as the other's are done."""
-    row = results.select(card["kernels"], kernel="clocked", provider="hopper").iloc[0]
+    row = clocked(card, "hopper")
     figure = Figure(figsize=(10, 2.6))
-    ax, edge = figure.subplots(), {"height": 0.7, "edgecolor": "black", "linewidth": 0.5}
-    means = list(row["cycles"].values())
+    ax, means = figure.subplots(), list(row["cycles"].values())
     for c, blocks in enumerate(row["stamps"]):
         for block, after in itertools.pairwise(blocks):
             for (_, look), (left, right) in zip(FINISHED, itertools.pairwise([*block, after[0]]), strict=True):
-                ax.barh(c, right - left, left=left, **edge, **PARTS[look][1])
-                if look != "tiles":
-                    _label(ax, left, right, c)
+                _part(ax, c, look, left, right)
     first, last, busy = max(of[0][0] for of in row["stamps"]), min(of[-1][0] for of in row["stamps"]), []
     for issued in sorted(block[0] for blocks in row["stamps"] for block in blocks):
         start = max([issued, *(end for _, end in busy[-1:])])
         busy.append((start, start + 2 * matmul_cycles(128)))
-    ax.barh(2, last - first, left=first, **edge, **IDLE)
-    for start, end in busy:
-        if end > first and start < last:
-            start, end = max(start, first), min(end, last)
-            ax.barh(2, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
+    spans = [(max(start, first), min(end, last)) for start, end in busy if end > first and start < last]
+    _busy(ax, 2, first, last, spans)
     idle = 1 - 2 * 2 * matmul_cycles(128) / sum(means)  # of a mean block, with both consumers' matmuls
-    ax.set_yticks(range(3), ["consumer 0", "consumer 1", f"tensor cores by (9.1),\nidle: {idle:.0%}"])
-    ax.invert_yaxis()
-    ax.grid(False)
-    ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.set_xlabel(f"cycles of the SM, {gpu(card)}, D = 128, no mask, S = 4,096")
+    _lanes(ax, ["consumer 0", "consumer 1", f"tensor cores by (9.1),\nidle: {idle:.0%}"])
+    ax.set_xlabel(f"cycles of the SM, {gpu(card)}, {NOTE}")
     parts = " + ".join(f"{mean:,}" for mean in means)
     ax.set_title(f"a mean block: {parts} = {sum(means):,} cycles", loc="left", size="medium")
     handles = [Patch(edgecolor="black", **PARTS[look][1]) for _, look in FINISHED]
@@ -410,7 +394,7 @@ def draw_finished(card: dict[str, Any]) -> Figure:
 
 def print_maximum(card: dict[str, Any]) -> None:
     """D = 128, one stop, beside a second consumer: the cycles of a block's maximum by stamps."""
-    row = results.select(card["kernels"], kernel="clocked", provider="9.4, one wait, its maximum").iloc[0]
+    row = clocked(card, "9.4, one wait, its maximum")
     print(f"one stop, {gpu(card)}: {row['cycles']['stop']} cycles from the scores to their maximum")
 
 
@@ -422,9 +406,7 @@ def print_maxima(loops: dict[str, dict[str, Any]]) -> None:
 
 
 def matmuls_under_way(stamps: list) -> tuple[int, int, list[tuple[int, int]]]:
-    """(from, to, spans): while both consumers have stamps, the spans in which a matmul of one or the other is issued
-    and not finished.
-    """
+    """(from, to, spans): while both consumers have stamps, when a matmul of either is issued and not finished."""
     first, last = max(blocks[0][0] for blocks in stamps), min(blocks[-1][0] for blocks in stamps)
     found: list[tuple[int, int]] = []
     spans = (part for blocks in stamps for pair in itertools.pairwise(blocks) for part in parts_of(*pair))
@@ -450,8 +432,7 @@ def print_errors(card: dict[str, Any], attend=None) -> None:
     print(f"largest error {ours:.1e}, of plain attention {plain:.1e}")
 
 
-def _mask(is_causal: bool) -> str:
-    return "causal" if is_causal else "no mask"  # not full, which is a barrier here
+MASKS = {True: "causal", False: "no mask"}  # not full, which is a barrier here
 
 
 def print_compared(card: dict[str, Any], mode: str, *others: str) -> None:
@@ -461,7 +442,7 @@ def print_compared(card: dict[str, Any], mode: str, *others: str) -> None:
     for peer in others:
         of = rates["hopper"] / rates[peer]
         mean, (D, is_causal, S) = np.exp(np.log(of).mean()), of.idxmin()
-        least = f"least {of.min():.2f}, at D = {D}, {_mask(is_causal)}, S = {S:,}"
+        least = f"least {of.min():.2f}, at D = {D}, {MASKS[is_causal]}, S = {S:,}"
         print(f"  {peer:13} mean {mean:.2f}, most {of.max():.2f}, {least}")
 
 
@@ -474,7 +455,7 @@ def print_persistent(card: dict[str, Any]) -> None:
     for S, is_causal in ((4096, True), (1024, False)):
         of = results.select(found, S_q=S, is_causal=is_causal).set_index("provider")["tflops"]
         cells = "".join(f"{of[step]:15.0f}" for step in ("overlap", "persistent", "counter"))
-        print(f"{f'{_mask(is_causal)}, S = {S:,}':34}{cells}")
+        print(f"{f'{MASKS[is_causal]}, S = {S:,}':34}{cells}")
 
 
 # A block of the backward at one consumer: 64 keys meet 64 queries, D = 128. Cycles of a matmul and of p by (9.1); those
@@ -522,12 +503,12 @@ def draw_block(order: Sequence[str], name: str) -> Figure:
     lanes = lanes_of([line.replace("'", "′").replace("’", "′") for line in order])
     figure = Figure(figsize=(10, 2.1))
     ax = figure.subplots()
-    ax.barh((0, 1), lanes.end, height=0.7, edgecolor="black", linewidth=0.5, **IDLE)
+    ax.barh((0, 1), lanes.end, **EDGE, **IDLE)
     looks = dict.fromkeys(("s", "dp"), "C0") | dict.fromkeys(("dk", "dv"), "C2") | {"dq": "C3"}
     for lane, spans in enumerate((lanes.matmuls, lanes.work)):
         for what, (start, end) in spans.items():
             colour = "C1" if lane else looks[what.removesuffix("′")]
-            ax.barh(lane, end - start, left=start, height=0.7, edgecolor="black", linewidth=0.5, facecolor=colour)
+            ax.barh(lane, end - start, left=start, facecolor=colour, **EDGE)
             text = what.removeprefix("hand over ").replace("add dq", "add\ndq")
             ink = "black" if what == "dq" else "white"
             ax.text((start + end) / 2, lane, text, color=ink, ha="center", va="center", size="small")
@@ -535,12 +516,10 @@ def draw_block(order: Sequence[str], name: str) -> Figure:
         ax.axvline(lanes.done[line], color="black", linestyle="--", linewidth=1.3)
         ax.text(lanes.done[line], -0.42, words, va="bottom", ha=side, size="small")
     ax.set(ylim=(1.5, -0.75), xlim=(0, 2200))
-    ax.set_yticks((0, 1), ("tensor cores", "its warps"))
+    _lanes(ax, ("tensor cores", "its warps"))
     idle = lanes.end - BLOCK_MATMUL * len(lanes.matmuls)
     ax.set_title(f"{name}: {lanes.end:,} cycles, the tensor cores idle for {idle:,}", loc="left")
     ax.set_xlabel("cycles; matmuls and p by (9.1), the rest guessed; hatched: idle, or waiting")
-    ax.xaxis.set_major_formatter("{x:,.0f}")
-    ax.grid(False)
     return figure
 
 
@@ -587,7 +566,7 @@ def print_orders(card: dict[str, Any]) -> None:
     """The backward with s′ issued earlier, and with each matmul waited for before the next line: a call's cycles over
     those of the kernel's, and its time."""
     found = results.select(card["kernels"], chapter=9, kernel="order").set_index("provider")
-    print(f"{f'{gpu(card)}, D = 128, no mask, S = 4,096':50}cycles      ms")
+    print(f"{f'{gpu(card)}, {NOTE}':50}cycles      ms")
     first, *_ = names = "the kernel's", "s′ right behind dp", "line by line"
     for name in names:
         cycles, ms = found.loc[name, ["cycles", "ms"]]

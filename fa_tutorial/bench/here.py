@@ -1,5 +1,4 @@
-"""A kernel's speed on this machine's GPU, or where there is none the stored result of an H200: what a notebook shows of
-a reader's kernel."""
+"""A reader's kernel's speed on this machine's GPU, or where there is none the stored result of an H200."""
 
 import functools
 from collections.abc import Callable
@@ -25,10 +24,8 @@ def milliseconds(call: Callable[[], Any], **stored: Any) -> float:
 
 
 def gb_per_s(call: Callable[[], Any], bytes_moved: int, **stored: Any) -> float:
-    """The GB/s at which `call` moves bytes_moved, in the time that milliseconds gives.
-
-    kernel="copy" is the H200's plain copy.
-    """
+    """The GB/s at which `call` moves bytes_moved, in the time that milliseconds gives. kernel="copy" is the H200's
+    plain copy."""
     if stored == {"kernel": "copy"} and hardware.device().type != "cuda":
         return results.load("h200")["provenance"]["ceilings"]["copy_gb_s"]
     return bytes_moved / milliseconds(call, **stored) / 1e6

@@ -27,16 +27,15 @@ def check(case: Case) -> Case:
     return case
 
 
-def measure(case: Case, attention: peers.Attention | None = None) -> dict[str, Any]:
+def measure(case: Case) -> dict[str, Any]:
     """A row's numbers: ms, ms_20, ms_80, tflops, peak_bytes, and first_call_s, the seconds of the first call in this
-    process.
+    process, with what had to be compiled and tuned; of a backward without the forward.
 
-    first_call_s holds what had to be compiled and tuned and was not cached yet; of a backward it leaves the forward
-    out. Where memory does not suffice, or the provider has no kernel for the case, all of them are None, and `reason`
-    says why. Other exceptions are raised. attention: what case.provider names, where it's none of peers.PROVIDERS.
+    Where memory does not suffice, or the provider has no kernel for the case, all of them are None, and `reason` says
+    why. Other exceptions are raised.
     """
     try:
-        call = prepared(case, attention)
+        call = prepared(case)
         first = first_numbers(call)
         return timed(call, flops=case.flops()) | first
     except CANNOT as error:
@@ -44,8 +43,8 @@ def measure(case: Case, attention: peers.Attention | None = None) -> dict[str, A
 
 
 def measure_in_turns(cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """Of each of `cases`, which are one point and mode of several providers, `measure`'s numbers; the times are taken
-    in turns, so that a drift of the clocks hits all of them alike, and of CUDA graphs, which no host holds up."""
+    """`measure`'s numbers of each of `cases`, one point and mode of several providers; the times are taken in turns,
+    so that a drift of the clocks hits all of them alike, and of CUDA graphs, which no host holds up."""
     calls, replays, rows = {}, {}, []  # calls: a graph reads their inputs
     for case in cases:
         stream = torch.cuda.Stream()
@@ -72,21 +71,18 @@ def first_numbers(call: Callable[[], Any]) -> dict[str, Any]:
     return {"peak_bytes": peak_bytes(call), "first_call_s": round(first, 6)}
 
 
-def prepared(case: Case, attention: peers.Attention | None = None) -> Callable[[], Any]:
+def prepared(case: Case) -> Callable[[], Any]:
     """What is timed of a case, on random inputs."""
-    attention = attention or peers.provider(check(case).provider)
+    attention = peers.provider(check(case).provider)
     shape, dtype = case.shape, DTYPES[case.dtype]
     q, do = (randn(shape.B, shape.H_q, shape.S_q, shape.D, dtype=dtype) for _ in range(2))
     k, v = (randn(shape.B, shape.H_k, shape.S_k, shape.D, dtype=dtype) for _ in range(2))
     if case.mode != "fwd":
         q, k, v = (x.requires_grad_() for x in (q, k, v))
-    attend = functools.partial(attention, q, k, v, shape.is_causal)
-    return call_of(case.mode, attend, (q, k, v), do)
+    return call_of(case.mode, functools.partial(attention, q, k, v, shape.is_causal), (q, k, v), do)
 
 
-def call_of(
-    mode: str, attend: Callable[[], torch.Tensor], inputs: tuple[torch.Tensor, ...], do: torch.Tensor
-) -> Callable[[], Any]:
+def call_of(mode: str, attend: Callable, inputs: tuple[torch.Tensor, ...], do: torch.Tensor) -> Callable[[], Any]:
     """What is timed: the forward, the backward by itself on one graph that stays, or both."""
     if mode == "fwd":
         return attend

@@ -35,10 +35,8 @@ def sdpa(backend: SDPBackend) -> Attention:
             raise Unsupported("SDPA's is_causal is aligned top left: S_q must be S_k")
         try:
             with torch.nn.attention.sdpa_kernel(backend):
-                is_grouped = q.shape[1] != k.shape[1]
-                return torch.nn.functional.scaled_dot_product_attention(
-                    q, k, v, is_causal=is_causal, enable_gqa=is_grouped
-                )
+                options = {"is_causal": is_causal, "enable_gqa": q.shape[1] != k.shape[1]}
+                return torch.nn.functional.scaled_dot_product_attention(q, k, v, **options)
         except RuntimeError as error:
             if "No available kernel" in str(error) or "No viable backend" in str(error):
                 raise Unsupported(f"SDPA's {backend.name.lower()} has no kernel for this input") from error
@@ -91,9 +89,6 @@ def flash_attn(module: str) -> Attention:
         return (o[0] if isinstance(o, tuple) else o).transpose(1, 2)  # flash-attn 4 returns lse too
 
     return attention
-
-
-# ---------------------------------------------------------------- the course's kernels
 
 
 def course(kernel: str) -> Attention:

@@ -18,20 +18,14 @@ from fa_tutorial.bench.tables import label, mask, table
 from fa_tutorial.figures import GREY
 
 MARKERS = "osD^vP*X<h"
-# Past the style's seven colours.
-PAST_CYCLE = [
-    {"color": "#8C510A", "linestyle": (0, (3, 1, 1, 1))},
-    {"color": "#6A3D9A", "linestyle": (0, (4, 2))},
-    {"color": "#999999", "linestyle": (0, (1, 1))},
-]
+# Past the style's seven colours: colours, and dashes.
+PAST_CYCLE = (("#8C510A", (3, 1, 1, 1)), ("#6A3D9A", (4, 2)), ("#999999", (1, 1)))
 
 
 def look(provider: str) -> dict[str, Any]:
-    """Colour, dash and marker of a provider of LABELS: the same in every figure, and each of the three tells it
-    apart."""
-    place = list(LABELS).index(provider)
-    cycle = list(matplotlib.rcParams["axes.prop_cycle"])
-    return [*cycle, *PAST_CYCLE][place] | {"marker": MARKERS[place], "markersize": 5}
+    """Colour, dash and marker of a provider of LABELS, each of which tells it apart: the same in every figure."""
+    place, more = list(LABELS).index(provider), ({"color": c, "linestyle": (0, dashes)} for c, dashes in PAST_CYCLE)
+    return [*matplotlib.rcParams["axes.prop_cycle"], *more][place] | {"marker": MARKERS[place], "markersize": 5}
 
 
 def tflops_against_length(ax: Axes, tflops: pd.DataFrame, D: int, is_causal: bool) -> None:
@@ -50,20 +44,14 @@ def tflops_against_length(ax: Axes, tflops: pd.DataFrame, D: int, is_causal: boo
     ax.set(title=f"D = {D}, {mask(is_causal)}", xlabel="S", ylabel="TFLOP/s")
 
 
-def draw(
-    cards: Sequence[dict[str, Any]], grid: Grid, mode: str, dtype: str, providers: Sequence[str] = tuple(LABELS)
-) -> Figure:
-    """Speed on each card that has rows of this grid, mode and dtype; ValueError if none has. cards: results.cards(), or
-    of results.load.
-
-    A panel for each D and mask, a card's on one scale and the cards' below one another; the curves of `providers`, as
-    far as they are stored.
-    """
+def draw(cards: Sequence[dict], grid: Grid, mode: str, dtype: str) -> Figure:
+    """Speed on each card, of results.load's, that has rows of this grid, mode and dtype; ValueError if none has. A
+    panel for each D and mask, a card's on one scale and the cards' below one another."""
     found = []
     for card in cards:
         with contextlib.suppress(ValueError):  # no such row in this card's file
             tflops = table(card["rows"], grid, mode, dtype)
-            found.append((card["provenance"]["gpu"], tflops[tflops.columns.intersection(list(providers))]))
+            found.append((card["provenance"]["gpu"], tflops.filter(LABELS)))
     if not found:
         raise ValueError(f"no row of {mode}, {dtype} is stored on this grid: {grid.about}")
     rows = list(itertools.product(found[0][1].index.unique("D"), found))
@@ -127,10 +115,8 @@ def memory_and_speed(names: dict[str, str]) -> Figure:
 
 
 def backward_speed(card: dict[str, Any], yours: dict[int, float]) -> Figure:
-    """Chapter 7's plot: the backward pass, TFLOP/s against S by five matmuls, and of `basic` by seven.
-
-    yours: of the reader's kernels at S = 4,096, by D, where there is a GPU.
-    """
+    """Chapter 7's plot: the backward pass, TFLOP/s against S by five matmuls, and of `basic` by seven. yours: of the
+    reader's kernels at S = 4,096, by D, where there is a GPU."""
     tflops = table(card["rows"], GRIDS["literature"], "bwd", "fp16")[["sdpa_flash", "sdpa_cudnn", "basic"]]
     seven = ledger.SPLIT_BACKWARD_MATMULS / ledger.BACKWARD_MATMULS
     figure, panels = plt.subplots(1, 2, figsize=(9, 4.4), sharey=True)
@@ -154,14 +140,9 @@ def one_loop(card: dict[str, Any]) -> Figure:
     for ax, D in zip(panels, (64, 128), strict=True):
         names = ("two loops", "dkdv_kernel", "in the one loop's tile", "with dq's matmul", "one loop")
         two, dkdv, tile, matmul, one = (rows[D, name] for name in names)
-        bars = {
-            "two loops": (("dkdv_kernel", dkdv, "C0"), ("dq_kernel", two - dkdv, "C2")),
-            "one loop": (
-                ("dkdv_kernel in the one loop's tile", tile, "C0"),
-                ("dq's matmul", matmul - tile, "C2"),
-                ("adds", one - matmul, "C1"),
-            ),
-        }
+        bars = {"two loops": [("dkdv_kernel", dkdv, "C0"), ("dq_kernel", two - dkdv, "C2")]}
+        bars["one loop"] = [("dkdv_kernel in the one loop's tile", tile, "C0"), ("dq's matmul", matmul - tile, "C2")]
+        bars["one loop"] += [("adds", one - matmul, "C1")]
         for place, parts in enumerate(bars.values()):
             start = 0.0
             for name, took, color in parts:

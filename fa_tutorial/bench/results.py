@@ -34,10 +34,7 @@ def load(gpu: str | Path = "h200") -> dict[str, Any]:
 
 def cards() -> list[dict[str, Any]]:
     """The results of every GPU in FOLDER: the H200's first, then the others by their files' names."""
-    return [
-        load(name)
-        for name in sorted((path.stem for path in FOLDER.glob("*.json")), key=lambda name: (name != "h200", name))
-    ]
+    return [load(path) for path in sorted(FOLDER.glob("*.json"), key=lambda path: (path.stem != "h200", path))]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -60,17 +57,14 @@ def select(rows: pd.DataFrame, **wanted: Any) -> pd.DataFrame:
 
 
 def path_here() -> Path:
-    """Where a sweep of this machine's GPU writes, in the current folder: geforce_rtx_5060_ti.json for an NVIDIA GeForce
-    RTX 5060 Ti."""
+    """Where a sweep of this machine's GPU writes, in the current folder: geforce_rtx_5060_ti.json, say."""
     name = torch.cuda.get_device_name().removeprefix("NVIDIA ")
     return Path(f"{re.sub(r'[^a-z0-9]+', '_', name.lower())}.json")
 
 
 def save(path: Path, results: dict[str, Any]) -> None:
-    """Write `results` whole, or leave what was there: an interruption loses no finished row.
-
-    A row stands on one line, so that a change of one row is one line of a diff.
-    """
+    """Write `results` whole, or leave what was there: an interruption loses no finished row. A row stands on one line,
+    so that a change of one row is one line of a diff."""
     parts = []
     for key, value in results.items():
         lines = ",\n".join("  " + json.dumps(row) for row in value) if isinstance(value, list) else ""

@@ -22,17 +22,13 @@ SAME = ("gpu", "cuda", "torch", "triton")  # of the provenance, in all rows of o
 
 
 def opened(path: Path) -> dict[str, Any]:
-    """The results in `path`, or new ones with this GPU's provenance and ceilings, written there.
-
-    ValueError where the file holds rows of another GPU or other versions: numbers that must not stand side by side.
-    """
+    """The results in `path`, or new ones with this GPU's provenance and ceilings, written there. ValueError where the
+    file holds rows of another GPU or other versions: numbers that must not stand side by side."""
     here = results.provenance()
     if path.exists():
         kept = results.read(path)
         there = kept["provenance"]
-        if others := [
-            f"{field} {there.get(field)}, here {here[field]}" for field in SAME if there.get(field) != here[field]
-        ]:
+        if others := [f"{key} {there.get(key)}, here {here[key]}" for key in SAME if there.get(key) != here[key]]:
             raise ValueError(f"{path} holds results of {'; of '.join(others)}: choose another file")
         return kept
     kept = {"provenance": here | {"ceilings": measure_ceilings()}, "rows": [], "kernels": []}
@@ -47,16 +43,12 @@ def is_done(about: About, rows: Iterable[dict[str, Any]]) -> bool:
 
 
 def run(path: Path, kept: dict[str, Any], key: str, measurements: Iterable[Measurement]) -> list[About]:
-    """Append a row to kept[key] for each measurement that is not done, and write `path` after each row.
-
-    Where stderr is a terminal, a bar shows how far it is. What raises is told on stderr and not kept: returns what
-    those rows were about. Once the GPU's context is lost, nothing more can be measured by this process, and the error
-    is raised.
-    """
+    """Append a row to kept[key] for each measurement that is not done, and write `path` after each row. Where stderr is
+    a terminal, a bar shows how far it is. What raises is told on stderr and not kept: returns what those rows were
+    about. Once the GPU's context is lost, the error is raised."""
     rows, failed = kept[key], []
-    with tqdm(
-        [(about, call) for about, call in measurements if not is_done(about, rows)], unit="case", disable=None
-    ) as todo:
+    missing = [(about, call) for about, call in measurements if not is_done(about, rows)]
+    with tqdm(missing, unit="case", disable=None) as todo:
         for about, call in todo:
             words = " ".join(f"{field}={value}" for field, value in about.items())
             todo.set_postfix_str(words)
@@ -74,16 +66,10 @@ def run(path: Path, kept: dict[str, Any], key: str, measurements: Iterable[Measu
     return failed
 
 
-def sweep(
-    path: Path,
-    grid: Grid,
-    providers: Sequence[str],
-    modes: Sequence[str] | None = None,
-    dtypes: Sequence[str] | None = None,
-) -> list[About]:
-    """Measure a grid's cases that are not in `path` yet; returns what failed. ValueError for a name that is not known,
-    before anything runs."""
-    cases = [check(case) for case in cases_of(grid, providers, modes, dtypes)]
+def sweep(path: Path, grid: Grid, providers: Sequence[str], **which: Sequence[str] | None) -> list[About]:
+    """Measure a grid's cases that are not in `path` yet; returns what failed. which: cases_of's modes and dtypes.
+    ValueError for a name that is not known, before anything runs."""
+    cases = [check(case) for case in cases_of(grid, providers, **which)]
     require_gpu()
     return run(path, opened(path), "rows", [(case.about(), functools.partial(measure, case)) for case in cases])
 

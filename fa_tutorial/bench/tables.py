@@ -26,12 +26,8 @@ def source(provenance: dict[str, Any]) -> str:
 
 
 def markdown(head: Sequence[str], lines: Iterable[Iterable[str]]) -> str:
-    return "\n".join(
-        [f"| {' | '.join(head)} |", "|" + "---|" * len(head), *(f"| {' | '.join(line)} |" for line in lines)]
-    )
-
-
-# ---------------------------------------------------------------- one case
+    rows = [f"| {' | '.join(line)} |" for line in (head, *lines)]
+    return "\n".join([rows[0], "|" + "---|" * len(head), *rows[1:]])
 
 
 def case_head() -> str:
@@ -43,22 +39,15 @@ def case_line(row: Mapping[str, Any]) -> str:
     if pd.isna(row["ms"]):
         return f"{row['provider']:16}{NOTHING:>10}  {row['reason']}"
     quantiles = f"{row['ms_20']:.4f} … {row['ms_80']:.4f}"
-    return (
-        f"{row['provider']:16}{row['ms']:10.4f}  "
-        f"{quantiles:>19}{row['tflops']:10.1f}{row['peak_bytes'] / 2**20:10.1f}{row['first_call_s']:14.2f}"
-    )
-
-
-# ---------------------------------------------------------------- a grid
+    others = f"{row['tflops']:10.1f}{row['peak_bytes'] / 2**20:10.1f}{row['first_call_s']:14.2f}"
+    return f"{row['provider']:16}{row['ms']:10.4f}  {quantiles:>19}{others}"
 
 
 def on_grid(rows: pd.DataFrame, grid: Grid, **wanted: Any) -> pd.DataFrame:
     """The rows of the grid's shapes whose fields equal `wanted`; ValueError if there is none."""
     found = pd.DataFrame(grid.shapes).merge(results.select(rows, **wanted), on=SHAPE)
     if found.empty:
-        raise ValueError(
-            f"no stored row lies on this grid ({grid.about}): python -m fa_tutorial bench sweep measures it"
-        )
+        raise ValueError(f"no stored row is on this grid ({grid.about}): python -m fa_tutorial bench sweep measures it")
     return found
 
 
@@ -91,9 +80,8 @@ def comparison_table(rows: pd.DataFrame, grid: Grid, mode: str, dtype: str, ours
     """compare() in Markdown: above 1, `ours` is the faster one."""
     head = (f"{MODES[mode]}, {dtype}: {label(ours)} against", "geometric mean", "lowest", "highest", "points")
     found = compare(rows, grid, mode, dtype, ours).itertuples()
-    return markdown(
-        head, ([label(peer), *map("{:.2f}".format, ratios), str(points)] for peer, *ratios, points in found)
-    )
+    lines = ([label(peer), *map("{:.2f}".format, ratios), str(points)] for peer, *ratios, points in found)
+    return markdown(head, lines)
 
 
 SPEED_COLUMNS = (("fwd", "hopper"), ("bwd", "hopper"), ("fwd", "tuned"), ("bwd", "tuned"))

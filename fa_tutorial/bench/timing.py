@@ -1,22 +1,20 @@
 """Time a call on the GPU: events, warm-up, median; memory: the peak above what was there before; and the GPU's two
 roofs."""
 
-import dataclasses
 import functools
 import gc
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from fa_tutorial import hardware
 
 
-@dataclass(frozen=True)
-class Timing:
+class Timing(NamedTuple):
     """Milliseconds of one call: median, and the 20 % and 80 % quantiles."""
 
     ms: float
@@ -27,31 +25,24 @@ class Timing:
 def require_gpu() -> None:
     """Raise RuntimeError where there is nothing whose speed could be measured."""
     if hardware.device().type != "cuda":
-        raise RuntimeError(
-            "measuring needs a CUDA GPU and TRITON_INTERPRET unset: the interpreter's times say nothing about a "
-            "kernel. Stored results: fa_tutorial.bench.results.load(), or python -m fa_tutorial bench table"
-        )
+        why = "the interpreter's times say nothing about a kernel. Stored results: python -m fa_tutorial bench table"
+        raise RuntimeError(f"measuring needs a CUDA GPU and TRITON_INTERPRET unset: {why}")
 
 
-def time_call(call: Callable[[], Any], warmup_ms: int = 100, repeat_ms: int = 100) -> Timing:
-    """Time `call` by CUDA events (triton.testing.do_bench, L2 flushed before each), after a warm-up.
-
-    The warm-up is as long as the measurement, because right after a pause an H200 ran the same kernel up
-    to a tenth faster than a moment later.
-    """
+def time_call(call: Callable[[], Any]) -> Timing:
+    """Time `call` by CUDA events (triton.testing.do_bench, L2 flushed before each), after a warm-up. The warm-up is as
+    long as the measurement, because right after a pause an H200 ran the same kernel up to a tenth faster than a moment
+    later."""
     require_gpu()
     from triton.testing import do_bench
 
-    ms, low, high = do_bench(call, warmup=warmup_ms, rep=repeat_ms, quantiles=[0.5, 0.2, 0.8])
-    return Timing(ms, low, high)
+    return Timing(*do_bench(call, warmup=100, rep=100, quantiles=[0.5, 0.2, 0.8]))
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:
-    """Bytes of GPU memory that one call holds at its peak, beyond what was allocated before it.
-
-    A first call goes unmeasured: libraries keep a workspace from it. Of three more the largest counts: autograd's own
-    thread may still be letting go of one call's buffers when the next begins, which then seems to hold that much less.
-    """
+    """Bytes of GPU memory that one call holds at its peak, beyond what was allocated before it. A first call goes
+    unmeasured: libraries keep a workspace from it. Of three more the largest counts: autograd's thread may still free
+    one call's buffers when the next begins, which then seems to hold that much less."""
     require_gpu()
     peaks = []
     for _ in range(4):
@@ -82,7 +73,7 @@ def randn(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
 def timed(call: Callable[[], Any], *, bytes_moved: int | None = None, flops: int | None = None) -> dict[str, Any]:
     """A row's numbers: ms and quantiles, with GB/s or TFLOP/s where bytes or FLOPs are given."""
     timing = time_call(call)
-    row = {name: round(value, 6) for name, value in dataclasses.asdict(timing).items()}
+    row = {name: round(value, 6) for name, value in timing._asdict().items()}
     if bytes_moved is not None:
         row["gb_s"] = round(bytes_moved / timing.ms / 1e6, 1)
     if flops is not None:
@@ -97,9 +88,7 @@ def rounds_of(names: Iterable[Any], rounds: int) -> Iterator[list[Any]]:
         yield draw.sample(names, len(names))
 
 
-def timed_in_turns(
-    calls: dict[Any, Callable[[], Any]], *, flops: int | None = None, rounds: int = 10
-) -> dict[Any, dict[str, Any]]:
+def timed_in_turns(calls: dict[Any, Callable], *, flops: int | None = None, rounds: int = 10) -> dict[Any, dict]:
     """The numbers of `timed` for each of `calls`, measured a little at a time in turns, so that a drift of the clocks
     hits all of them alike."""
     require_gpu()
@@ -111,11 +100,7 @@ def timed_in_turns(
             times[name] += triton.testing.do_bench(calls[name], warmup=50, rep=50, return_mode="all")
     rows = {}
     for name, found in times.items():
-        low, ms, high = (
-            torch.tensor(found, dtype=torch.float64)
-            .quantile(torch.tensor([0.2, 0.5, 0.8], dtype=torch.float64))
-            .tolist()
-        )
+        low, ms, high = np.quantile(found, [0.2, 0.5, 0.8]).tolist()
         rows[name] = {"ms": round(ms, 6), "ms_20": round(low, 6), "ms_80": round(high, 6)}
         if flops is not None:
             rows[name]["tflops"] = round(flops / ms / 1e9, 2)
@@ -123,11 +108,9 @@ def timed_in_turns(
 
 
 def graph_of(call: Callable[[], Any], stream: torch.cuda.Stream | None = None) -> torch.cuda.CUDAGraph:
-    """Record the launches of one call. replay() sends them again, on the same memory, without Python.
-
-    Three calls before it compile and tune, on a stream of their own, as CUDA requires. stream: that of the forward
-    whose backward is called, for there autograd runs it. What the call reads must outlive the graph.
-    """
+    """Record the launches of one call. replay() sends them again, on the same memory, without Python. Three calls
+    before it compile and tune, on a stream of their own, as CUDA requires. stream: that of the forward whose backward
+    is called, for there autograd runs it. What the call reads must outlive the graph."""
     stream = stream or torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -140,12 +123,9 @@ def graph_of(call: Callable[[], Any], stream: torch.cuda.Stream | None = None) -
     return graph
 
 
-GIB = 2**30
-
-
 def measure_ceilings() -> dict[str, float]:
     """The two roofs of this GPU: a large copy (bytes read plus written), large matmuls on random data."""
-    source = randn(GIB)
+    source = randn(2**30)
     target = torch.empty_like(source)
     ceilings = {"copy_gb_s": timed(functools.partial(target.copy_, source), bytes_moved=2 * source.nbytes)["gb_s"]}
     n = 8192

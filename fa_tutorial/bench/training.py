@@ -2,6 +2,7 @@
 seeds (chapters 7, 10, 11 and 14)."""
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -73,13 +74,13 @@ def copy_batch(setup: Setup, generator: torch.Generator) -> torch.Tensor:
     return torch.cat([first, first], dim=1)
 
 
-def train(attention: Attention, setup: Setup, seed: int = 0) -> list[float]:
-    """The loss on the second half, in nats a token, at every step. Same seed: same parameters, same batches."""
+def train(attention: Attention, setup: Setup) -> list[float]:
+    """The loss on the second half, in nats a token, at every step, from the same parameters, by the same batches."""
 
     def warm_up(optimiser: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         return torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / (setup.steps / 10)))
 
-    return _trained(attention, setup, setup.steps, seed, setup.learning_rate, warm_up, longest_step=1.0)[1]
+    return _trained(attention, setup, setup.steps, 0, setup.learning_rate, warm_up, longest_step=1.0)[1]
 
 
 def train_copier(attention: Attention, setup: Setup, steps: int = 500, seed: int = 0) -> TinyTransformer:
@@ -87,18 +88,15 @@ def train_copier(attention: Attention, setup: Setup, steps: int = 500, seed: int
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # for such small matrices, threads only wait for one another
     try:
-        slower = functools.partial(
-            torch.optim.lr_scheduler.LinearLR, start_factor=1.0, end_factor=0.05, total_iters=steps
-        )
+        options = {"start_factor": 1.0, "end_factor": 0.05, "total_iters": steps}
+        slower = functools.partial(torch.optim.lr_scheduler.LinearLR, **options)
         return _trained(attention, setup, steps, seed, 1e-2, slower)[0]
     finally:
         torch.set_num_threads(threads)
 
 
-def _trained(
-    attention: Attention, setup: Setup, steps: int, seed: int, learning_rate: float, schedule: Callable,
-    longest_step: float | None = None,
-) -> tuple[TinyTransformer, list[float]]:  # fmt: skip
+def _trained(attention: Attention, setup: Setup, steps: int, seed: int, learning_rate: float, schedule: Callable,
+             longest_step: float = math.inf) -> tuple[TinyTransformer, list[float]]:  # fmt: skip
     """The model, and its losses; longest_step: to which the gradient's norm is cut."""
     device = hardware.device()
     torch.manual_seed(seed)
@@ -111,7 +109,7 @@ def _trained(
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, setup.half :].flatten())
         optimiser.zero_grad()
         loss.backward()
-        if longest_step is not None:
+        if longest_step < math.inf:
             nn.utils.clip_grad_norm_(model.parameters(), longest_step)
         optimiser.step()
         scheduler.step()

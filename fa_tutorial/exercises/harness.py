@@ -85,7 +85,7 @@ class Exercise:
     mistake, (old, new) or a list of them, the likeliest first.
     conditions: what must hold beyond the main case, by the key that the cases of that edge carry. parts: names, where the result is a
     tuple.
-    exact: compare integers and texts, not floats. inexact: the task itself cuts bits off, so a small difference doesn't mean float32.
+    exact: compare integers and texts, not floats.
     tolerance: (args, part) -> (rtol, atol). launch: for a kernel, (*args) ->
     harness_kernel.Launch.
     adapt: (answer) -> what is run in its place, where an answer does not return by itself what truth gives.
@@ -108,7 +108,6 @@ class Exercise:
     more: str = ""
     parts: tuple[str, ...] = ()
     exact: bool = False
-    inexact: bool = False
     tolerance: Callable[[Sequence[Any], str], tuple[float, float]] | None = None
     launch: Callable[..., Any] | None = None
     adapt: Callable[[Any], Any] | None = None
@@ -361,11 +360,7 @@ def _agree(exercise: Exercise, a: Any, b: Any, one: Case, part: str, *, loosely:
 
 def _is_coarse(exercise: Exercise, got: Mapping, want: Mapping, one: Case) -> bool:
     """True for a float64 input whose result would be right for float32."""
-    return (
-        not exercise.inexact
-        and dtype_of(one.args) == torch.float64
-        and all(_agree(exercise, got[part], want[part], one, part, loosely=True) for part in want)
-    )
+    return dtype_of(one.args) == torch.float64 and all(_agree(exercise, got[part], want[part], one, part, loosely=True) for part in want)
 
 
 def _told(exercise: Exercise, got: Any, want: Any, one: Case, part: str, shown: bool) -> str:

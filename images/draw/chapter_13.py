@@ -2,12 +2,13 @@
 
 from matplotlib.axes import Axes
 
-from draw.drawing import BODY, HEAD, WAITS, arrow, box, heading, image, legend, note, outline, write
+from draw.drawing import arrow, box, grid, heading, image, legend, note, outline, write, writes
+from draw.look import BODY, HEAD, WAITS
 from fa_tutorial.bench import chapter_13
 from fa_tutorial.exercises.chapter_13.ex_1 import owner
 from fa_tutorial.exercises.chapter_13.ex_3 import chunks_of
 
-RANKS = 4
+RANKS, CHUNKS = 4, 8  # two chunks a rank
 RANK_COLOUR = ("blue", "orange", "green", "purple")  # of what began on a rank: its keys, and its queries' row
 
 
@@ -23,17 +24,12 @@ def draw_ring(ax: Axes) -> None:
     write(ax, 2.05, 1.86, "k, v", HEAD, weight="bold")
     left, top, wide, high = 4.98, 0.85, 0.95, 0.5
     write(ax, left + 2 * wide, 0.2, "whose k and v are where", HEAD, weight="bold")
+    writes(ax, left + 0.5 * wide, top - 0.22, [f"rank {rank}" for rank in range(RANKS)], dx=wide, size=BODY)
+    writes(ax, left - 0.15, top + 0.5 * high, [f"step {step}" for step in range(RANKS)], dy=high, size=BODY, ha="right")
     for rank in range(RANKS):
-        write(ax, left + (rank + 0.5) * wide, top - 0.22, f"rank {rank}", BODY)
-        for step in range(RANKS):
-            look = {"text": str(owner(rank, 0, RANKS)), "colour": RANK_COLOUR[rank], "share": 0.4} if step == 0 else {"text": "?"}
-            box(ax, left + rank * wide, top + step * high, wide, high, size=HEAD, **look)
-    for step in range(RANKS):
-        write(ax, left - 0.15, top + (step + 0.5) * high, f"step {step}", BODY, ha="right")
+        first = {"text": f"{owner(rank, 0, RANKS)}", **look_of(rank)}
+        grid(ax, left + rank * wide, top, RANKS, 1, wide, lambda step, _: {"size": HEAD, **({"text": "?"} if step else first)}, high)
     note(ax, left, top + RANKS * high + 0.32, "All ranks send at the same time, one rank up.", BODY)
-
-
-CHUNKS, SIDE = 2 * RANKS, 0.36
 
 
 def look_of(rank: int) -> dict:
@@ -53,23 +49,23 @@ def draw_zigzag(ax: Axes) -> None:
 
 def draw_order(ax: Axes, x: float, top: float, name: str, rank_of: list[int]) -> None:
     """The chunks of queries by the chunks of keys, in their rank's colour, with the step; the rank and chunk beside each row; below, each rank's work in each step."""
+    side = 0.36
     heading(ax, x, 0.2, name)
     note(ax, x, 0.47, "chunks of queries ↓, of keys →")
     work = [[0.0] * RANKS for _ in range(RANKS)]
     for row in range(CHUNKS):
         rank = rank_of[row]
-        write(ax, x - 0.12, top + (row + 0.5) * SIDE, f"rank {rank}    {row}", ha="right")
-        write(ax, x + (row + 0.5) * SIDE, top - 0.16, str(row))
+        write(ax, x - 0.12, top + (row + 0.5) * side, f"rank {rank}    {row}", ha="right")
+        write(ax, x + (row + 0.5) * side, top - 0.16, str(row))
         for col in range(CHUNKS):
             step = (rank - rank_of[col]) % RANKS
             look = look_of(rank_of[col]) | {"text": str(step)} if col <= row else {}
-            box(ax, x + col * SIDE, top + row * SIDE, SIDE, SIDE, **look)
+            box(ax, x + col * side, top + row * side, side, side, **look)
             work[step][rank] += (col < row) + 0.5 * (col == row)
-    outline(ax, x, top, CHUNKS * SIDE, CHUNKS * SIDE, line=1.5)
-    below = top + CHUNKS * SIDE + 0.3
+    outline(ax, x, top, CHUNKS * side, CHUNKS * side, line=1.5)
+    below = top + CHUNKS * side + 0.3
     write(ax, x - 0.12, below, "work of", ha="right")
-    for step in range(RANKS):
-        write(ax, x + 0.35 + step * 0.72, below, f"step {step}")
+    writes(ax, x + 0.35, below, [f"step {step}" for step in range(RANKS)], dx=0.72)
     for rank in range(RANKS):
         y = below + 0.1 + rank * 0.27
         write(ax, x - 0.12, y + 0.14, f"rank {rank}", ha="right")
@@ -85,13 +81,13 @@ def draw_tiles(ax: Axes) -> None:
     """Rank 2's tile (13.5) in each step: its two chunks of queries by the visitor's two of keys, side by side as in their shards."""
     note(ax, 0.1, 1.02, "rank 2's\nqueries", BODY)
     for step, words in enumerate(("u = r", "u < r", "u < r", "u > r")):
-        visitor, x = owner(2, step, RANKS), 1.5 + step * 1.95
+        visitor, x, queries = owner(2, step, RANKS), 1.5 + step * 1.95, chunks_of(2, RANKS)
+        keys = chunks_of(visitor, RANKS)
         note(ax, x - 0.2, 0.2, f"step {step}: {words}", BODY, weight="bold")
-        for row, query in enumerate(chunks_of(2, RANKS)):
-            write(ax, x - 0.15, 0.9 + row * 0.5, str(query))
-        for col, key in enumerate(chunks_of(visitor, RANKS)):
-            write(ax, x + 0.25 + col * 0.5, 0.5, str(key))
-            for row, query in enumerate(chunks_of(2, RANKS)):
+        writes(ax, x - 0.15, 0.9, queries, dy=0.5)
+        writes(ax, x + 0.25, 0.5, keys, dx=0.5)
+        for col, key in enumerate(keys):
+            for row, query in enumerate(queries):
                 look = look_of(visitor) if key <= query else {}
                 box(ax, x + col * 0.5, 0.65 + row * 0.5, 0.5, 0.5, "causal" if key == query else "", size=9, **look)
         write(ax, x + 0.5, 1.82, f"keys of rank {visitor}")
@@ -127,13 +123,11 @@ def draw_steps(ax: Axes, top: float, name: str, computing: float, sending: float
         x += computing if last else max(computing, sending)
 
 
-SHOWN, SM_HIGH, SM_GAP = 4, 0.26, 0.29  # of 132 SMs, the last of them held by messages
-SHARE = 65_536 // 128 * 16 // 132  # work tiles of an SM's program: rank 3's queries by 128, 16 heads
-
-
 @image("13_late_program.png", 4.15)
 def draw_late_program(ax: Axes) -> None:
     """The four steps of rank 3 with 262,144 tokens over the host's memory, by the stored times: with equal shares the program on the SM that a message holds ends two steps late, with a counter none."""
+    shown, sm_high, sm_gap = 4, 0.26, 0.29  # of 132 SMs, the last of them held by messages
+    share = 65_536 // 128 * 16 // 132  # work tiles of an SM's program: rank 3's queries by 128, 16 heads
     case = chapter_13.clock_times(chapter_13.load()["rows"], "forward").loc["host memory", 262_144, 16]
     tile, message = case["T_c"], case["T_s"]
     for top, name, is_counted in ((0.15, "equal shares in steps 1 to 3", False), (2.1, "a counter in every step", True)):
@@ -141,23 +135,23 @@ def draw_late_program(ax: Axes) -> None:
         for step in range(RANKS):
             sends, counts = step < RANKS - 1, is_counted or step == 0  # the own tile is causal, so it has a counter
             end = tile if counts or not sends else message + tile
-            for sm in range(SHOWN):
-                held = message if sends and sm == SHOWN - 1 else 0.0
-                y, work = top + 0.5 + sm * SM_GAP, tile - held if counts else tile
-                work_tiles = f"{SHARE} or {SHARE + 1}" if counts and not held else f"{SHARE * work / tile:.0f}"
+            for sm in range(shown):
+                held = message if sends and sm == shown - 1 else 0.0
+                y, work = top + 0.5 + sm * sm_gap, tile - held if counts else tile
+                work_tiles = f"{share} or {share + 1}" if counts and not held else f"{share * work / tile:.0f}"
                 if held:
-                    box(ax, left + now * unit, y, held * unit, SM_HIGH, "message", "orange", share=0.6)
+                    box(ax, left + now * unit, y, held * unit, sm_high, "message", "orange", share=0.6)
                 look = {"text": work_tiles if step else "", "size": 9 if work < held else BODY}
-                box(ax, left + (now + held) * unit, y, work * unit, SM_HIGH, colour="sky", share=0.5, **look)
+                box(ax, left + (now + held) * unit, y, work * unit, sm_high, colour="sky", share=0.5, **look)
                 if (stop := held + work) < end:
-                    box(ax, left + (now + stop) * unit, y, (end - stop) * unit, SM_HIGH, **WAITS)
+                    box(ax, left + (now + stop) * unit, y, (end - stop) * unit, sm_high, **WAITS)
             write(ax, left + (now + end / 2) * unit, top + 0.36, f"step {step}: {end:.1f} ms")
             now += end
             if step < RANKS - 1:
-                ax.plot([left + now * unit] * 2, [top + 0.25, top + 0.5 + SHOWN * SM_GAP], color="black", linewidth=2)
+                ax.plot([left + now * unit] * 2, [top + 0.25, top + 0.5 + shown * sm_gap], color="black", linewidth=2)
         heading(ax, 0.15, top + 0.06, f"rank 3, {name}: {now:.1f} ms")
         for sm, number in enumerate((0, 1, 2, 131)):
-            write(ax, left - 0.1, top + 0.5 + sm * SM_GAP + SM_HIGH / 2, f"SM {number}", ha="right")
+            write(ax, left - 0.1, top + 0.5 + sm * sm_gap + sm_high / 2, f"SM {number}", ha="right")
     legend_of_steps(ax, 3.97, (0.85, 4.3, 6.75), "compute, and how many work tiles", "a message's kernel")
 
 
@@ -174,33 +168,28 @@ def draw_way_home(ax: Axes) -> None:
         else:
             write(ax, x + wide / 2, 0.73, "kept its k, v")
         write(ax, x + wide / 2, 1.13, "dk, dv of 0:")
-        parts = min(step + 1, RANKS)
-        for part in range(RANKS):
-            left = x + 0.12 + part * (wide - 0.24) / RANKS
-            look = {"text": str(part), "colour": RANK_COLOUR[part], "share": 0.4} if part < parts else {}
-            box(ax, left, 1.33, (wide - 0.24) / RANKS, 0.36, dashed=part >= parts, **look)
+        some = lambda _, part: {"text": f"{part}", **look_of(part)} if part <= step else {"dashed": True}
+        grid(ax, x + 0.12, 1.33, 1, RANKS, (wide - 0.24) / RANKS, some, 0.36)
         write(ax, x + wide / 2, 1.95, f"adds part {rank}" if step < RANKS else "complete")
         if step < RANKS:
             arrow(ax, (x + wide + 0.05, 1.3), (x + wide + gap - 0.05, 1.3), width=2)
     note(ax, 0.12, 2.5, "Part r: what the queries of rank r give to the gradients of rank 0's keys and values.")
 
 
-TILE, MESSAGE = 0.4, 0.3  # a tile's width on the lanes, and that of k and v of a shard
-
-
 @image("13_three_ways.png", 4.05)
 def draw_three_ways(ax: Axes) -> None:
     """What rank 1 of four computes with, in a ring, with an all-gather and with Ulysses; below, when it computes and sends."""
+    tile, message = 0.4, 0.3  # a tile's width on the lanes, and that of k and v of a shard
     for y, text in ((1.28, "heads ↓"), (2.0, "of rank"), (2.8, "computing"), (3.22, "sending")):
         note(ax, 0.1, y, text, BODY)
-    qkv, back = (0.75 * tensors / 2 * MESSAGE for tensors in (3, 1))  # k and v: two tensors
+    qkv, back = (0.75 * tensors / 2 * message for tensors in (3, 1))  # k and v: two tensors
     draw_way(ax, 1.2, "ring", "k, v: one shard in each step",
-             computes=[(step * TILE, TILE, str(owner(1, step, RANKS))) for step in range(RANKS)],
-             sends=[(step * TILE, MESSAGE) for step in range(RANKS - 1)])  # fmt: skip
+             computes=[(step * tile, tile, str(owner(1, step, RANKS))) for step in range(RANKS)],
+             sends=[(step * tile, message) for step in range(RANKS - 1)])  # fmt: skip
     draw_way(ax, 3.85, "all-gather", "k, v: all shards at once",
-             computes=[((RANKS - 1) * MESSAGE, RANKS * TILE, "all")], sends=[(step * MESSAGE, MESSAGE) for step in range(RANKS - 1)])  # fmt: skip
+             computes=[((RANKS - 1) * message, RANKS * tile, "all")], sends=[(step * message, message) for step in range(RANKS - 1)])  # fmt: skip
     draw_way(ax, 6.5, "Ulysses", "head 1 of all tokens", head=1,
-             computes=[(qkv, RANKS * TILE, "head 1")], sends=[(0, qkv), (qkv + RANKS * TILE, back)])  # fmt: skip
+             computes=[(qkv, RANKS * tile, "head 1")], sends=[(0, qkv), (qkv + RANKS * tile, back)])  # fmt: skip
     outline(ax, 0.1, 3.7, 0.3, 0.24)
     note(ax, 0.5, 3.82, "rank 1's own shard")
     legend_of_steps(ax, 3.82, (2.4, 4.85, 6.8), "compute with keys of …", "send and receive")
@@ -215,8 +204,7 @@ def draw_way(ax: Axes, x: float, name: str, words: str, computes: list, sends: l
         for row in range(RANKS):
             for col in range(RANKS):
                 used = row == head if head is not None else tensors == "k, v" or col == 1
-                look = {"colour": RANK_COLOUR[col], "share": 0.4} if used else {}
-                box(ax, left + col * side, 0.7 + row * side, side, side, **look)
+                box(ax, left + col * side, 0.7 + row * side, side, side, **(look_of(col) if used else {}))
                 if head is not None and col == 1 and row != head:  # the rest of its shard goes to the rank with this head
                     write(ax, left + (col + 0.5) * side, 0.7 + (row + 0.5) * side, f"→{row}", 9)
             write(ax, left + (row + 0.5) * side, 2.0, str(row))

@@ -3,7 +3,8 @@
 import torch
 from matplotlib.axes import Axes
 
-from draw.drawing import BODY, HEAD, MASKED, arrow, box, heading, image, legend, note, outline, write
+from draw.drawing import arrow, box, grid, heading, image, legend, note, outline, sample, write
+from draw.look import BODY, HEAD, MASKED
 from fa_tutorial.bench import chapter_14, results
 from fa_tutorial.figures import COLOURS
 from fa_tutorial.fp8 import key_order, tensor_core_sum
@@ -20,8 +21,7 @@ def held_by(key: int) -> int:
 
 @image("14_key_order.png", 5.15)
 def draw_key_order(ax: Axes) -> None:
-    """One row of p: which thread holds which key, which positions a thread reads in fp16 and in e4m3, and question marks for the order in
-    which the last two agree."""
+    """One row of p: which thread holds which key, and reads which in fp16 and in e4m3; question marks for the order in which both agree."""
     cell, left = 0.43, 1.95
     heading(ax, 0.1, 0.25, "one row of p, 16 keys, and the four threads that hold it")
     draw_row(ax, 0.55, "q kᵀ leaves\nkey", range(KEYS), held_by)
@@ -42,8 +42,7 @@ def draw_quantiser(ax: Axes) -> None:
     order = [key_order(position) for position in range(KEYS)]
     assert all(held_by(key) == position // 4 for position, key in enumerate(order))
     write(ax, 1.05, 0.25, "v: a key is a row", HEAD, weight="bold")
-    for key in range(KEYS):
-        box(ax, 0.5, 0.5 + key * 0.22, 1.1, 0.22, f"{key}", THREADS[held_by(key)], share=0.45)
+    grid(ax, 0.5, 0.5, KEYS, 1, 1.1, lambda key, _: {"text": f"{key}", "colour": THREADS[held_by(key)], "share": 0.45}, 0.22)
     write(ax, 1.05, 4.22, "D numbers in a row")
     arrow(ax, (1.7, 1.5), (3.7, 1.5), "vermilion")
     write(ax, 2.7, 1.05, "scaled, in e4m3,\ntransposed,\nin key order")
@@ -69,9 +68,8 @@ def draw_threads(ax: Axes, y: float) -> None:
 def draw_row(ax: Axes, y: float, text: str, keys, thread_of) -> None:
     """A row of 16 keys; thread_of: (place) -> the thread whose colour it has."""
     write(ax, 1.85, y + 0.25, text, BODY, ha="right")
-    for place, key in enumerate(keys):
-        thread = thread_of(place)
-        box(ax, 1.95 + place * 0.43, y, 0.43, 0.5, f"{key}\nt{thread}", THREADS[thread], share=0.45)
+    look = [{"text": f"{key}\nt{thread_of(i)}", "colour": THREADS[thread_of(i)], "share": 0.45} for i, key in enumerate(keys)]
+    grid(ax, 1.95, y, 1, KEYS, 0.43, lambda _, i: look[i], 0.5)
 
 
 @image("14_one_block.png", 4.6)
@@ -101,17 +99,14 @@ def draw_one_block(ax: Axes) -> None:
     note(ax, 0.1, 3.45, "q, k and v: one scale for 128 rows", BODY)
     note(ax, 0.1, 3.8, "in shared memory: q, k, vᵀ and the ones (8 equal rows, a wgmma's least); all else lies in registers", BODY)
     legend(ax, 4.2, ((0.15, eight, "e4m3, 8 bits"), (2.0, wide, "float32")))
-    arrow(ax, (3.55, 4.2), (4.05, 4.2), "blue")
-    note(ax, 4.15, 4.2, "tensor cores")
-    arrow(ax, (5.65, 4.2), (6.15, 4.2), "vermilion")
-    note(ax, 6.25, 4.2, "all other units")
+    sample(ax, 3.55, 4.2, "tensor cores", "blue", long=0.5)
+    sample(ax, 5.65, 4.2, "all other units", "vermilion", long=0.5)
 
 
 @image("14_cut.png", 3.05)
 def draw_cut(ax: Axes) -> None:
     """The sum so far and two products in binary, one below the other: the columns that are kept, and the bits that are cut off."""
-    factors, acc = ((1.125, 1.125), (0.140625, 0.40625)), 300.5
-    leading, least = 8, -11
+    factors, acc, leading, least = ((1.125, 1.125), (0.140625, 0.40625)), 300.5, 8, -11
     last = leading - (KEPT_BITS - 1)
     kept = [2.0**last * int(a * b / 2.0**last) for a, b in factors]
     a, b = torch.tensor(factors, dtype=torch.float64).T[:, None]
@@ -138,11 +133,10 @@ def draw_cut(ax: Axes) -> None:
 def draw_leading_bit(ax: Axes) -> None:
     """A sum of one sign as it grows, and below it the staircase of its leading bit, whose last step is as wide as all before; and the mean of each."""
     left, wide, bottom, high, end = 0.9, 5.4, 2.65, 2.3, 16
-    place = lambda products, value: (left + wide * products / end, bottom - high * value / end)  # noqa: E731
+    place = lambda products, value: (left + wide * products / end, bottom - high * value / end)
     arrow(ax, place(0, 0), (left + wide + 0.25, bottom), "black")
     arrow(ax, place(0, 0), (left, 0.15), "black")
-    for n in range(4):
-        low = 2**n
+    for low in (1, 2, 4, 8):
         (x, y), (right, _) = place(low, low), place(2 * low, low)
         box(ax, x, y, right - x, bottom - y, colour="sky", share=0.45)
     ax.plot(*zip(place(0, 0), place(end, end), strict=True), color=COLOURS["vermilion"], linewidth=2.5)
@@ -163,16 +157,15 @@ def draw_twice(ax: Axes) -> None:
     """A block's cycles in fp16 and in FP8: tensor cores and exponentials in turn, side by side, and as an H200 counted them."""
     left, cycle = 1.75, 5.1 / 1536
     tensor, exponentials = {"colour": "sky", "share": 0.6}, {"colour": "orange", "share": 0.45}
-    for top, words, start, gain in (
-        (0.3, "in turn", 1, "1,536 / 1,024:\n1.5 times as fast"),
-        (1.5, "side by side", 0, "1,024 / 512:\n2 times as fast"),
+    for top, words, start, half, middle, gain in (
+        (0.3, "in turn", 1, 0.3, 0.15, "1,536 / 1,024:\n1.5 times as fast"),
+        (1.5, "side by side", 0, 0.2, 0.2, "1,024 / 512:\n2 times as fast"),
     ):
         note(ax, 0.1, top + 0.45, words, BODY)
         note(ax, 7.0, top + 0.45, gain, BODY)
         for row, (name, matmuls) in enumerate((("fp16", 1024), ("FP8", 512))):
             y = top + 0.55 * row
-            half = 0.3 if start else 0.2
-            write(ax, left - 0.1, y + (0.15 if start else half), name, BODY, ha="right")
+            write(ax, left - 0.1, y + middle, name, BODY, ha="right")
             box(ax, left, y, matmuls * cycle, half, f"{matmuls:,}", **tensor)
             box(ax, left + start * matmuls * cycle, y + (0 if start else half), 512 * cycle, half, "512", **exponentials)
     h200 = results.load("h200")
@@ -181,11 +174,10 @@ def draw_twice(ax: Axes) -> None:
     rest, joins, sums = {"hatch": MASKED}, {"colour": "green", "share": 0.45}, {"colour": "purple", "share": 0.45}
     note(ax, 0.1, 3.15, "on an H200", BODY)
     note(ax, 7.0, 3.15, f"{fp16:,} / {whole:,}:\n{fp16 / whole:.2f} times as fast", BODY)
-    parts = (
-        ((1024, tensor), (fp16 - 1024, rest)),
-        ((512, tensor), *zip(found, (exponentials, joins, sums), strict=True), (whole - 512 - sum(found), rest)),
-    )
-    for row, (name, pieces) in enumerate(zip(("fp16", "FP8"), parts, strict=True)):
+    for row, (name, pieces) in enumerate((
+        ("fp16", ((1024, tensor), (fp16 - 1024, rest))),
+        ("FP8", ((512, tensor), *zip(found, (exponentials, joins, sums), strict=True), (whole - 512 - sum(found), rest))),
+    )):  # fmt: skip
         y, x = 2.7 + 0.55 * row, left
         write(ax, left - 0.1, y + 0.15, name, BODY, ha="right")
         for cycles, look in pieces:

@@ -1,71 +1,42 @@
 """The drawings of chapter 8."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from matplotlib.axes import Axes
 
-from draw.drawing import BODY, MASKED, WAITS, arrow, box, bracket, heading, image, legend, note, outline, write
+from draw.drawing import arrow, box, bracket, grid, heading, image, legend, note, notes, outline, write, writes
+from draw.look import BODY, MASKED, WAITS
 from fa_tutorial.bench.chapter_8 import CHAIN, stored_steps, tile_cycles
 from fa_tutorial.matmul import grouped_tile
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned.autotuning import shared_bytes
 
-# ---------------------------------------------------------------- software pipelining
-
 TILES, LOAD = 3, 2  # blocks of keys; units of time that a load takes until it has arrived
 PARTS = ("q k", "exp", "p v")  # of the work on a block, one unit of time each
 UNIT, LANE, LANES_LEFT = 0.355, 0.3, 1.4  # inches: of time, height of a lane, where time 0 is
-LOADS = {"colour": "orange", "share": 0.55}
-HELD = {"colour": "orange", "share": 0.15, "dashed": True}
+LOADS, HELD = {"colour": "orange", "share": 0.55}, {"colour": "orange", "share": 0.15, "dashed": True}
 WORK = {"q k": {"colour": "blue", "share": 0.5}, "exp": {"colour": "vermilion", "share": 0.4}, "p v": {"colour": "sky", "share": 0.6}}
 
 
-@dataclass(frozen=True)
-class Step:
-    """One block in a pipeline: the times at which its load begins and has arrived, and between which it is worked on."""
-
-    load: int
-    arrived: int
-    begin: int
-    end: int
-
-
-def pipeline(num_stages: int) -> list[Step]:
-    """The steps of a loop over TILES blocks that asks num_stages − 1 blocks ahead, one at least. Loads are under way together; each takes
-    LOAD.
-
-    As the compiler orders the loop: a step asks for a later block when it has issued its p v, into the place of the block before it.
-    """
-    starts, steps, now = [0] * (num_stages - 1), [], 0
+def pipeline(num_stages: int) -> list[tuple[int, int]]:
+    """When the load and when the work of each block begins in a loop that asks num_stages − 1 blocks ahead, one at least, as it is compiled:
+    a step asks for a later block when it has issued its p v, into the place of the block before it. Loads are under way together."""
+    loads, begins, now = [0] * (num_stages - 1), [], 0
     for tile in range(TILES):
-        begin = max(now, starts[tile] + LOAD)
-        now = begin + len(PARTS)
-        starts.append(begin + PARTS.index("p v"))
-        steps.append(Step(starts[tile], starts[tile] + LOAD, begin, now))
-    return steps
+        begins.append(max(now, loads[tile] + LOAD))
+        now = begins[-1] + len(PARTS)
+        loads.append(begins[-1] + PARTS.index("p v"))
+    return list(zip(loads, begins, strict=False))
 
 
 @image("08_pipeline_timeline.png", 7.1)
 def draw_pipeline_timeline(ax: Axes) -> None:
     """Loads and work on three blocks of keys for num_stages 1, 2 and 3, and the shared memory of each (8.2)."""
-    draw_one_stage(ax, 0.25)
-    draw_pipeline(ax, 2.0, 2, "block 0 asks for block 1 when it starts p v:\nthat alone hides the load")
-    draw_pipeline(ax, 4.1, 3, "block 0 asks for block 2 when it starts p v:\nblock 1 hides the load, too")
-    entries = (0.1, LOADS, "load of k, v"), (2.05, HELD, "in shared memory"), (4.5, WAITS, "nothing to work on")
-    legend(ax, 6.5, entries)
-    note(ax, 0.1, 6.85, f"numbers: blocks of keys. A load takes {LOAD} units of time; q kᵀ, the exponentials and p v take 1 each.")
-
-
-def draw_one_stage(ax: Axes, top: float) -> None:
-    """The blocks of k and of v, which share one place: v is loaded after q kᵀ, and before the exponentials, as compiled."""
-    block = 2 * LOAD + len(PARTS)
-    heading(ax, 0.1, top, f"num_stages = 1: loads and work take turns, {TILES * block} units")
-    y = top + 0.25
-    work = y + LANE + 0.06
+    block, y, work = 2 * LOAD + len(PARTS), 0.5, 0.5 + LANE + 0.06
+    heading(ax, 0.1, 0.25, f"num_stages = 1: loads and work take turns, {TILES * block} units")
     for row, name in ((y, "load"), (work, "compute")):
         note(ax, 0.1, row + LANE / 2, name)
-    for tile in range(TILES):
+    for tile in range(TILES):  # k and v share one place: v is loaded after q kᵀ, and before the exponentials, as compiled
         at = tile * block
         for name, parts in (("k", PARTS[:1]), ("v", PARTS[1:])):
             bar(ax, at, at + LOAD, y, f"{name} {tile}", **LOADS)
@@ -74,6 +45,10 @@ def draw_one_stage(ax: Axes, top: float) -> None:
             bar(ax, at, at + len(parts), y, **HELD)
             at = draw_parts(ax, at, work, parts, tile)
     draw_shared_memory(ax, work + LANE + 0.14, 1)
+    draw_pipeline(ax, 2.0, 2, "block 0 asks for block 1 when it starts p v:\nthat alone hides the load")
+    draw_pipeline(ax, 4.1, 3, "block 0 asks for block 2 when it starts p v:\nblock 1 hides the load, too")
+    legend(ax, 6.5, ((0.1, LOADS, "load of k, v"), (2.05, HELD, "in shared memory"), (4.5, WAITS, "nothing to work on")))
+    note(ax, 0.1, 6.85, f"numbers: blocks of keys. A load takes {LOAD} units of time; q kᵀ, the exponentials and p v take 1 each.")
 
 
 def draw_parts(ax: Axes, start: int, y: float, parts: Sequence[str], tile: int) -> int:
@@ -86,22 +61,19 @@ def draw_parts(ax: Axes, start: int, y: float, parts: Sequence[str], tile: int) 
 
 def draw_pipeline(ax: Axes, top: float, num_stages: int, words: str) -> None:
     """One row: a lane for each stage's loads, one for the work, and a bar for the shared memory; `words` beside it."""
-    steps = pipeline(num_stages)
+    steps, y, free = pipeline(num_stages), top + 0.25, 0
     how = f"loads run {num_stages - 1} block{'s' * (num_stages > 2)} ahead"
-    heading(ax, 0.1, top, f"num_stages = {num_stages}: {how}, {steps[-1].end} units")
-    y = top + 0.25
+    heading(ax, 0.1, top, f"num_stages = {num_stages}: {how}, {steps[-1][1] + len(PARTS)} units")
     work = y + num_stages * LANE + 0.06
-    for stage in range(num_stages):
-        note(ax, 0.1, y + (stage + 0.5) * LANE, f"load, stage {stage}")
+    notes(ax, 0.1, y + 0.5 * LANE, [f"load, stage {stage}" for stage in range(num_stages)], step=LANE)
     note(ax, 0.1, work + LANE / 2, "compute")
-    free = 0
-    for tile, step in enumerate(steps):
+    for tile, (load, begin) in enumerate(steps):
         lane = y + tile % num_stages * LANE
-        bar(ax, step.load, step.arrived, lane, f"{tile}", **LOADS)
-        bar(ax, step.arrived, step.end, lane, **HELD)
-        if step.begin > free:
-            bar(ax, free, step.begin, work, **WAITS)
-        free = draw_parts(ax, step.begin, work, PARTS, tile)
+        bar(ax, load, load + LOAD, lane, f"{tile}", **LOADS)
+        bar(ax, load + LOAD, begin + len(PARTS), lane, **HELD)
+        if begin > free:
+            bar(ax, free, begin, work, **WAITS)
+        free = draw_parts(ax, begin, work, PARTS, tile)
     draw_shared_memory(ax, work + LANE + 0.14, num_stages)
     note(ax, 5.6, top - 0.03, words, linespacing=1.25)
 
@@ -112,8 +84,7 @@ def bar(ax: Axes, start: float, end: float, y: float, text: str = "", **look) ->
 
 def draw_shared_memory(ax: Axes, y: float, num_stages: int) -> None:
     """q and the stages of k and v as boxes, as long as they are large, and their sum, by (8.2) from two stages on; one is a single tile."""
-    D, itemsize = 64, 2
-    tile = TileConfig(64, 64, 4, num_stages)
+    D, itemsize, tile = 64, 2, TileConfig(64, 64, 4, num_stages)
     q, stage, name = tile.block_m * D * itemsize // 1024, 2 * tile.block_n * D * itemsize // 1024, "k, v"
     if num_stages == 1:
         stage, name = stage // 2, "k/v"
@@ -124,16 +95,11 @@ def draw_shared_memory(ax: Axes, y: float, num_stages: int) -> None:
     for text, size, colour in (("q", q, "sky"), *[(name, stage, "green")] * num_stages):
         box(ax, x, y, size * inch, 0.3, text, colour, share=0.4)
         x += size * inch
-    parts = f"{q} + {num_stages} · {stage} = {total} KiB"
     how = f": one place for k and v in turn; all sizes {D}, fp16" if num_stages == 1 else " (8.2)"
-    note(ax, x + 0.12, y + 0.15, parts + how, weight="bold")
+    note(ax, x + 0.12, y + 0.15, f"{q} + {num_stages} · {stage} = {total} KiB{how}", weight="bold")
 
 
-# ---------------------------------------------------------------- descriptors
-
-S = 100  # rows of a head
-TILE_SIDE, LINE = 64, 16  # a tile of 64 x 64; bytes that one copy moves
-THREADS = 128
+S, TILE_SIDE, LINE, THREADS = 100, 64, 16, 128  # rows of a head; a tile of 64 x 64; bytes that one copy moves
 
 
 @image("08_descriptor.png", 5.35)
@@ -167,15 +133,12 @@ def draw_descriptor(ax: Axes) -> None:
 def draw_threads(ax: Axes, x: float, asking: int) -> None:
     """A row of eight boxes for a program's threads; the first `asking` of them load."""
     note(ax, x, 0.58, f"{THREADS} threads")
-    for thread in range(8):
-        name = ("0", "1", "2", "3", "4", "5", "…", f"{THREADS - 1}")[thread]
+    for thread, name in enumerate((*"012345…", f"{THREADS - 1}")):
         look = {"colour": "blue", "share": 0.4} if thread < asking else {}
         box(ax, x + thread * 0.47, 0.75, 0.44, 0.36, name, **look)
 
 
-TILE_ROWS = 64
 HEAD_COLOURS, HEAD_HATCHES = ("sky", "orange"), (None, "..")
-ROW = 0.0215  # inches
 
 
 @image("08_flattened_heads.png", 6.4)
@@ -183,40 +146,32 @@ def draw_flattened_heads(ax: Axes) -> None:
     """Two heads of 100 rows by tiles of 64: flattened to two dimensions the second tile runs on; with four it ends with its head."""
     heading(ax, 0.1, 0.25, "flattened: (B·H·S, D)")
     heading(ax, 4.85, 0.25, "four dimensions: (B, H, S, D)")
-    top, over, gap = 1.0, 2 * TILE_ROWS - S, 0.4
+    row, top, over, gap = 0.0215, 1.0, 2 * TILE_SIDE - S, 0.4
     for head in range(2):
         look = {"share": 0.45, "hatch": HEAD_HATCHES[head], "size": BODY, "weight": "bold"}
-        for x, y in ((0.65, top + head * S * ROW), (5.4, top + head * S * ROW + gap * head)):
-            box(ax, x, y, 1.2, S * ROW, f"head {head}", HEAD_COLOURS[head], **look)
-    for x, stops in ((0.65, (0, S, 2 * S)), (5.4, (0, S))):
-        for stop in stops:
-            write(ax, x - 0.08, top + stop * ROW, f"{stop}", ha="right")
-    head_1 = top + S * ROW + gap
-    write(ax, 5.32, head_1, "0", ha="right")
-    write(ax, 5.32, head_1 + S * ROW, f"{S}", ha="right")
+        for x, y in ((0.65, top + head * S * row), (5.4, top + head * S * row + gap * head)):
+            box(ax, x, y, 1.2, S * row, f"head {head}", HEAD_COLOURS[head], **look)
+    for x, y, stops in ((0.65, top, (0, S, 2 * S)), (5.4, top, (0, S)), (5.4, top + S * row + gap, (0, S))):
+        writes(ax, x - 0.08, y, stops, dy=S * row, ha="right")
     for x, code in ((0.1, "x.load([(b·H + h)·S + start, 0])"), (4.85, "x.load([b, h, start, 0])")):
         note(ax, x, 0.62, code, family="DejaVu Sans Mono")
     for x in (2.35, 7.1):
-        box(ax, x, top, 1.2, TILE_ROWS * ROW, "tile 0\nstart = 0", "sky", share=0.3)
-        box(ax, x, top + TILE_ROWS * ROW, 1.2, (S - TILE_ROWS) * ROW, f"tile 1\nstart = {TILE_ROWS}", "sky", share=0.3)
-    y = top + S * ROW
-    box(ax, 2.35, y, 1.2, over * ROW, f"{over} rows", "vermilion", share=0.4, hatch=MASKED, weight="bold")
-    box(ax, 7.1, y, 1.2, over * ROW, f"{over} rows of 0", dashed=True, weight="bold")
-    for x in (2.35, 7.1):
+        box(ax, x, top, 1.2, TILE_SIDE * row, "tile 0\nstart = 0", "sky", share=0.3)
+        box(ax, x, top + TILE_SIDE * row, 1.2, (S - TILE_SIDE) * row, f"tile 1\nstart = {TILE_SIDE}", "sky", share=0.3)
         for tile in range(2):
-            outline(ax, x, top + tile * TILE_ROWS * ROW, 1.2, TILE_ROWS * ROW)
-    for stop in (TILE_ROWS, 2 * TILE_ROWS):
-        for x in (3.63, 8.38):
-            note(ax, x, top + stop * ROW, f"{stop}")
-    arrow(ax, (1.85, y + over * ROW / 2), (2.35, y + over * ROW / 2), "vermilion")
+            outline(ax, x, top + tile * TILE_SIDE * row, 1.2, TILE_SIDE * row)
+        notes(ax, x + 1.28, top + TILE_SIDE * row, (TILE_SIDE, 2 * TILE_SIDE), step=TILE_SIDE * row)
+    y = top + S * row
+    box(ax, 2.35, y, 1.2, over * row, f"{over} rows", "vermilion", share=0.4, hatch=MASKED, weight="bold")
+    box(ax, 7.1, y, 1.2, over * row, f"{over} rows of 0", dashed=True, weight="bold")
+    arrow(ax, (1.85, y + over * row / 2), (2.35, y + over * row / 2), "vermilion")
     words = "head 1's rows,\ntaken for head 0's:\nwrong keys, and a\nstore writes there"
-    note(ax, 2.35, y + over * ROW + 0.45, words, va="top", linespacing=1.25)
-    note(ax, 7.1, y + over * ROW + 0.45, "past S: loaded as 0,\nnot stored; head 1\nstays as it is", va="top", linespacing=1.25)
-    frames = "the tiles of head 0 in thick frames; numbers: rows that the descriptor counts"
-    note(ax, 0.1, 6.15, f"S = {S}, tiles of {TILE_ROWS} rows, {frames}")
+    note(ax, 2.35, y + over * row + 0.45, words, va="top", linespacing=1.25)
+    note(ax, 7.1, y + over * row + 0.45, "past S: loaded as 0,\nnot stored; head 1\nstays as it is", va="top", linespacing=1.25)
+    note(
+        ax, 0.1, 6.15, f"S = {S}, tiles of {TILE_SIDE} rows, the tiles of head 0 in thick frames; numbers: rows that the descriptor counts"
+    )
 
-
-# ---------------------------------------------------------------- order of programs
 
 ROW_BLOCKS, HEADS, SMS = 8, 2, 4
 
@@ -230,50 +185,30 @@ def programs_in_order(heads_at_once: int, longest_first: bool) -> list[tuple[int
 @image("08_order_of_programs.png", 6.4)
 def draw_order_of_programs(ax: Axes) -> None:
     """Causal row blocks of two heads numbered in launch order, as they come and longest first, and when four SMs are done with them."""
+    side, top, unit, below, tall, pitch = 0.21, 1.15, 0.205, 3.8, 0.32, 0.38  # of the schedule
     for left, title, order in (
         (0.1, "as they come", programs_in_order(1, longest_first=False)),
         (4.6, "longest first, two heads side by side", programs_in_order(HEADS, longest_first=True)),
     ):
         heading(ax, left, 0.25, title)
-        draw_triangles(ax, left, order)
-        draw_schedule(ax, left, order)
+        note(ax, left + 0.35, 0.9, "row blocks ↓   key blocks →")
+        writes(ax, left + 0.35, 0.62, [f"head {head}" for head in range(HEADS)], dx=2.2, size=BODY, ha="left", weight="bold")
+        free = [0] * SMS
+        for pid, (head, row) in enumerate(order):
+            x, y = left + 0.35 + head * 2.2, top + row * (side + 0.04)
+            look = {"colour": HEAD_COLOURS[head], "share": 0.5}
+            grid(ax, x, y, 1, row + 1, side, lambda *_: {"hatch": HEAD_HATCHES[head], **look})
+            if pid < SMS:
+                outline(ax, x, y, (row + 1) * side, side)
+            write(ax, x - 0.06, y + side / 2, f"{pid}", ha="right", weight="bold" if pid < SMS else "normal")
+            sm = free.index(min(free))  # they start in order, each as soon as an SM is free
+            box(ax, left + free[sm] * unit, below + sm * pitch, (row + 1) * unit, tall, f"{pid}", **look)
+            free[sm] += row + 1
+        note(ax, left, 3.5, f"{SMS} SMs: done after {max(free)} units of time", BODY, weight="bold")
+        arrow(ax, (left, below + SMS * pitch + 0.06), (left + 4.3, below + SMS * pitch + 0.06), width=1.0)
+        write(ax, left + 4.3, below + SMS * pitch + 0.22, "time", ha="right")
     note(ax, 0.1, 5.85, "one program: a row of tiles, numbered in launch order; thick frames: the first four, one on each SM")
     note(ax, 0.1, 6.12, "a tile takes one unit of time; an SM takes the next program when it is done with one")
-
-
-def draw_triangles(ax: Axes, left: float, order: list[tuple[int, int]]) -> None:
-    """The tiles that each head's row blocks see, each row with its program's number before it."""
-    side, top = 0.21, 1.15
-    note(ax, left + 0.35, 0.9, "row blocks ↓   key blocks →")
-    for head in range(HEADS):
-        x = left + 0.35 + head * 2.2
-        note(ax, x, 0.62, f"head {head}", BODY, weight="bold")
-    for pid, (head, row) in enumerate(order):
-        x, y = left + 0.35 + head * 2.2, top + row * (side + 0.04)
-        for col in range(row + 1):
-            box(ax, x + col * side, y, side, side, colour=HEAD_COLOURS[head], share=0.5, hatch=HEAD_HATCHES[head])
-        if pid < SMS:
-            outline(ax, x, y, (row + 1) * side, side)
-        write(ax, x - 0.06, y + side / 2, f"{pid}", ha="right", weight="bold" if pid < SMS else "normal")
-
-
-def draw_schedule(ax: Axes, left: float, order: list[tuple[int, int]]) -> None:
-    """When each program runs on which SM: they start in order, each as soon as an SM is free."""
-    unit, top, tall, free = 0.205, 3.8, 0.32, [0] * SMS
-    for pid, (head, row) in enumerate(order):
-        sm = free.index(min(free))
-        place = left + free[sm] * unit, top + sm * (tall + 0.06), (row + 1) * unit, tall
-        box(ax, *place, f"{pid}", HEAD_COLOURS[head], share=0.5)
-        free[sm] += row + 1
-    note(ax, left, 3.5, f"{SMS} SMs: done after {max(free)} units of time", BODY, weight="bold")
-    arrow(ax, (left, top + SMS * (tall + 0.06) + 0.06), (left + 4.3, top + SMS * (tall + 0.06) + 0.06), width=1.0)
-    write(ax, left + 4.3, top + SMS * (tall + 0.06) + 0.22, "time", ha="right")
-
-
-# ---------------------------------------------------------------- softmax beside matmul
-
-BEAT, BEAT_TALL = 0.42, 0.34  # inches
-CYCLES = 128  # a beat's: a matmul of 64 x 64 x 128 takes two, and so do 64 x 64 exponentials
 
 
 @image("08_overlap.png", 5.55)
@@ -287,32 +222,26 @@ def draw_overlap(ax: Axes) -> None:
     draw_lanes(ax, 2.55, "overlap, as written: exponentials run beside the next q kᵀ", early, beside, 6, 4)
     parts = ((0.1, WORK["q k"], "q kᵀ"), (1.5, WORK["exp"], "exponentials"), (3.7, WORK["p v"], "p v"), (4.95, WAITS, "nothing to do"))
     legend(ax, 4.6, parts)
-    rows = stored_steps()[128, False]
-    yours, cudnn = (tile_cycles(rows[name], 128, False) for name in (CHAIN[-1], "sdpa_cudnn"))
-    words = f"On an H200, your programs take {yours:.0f} cycles for a tile, cuDNN {cudnn:.0f}."
+    yours, cudnn = (tile_cycles(stored_steps()[128, False][name], 128, False) for name in (CHAIN[-1], "sdpa_cudnn"))
     note(ax, 0.1, 5.0, "one program, D = 128, tiles of 64 x 64, no loads, no other instructions")
-    note(ax, 0.1, 5.27, words)
+    note(ax, 0.1, 5.27, f"On an H200, your programs take {yours:.0f} cycles for a tile, cuDNN {cudnn:.0f}.")
 
 
 def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, exponentials: list, first: int, period: int) -> None:
-    """A title, two lanes and a span of time. matmuls, exponentials: (beat at which it starts, name), each two beats long.
-
-    first, period: the beat at which the span of one tile begins, and its beats.
-    """
-    left, end = 1.75, 16
+    """Two lanes and the span of a tile, from beat `first` on. matmuls, exponentials: (the beat at which it starts, name), each two beats long."""
+    left, end, beat, beat_tall = 1.75, 16, 0.42, 0.34
+    cycles = 128  # a beat's: a matmul of 64 x 64 x 128 takes two, and so do 64 x 64 exponentials
     heading(ax, 0.1, top, title)
     for number, (name, jobs) in enumerate((("tensor cores", matmuls), ("exponentials", exponentials))):
-        y = top + 0.32 + number * (BEAT_TALL + 0.12)
-        note(ax, 0.1, y + BEAT_TALL / 2, name)
-        box(ax, left, y, end * BEAT, BEAT_TALL, **WAITS)
+        y = top + 0.32 + number * (beat_tall + 0.12)
+        note(ax, 0.1, y + beat_tall / 2, name)
+        box(ax, left, y, end * beat, beat_tall, **WAITS)
         for start, text in jobs:
-            stop = min(start + 2, end)
-            if start < end:
-                shown = text if stop - start == 2 else ""
-                box(ax, left + start * BEAT, y, (stop - start) * BEAT, BEAT_TALL, shown, **WORK[text[:3]])
-    y = top + 0.32 + 2 * (BEAT_TALL + 0.12) + 0.1
-    begin, stop = left + first * BEAT, left + (first + period) * BEAT
+            if (beats := min(2, end - start)) > 0:
+                box(ax, left + start * beat, y, beats * beat, beat_tall, text if beats == 2 else "", **WORK[text[:3]])
+    y = top + 0.32 + 2 * (beat_tall + 0.12) + 0.1
+    begin, stop = left + first * beat, left + (first + period) * beat
     bracket(ax, begin, stop, y - 0.06, high=-0.06)
-    write(ax, (begin + stop) / 2, y + 0.16, f"a tile: {period * CYCLES} cycles", weight="bold")
-    arrow(ax, (left, y + 0.36), (left + end * BEAT, y + 0.36), width=1.0)
-    write(ax, left + end * BEAT, y + 0.53, "time", ha="right")
+    write(ax, (begin + stop) / 2, y + 0.16, f"a tile: {period * cycles} cycles", weight="bold")
+    arrow(ax, (left, y + 0.36), (left + end * beat, y + 0.36), width=1.0)
+    write(ax, left + end * beat, y + 0.53, "time", ha="right")

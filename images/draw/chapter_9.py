@@ -1,16 +1,12 @@
 """The drawings of chapter 9: warpgroups on a Hopper multiprocessor, their roles, a ring of stages, and the backward."""
 
-from collections.abc import Sequence
-
 from matplotlib.axes import Axes
 
-from draw.drawing import BODY, WAITS, arrow, box, heading, image, note, notes, outline, write
+from draw.drawing import arrow, box, grid, heading, image, note, notes, outline, write
+from draw.look import BODY, WAITS
 from fa_tutorial.barriers import ring, ring_consumer, ring_producer, run
-from fa_tutorial.warpgroups import KEYS, ROWS, Operation, cycles_per_block, matmul_cycles, timeline
+from fa_tutorial.warpgroups import KEYS, ROWS, cycles_per_block, matmul_cycles, timeline
 
-# ---------------------------------------------------------------- warpgroups
-
-OPERATIONS = {"s": "q kᵀ of a block", "o": "p v of a block", "exp": "its exponentials"}
 LOOKS = {"s": {"colour": "blue", "share": 0.45}, "o": {"colour": "green", "share": 0.5}, "exp": {"colour": "orange", "share": 0.55}}
 INCH, LANE, LANES_LEFT = 0.0016, 0.34, 1.45  # inches: of a cycle, of a lane's height, where time 0 is
 
@@ -19,10 +15,7 @@ INCH, LANE, LANES_LEFT = 0.0016, 0.34, 1.45  # inches: of a cycle, of a lane's h
 def draw_one_warpgroup(ax: Axes) -> None:
     """One warpgroup with one stop a block, three blocks of keys, D = 64 and 128: matmuls, softmax, matmuls (9.2)."""
     for D, top in ((64, 0.25), (128, 1.8)):
-        each = cycles_per_block(D)
-        busy = f"{2 * matmul_cycles(D) / each:.0%}"
-        title = f"D = {D}, one warpgroup, one stop: {each:,.0f} cycles a block, the tensor cores {busy} busy"
-        draw_timeline(ax, top, title, timeline(D))
+        draw_timeline(ax, top, "one warpgroup, one stop: {} cycles a block, the tensor cores {} busy", D)
     draw_key(ax, 3.4)
 
 
@@ -30,7 +23,7 @@ def draw_one_warpgroup(ax: Axes) -> None:
 def draw_two_warpgroups(ax: Axes) -> None:
     """The same for two warpgroups, each with one stop a block (9.3)."""
     for D, blocks, top in ((64, 3, 0.25), (128, 2, 1.8)):
-        draw_remedy(ax, top, "two warpgroups, one stop", D, blocks, warpgroups=2)
+        draw_timeline(ax, top, "two warpgroups, one stop: a block every {} cycles, cores {} busy", D, blocks, warpgroups=2)
     draw_key(ax, 3.45, "; B (darker): the second warpgroup")
 
 
@@ -38,19 +31,15 @@ def draw_two_warpgroups(ax: Axes) -> None:
 def draw_overlapped(ax: Axes) -> None:
     """The same for one warpgroup, whose p v runs under the next block's softmax (9.3)."""
     for D, top in ((64, 0.25), (128, 1.8)):
-        draw_remedy(ax, top, "one warpgroup, overlapped", D, blocks=3, overlap=True)
+        draw_timeline(ax, top, "one warpgroup, overlapped: a block every {} cycles, cores {} busy", D, overlap=True)
     draw_key(ax, 3.45)
 
 
-def draw_remedy(ax: Axes, top: float, how: str, D: int, blocks: int, warpgroups: int = 1, overlap: bool = False) -> None:
-    each = cycles_per_block(D, warpgroups, overlap)
-    title = f"D = {D}, {how}: a block every {each:,.0f} cycles, cores {2 * matmul_cycles(D) / each:.0%} busy"
-    draw_timeline(ax, top, title, timeline(D, warpgroups, overlap, blocks), warpgroups)
-
-
-def draw_timeline(ax: Axes, top: float, title: str, operations: Sequence[Operation], warpgroups: int = 1) -> None:
+def draw_timeline(ax: Axes, top: float, title: str, D: int, blocks: int = 3, warpgroups: int = 1, overlap: bool = False) -> None:
     """Two lanes, the tensor cores and the exponentials, with what is idle hatched."""
-    heading(ax, 0.1, top, title)
+    each = cycles_per_block(D, warpgroups, overlap)
+    heading(ax, 0.1, top, f"D = {D}, " + title.format(f"{each:,.0f}", f"{2 * matmul_cycles(D) / each:.0%}"))
+    operations = timeline(D, warpgroups, overlap, blocks)
     end = max(op.end for op in operations)
     for lane, (unit, kinds) in enumerate((("tensor cores", ("s", "o")), ("exponentials", ("exp",)))):
         y, free = top + 0.25 + lane * (LANE + 0.08), 0
@@ -75,16 +64,11 @@ def span(ax: Axes, start: int, end: int, y: float, text: str = "", **look) -> No
 
 def draw_key(ax: Axes, y: float, more: str = "") -> None:
     x = 0.1
-    for kind, text in OPERATIONS.items():
-        box(ax, x, y, 0.45, 0.26, kind, **LOOKS[kind])
+    for kind, text in (("s", "q kᵀ of a block"), ("o", "p v of a block"), ("exp", "its exponentials"), ("", "idle")):
+        box(ax, x, y, 0.45, 0.26, kind, **LOOKS.get(kind, WAITS))
         note(ax, x + 0.55, y + 0.13, text)
         x += 2.15
-    box(ax, x, y, 0.45, 0.26, **WAITS)
-    note(ax, x + 0.55, y + 0.13, "idle")
     note(ax, 0.1, y + 0.45, f"counted for {ROWS} rows and {KEYS} keys a block; numbers: blocks of keys{more}")
-
-
-# ---------------------------------------------------------------- roles
 
 
 @image("09_roles_and_ring.png", 5.6)
@@ -123,9 +107,6 @@ def draw_roles_and_ring(ax: Axes) -> None:
     note(ax, 0.1, 5.4, words)
 
 
-# ---------------------------------------------------------------- phases and layouts
-
-
 @image("09_phases.png", 4.35)
 def draw_phases(ax: Axes) -> None:
     """The phases of stage 0's two barriers while the ring of two loads three tiles: who ends a phase, who waits for one."""
@@ -139,9 +120,8 @@ def draw_phases(ax: Axes) -> None:
         mine = [event for event in events if event.action.barrier.name == name]
         ends = [event.end for event in mine if event.action.kind == "arrive"]
         for phase, (start, end) in enumerate(zip([0, *ends], [*ends, last], strict=True)):
-            text = f"phase {phase}: parity {phase % 2}"
-            share = 0.2 + 0.25 * (phase % 2)
-            box(ax, left + start * unit, y, (end - start) * unit, tall, text if end - start > 1 else f"{phase}", colour, share=share)
+            text = f"phase {phase}: parity {phase % 2}" if end - start > 1 else f"{phase}"
+            box(ax, left + start * unit, y, (end - start) * unit, tall, text, colour, share=0.2 + 0.25 * (phase % 2))
         for end, tile in zip(ends, (0, 2), strict=True):
             x = left + end * unit
             arrow(ax, (x, y + tall + 0.32), (x, y + tall), colour)
@@ -158,23 +138,19 @@ def draw_phases(ax: Axes) -> None:
 @image("09_slices.png", 4.75)
 def draw_slices(ax: Axes) -> None:
     """Which threads of warp 0 hold row 3 of s, its maximum, and row 3 of acc: layout, SliceLayout, and the other layout."""
-    side, top, row = 0.34, 1.05, 3
+    side, top, row, looks = 0.34, 1.05, 3, ({}, {"colour": "yellow", "share": 0.6})
 
     def tile(x: float, title: str, layout: str, columns: int) -> None:
         heading(ax, x, 0.25, title)
         note(ax, x, 0.55, layout, size=10)
-        for r in range(8):
-            for c in range(columns):
-                look = {"colour": "yellow", "share": 0.6} if r == row else {}
-                box(ax, x + c * side, top + r * side, side, side, f"{4 * r + c // 2 % 4}", size=9, **look)
+        grid(ax, x, top, 8, columns, side, lambda r, c: {"text": f"{4 * r + c // 2 % 4}", "size": 9, **looks[r == row]})
         write(ax, x + columns * side + 0.16, top + 4 * side, "…")
 
     tile(0.1, "s, [64, 128]", "layout L", 8)
     heading(ax, 3.85, 0.25, "m, l, alpha, [64]")
     note(ax, 3.85, 0.55, "SliceLayout(1, L)", size=10)
-    for r in range(8):
-        look = {"colour": "yellow", "share": 0.6} if r == row else {}
-        box(ax, 3.85, top + r * side, 1.5, side, f"{4 * r}, {4 * r + 1}, {4 * r + 2}, {4 * r + 3}", size=9, **look)
+    threads = lambda r, _: {"text": f"{4 * r}, {4 * r + 1}, {4 * r + 2}, {4 * r + 3}", "size": 9, **looks[r == row]}
+    grid(ax, 3.85, top, 8, 1, 1.5, threads, side)
     tile(6.6, "acc, [64, D]", "layout O", 6)
     y = top + (row + 0.5) * side
     arrow(ax, (3.1, y), (3.85, y), width=2.2)
@@ -187,9 +163,6 @@ def draw_slices(ax: Axes) -> None:
         "At D = 64, O is another layout than L: its slice has the rows in the same threads, but it is another type.",
     )
     notes(ax, 0.1, top + 8 * side + 0.28, lines, step=0.29)
-
-
-# ---------------------------------------------------------------- work tiles
 
 
 @image("09_persistent.png", 3.95)
@@ -212,9 +185,6 @@ def draw_persistent(ax: Axes) -> None:
             for start, length, text in spans:
                 box(ax, 1.3 + start * 0.94, y, length * 0.94, LANE, text, **look)
     note(ax, 0.1, 3.75, "loads: of q, and the first of k and v; hatched: idle; the lengths are not measured")
-
-
-# ---------------------------------------------------------------- the backward
 
 
 @image("09_backward_roles.png", 6.75)

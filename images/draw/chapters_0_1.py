@@ -1,55 +1,38 @@
 """The drawings of chapters 0 and 1."""
 
 import math
-import textwrap
+from collections.abc import Sequence
+from textwrap import fill
 
 import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Polygon
 
-from draw.drawing import (
-    BODY,
-    GREY,
-    HEAD,
-    MASKED,
-    TENSOR_COLOUR,
-    WIDTH,
-    arrow,
-    box,
-    heading,
-    image,
-    legend,
-    note,
-    notes,
-    number,
-    sample,
-    write,
-)
+from draw.drawing import arrow, box, digits, grid, heading, image, legend, note, notes, number, sample, write, writes
+from draw.look import BODY, HEAD, MASKED, TENSOR_COLOUR, WIDTH
 from fa_tutorial import ledger, softmax
 from fa_tutorial.bench import chapter_0, results
-
-# ---------------------------------------------------------------- chapter 0
-
-CHAPTER_TITLES = (
-    "Why attention is slow", "Safe and online softmax", "Strides and first kernels", "Tiled matmul", "Flash forward in PyTorch",
-    "Flash forward in Triton", "Backward by hand", "Flash backward in Triton", "Tuning", "Past Triton", "Variants", "Decoding",
-    "Reading flash attention", "Past one GPU", "Half the bits",
-)  # fmt: skip
-HANDS_ON = (
-    "scores are too many to store", "softmax, block by block", "kernels that read tiles", "(q kᵀ) v, tile by tile",
-    "the algorithm, proved", "o, and LSE for backward", "gradients of a tile, from LSE", "right kernels, both ways", "the plateau, and why",
-)  # fmt: skip
-PHASES = (
-    ("phase 1", "the problem", "blue", (0, 1)), ("phase 2", "the machine", "orange", (2, 3)), ("phase 3", "forward", "green", (4, 5)),
-    ("phase 4", "backward", "purple", (6, 7)), ("phase 5", "tuning", "sky", (8,)), ("after", "past Triton", "yellow", (9, 10, 11, 12, 13, 14)),
-)  # fmt: skip
+from fa_tutorial.figures import GREY
 
 
 @image("00_course_map.png", 6.1)
 def draw_course_map(ax: Axes) -> None:
     """Five phases and what follows, left to right: each chapter, and what it hands to the next."""
+    chapter_titles = (
+        "Why attention is slow", "Safe and online softmax", "Strides and first kernels", "Tiled matmul", "Flash forward in PyTorch",
+        "Flash forward in Triton", "Backward by hand", "Flash backward in Triton", "Tuning", "Past Triton", "Variants", "Decoding",
+        "Reading flash attention", "Past one GPU", "Half the bits",
+    )  # fmt: skip
+    hands_on = (
+        "scores are too many to store", "softmax, block by block", "kernels that read tiles", "(q kᵀ) v, tile by tile",
+        "the algorithm, proved", "o, and LSE for backward", "gradients of a tile, from LSE", "right kernels, both ways", "the plateau, and why",
+    )  # fmt: skip
+    phases = (
+        ("phase 1", "the problem", "blue", (0, 1)), ("phase 2", "the machine", "orange", (2, 3)), ("phase 3", "forward", "green", (4, 5)),
+        ("phase 4", "backward", "purple", (6, 7)), ("phase 5", "tuning", "sky", (8,)), ("after", "past Triton", "yellow", (9, 10, 11, 12, 13, 14)),
+    )  # fmt: skip
     width, gap, top, bottom = 1.36, 0.13, 0.95, 4.95
-    for column, (phase, name, colour, chapters) in enumerate(PHASES):
+    for column, (phase, name, colour, chapters) in enumerate(phases):
         x = 0.09 + column * (width + gap)
         middle = x + width / 2
         box(ax, x, 0.1, width, 0.65, colour=colour, share=0.6)
@@ -59,24 +42,20 @@ def draw_course_map(ax: Axes) -> None:
         between = 1.05 if len(chapters) == 2 else 0.1 if is_long else 0.15
         height = (bottom - top - (len(chapters) - 1) * between) / len(chapters)
         for place, chapter in enumerate(chapters):
-            y = top + place * (height + between)
-            title = (
-                textwrap.fill(f"{chapter} {CHAPTER_TITLES[chapter]}", 15)
-                if is_long
-                else f"{chapter}\n{textwrap.fill(CHAPTER_TITLES[chapter], 14)}"
-            )
+            y, called = top + place * (height + between), chapter_titles[chapter]
+            title = fill(f"{chapter} {called}", 15) if is_long else f"{chapter}\n{fill(called, 14)}"
             box(ax, x, y, width, height, title, colour, share=0.2)
             if place and len(chapters) > 2:
                 ax.plot([middle, middle], [y - between, y], color="black", linewidth=1.6)
         if len(chapters) == 2:
             ax.plot([middle, middle], [top + height, top + height + 0.15], color="black", linewidth=1.6)
-            write(ax, middle, (top + bottom) / 2, textwrap.fill(HANDS_ON[chapters[0]], 14), style="italic")
+            write(ax, middle, (top + bottom) / 2, fill(hands_on[chapters[0]], 14), style="italic")
             arrow(ax, (middle, bottom - height - 0.2), (middle, bottom - height))
-        if column < len(PHASES) - 1:
+        if column < len(phases) - 1:
             y, tall, tip = bottom + 0.15, 0.85, x + width + gap
             ax.add_patch(Polygon([(x, y), (x + width, y), (tip, y + tall / 2), (x + width, y + tall), (x, y + tall)],
                                  facecolor="white", edgecolor="black", linewidth=1.2))  # fmt: skip
-            write(ax, middle, y + tall / 2, textwrap.fill(HANDS_ON[chapters[-1]], 14), style="italic")
+            write(ax, middle, y + tall / 2, fill(hands_on[chapters[-1]], 14), style="italic")
     write(ax, WIDTH - 0.09, bottom + 0.57, "on arrows:\nwhat one hands\nto the next", ha="right")
 
 
@@ -100,119 +79,104 @@ def draw_payoff(ax: Axes) -> None:
     note(ax, 0.1, 2.45, f"{h200['provenance']['gpu']}, fp16, S = 4,096 tokens, 16 heads, D = 64. Extra memory: besides q, k and v")
 
 
-H200_SMS, REGISTERS_KIB, SHARED_KIB = 132, 256, 228  # NVIDIA, Hopper tuning guide, whose KB are KiB
-SHARED_BYTES, H200_HZ = 128, 1.98e9  # bytes that an SM's shared memory delivers a cycle; the highest clock
-H200_L2_MIB = 60  # torch.cuda.get_device_properties on an H200; the guide's 50 MB are an H100's
-# L2's rate: chapter 8's counters say that sdpa_flash takes 19.9 % of it for the 4.4 GB that its blocks read in 2.03 ms.
-
-
 @image("00_memory_hierarchy.png", 5.5)
 def draw_memory_hierarchy(ax: Axes) -> None:
     """An H200 as boxes: SMs with registers and shared memory, the L2 cache below, HBM outside the chip; sizes and rates."""
+    h200_sms, registers_kib, shared_kib = 132, 256, 228  # NVIDIA, Hopper tuning guide, whose KB are KiB
+    shared_bytes, h200_hz = 128, 1.98e9  # bytes that an SM's shared memory delivers a cycle; the highest clock
+    h200_l2_mib = 60  # torch.cuda.get_device_properties on an H200; the guide's 50 MB are an H100's
+    # L2's rate: chapter 8's counters say that sdpa_flash takes 19.9 % of it for the 4.4 GB that its blocks read in 2.03 ms.
     provenance = results.load("h200")["provenance"]
-    copy = provenance["ceilings"]["copy_gb_s"] / 1000
     chip, side = 6.15, 6.4  # right edge of the boxes, left edge of the notes
     box(ax, 0.1, 0.1, chip, 3.62, colour="black", share=0.05)
-    note(ax, 0.25, 0.32, f"the chip: {H200_SMS} SMs and an L2 cache", BODY, weight="bold")
-    for x, name in ((0.25, "SM 0"), (1.97, "SM 1"), (4.48, f"SM {H200_SMS - 1}")):
+    note(ax, 0.25, 0.32, f"the chip: {h200_sms} SMs and an L2 cache", BODY, weight="bold")
+    for x, name in ((0.25, "SM 0"), (1.97, "SM 1"), (4.48, f"SM {h200_sms - 1}")):
         box(ax, x, 0.58, 1.62, 2.0)
         write(ax, x + 0.81, 0.76, name)
-        for y in (1.34, 1.88, 2.42):  # from each level to the next
-            ax.plot([x + 0.81, x + 0.81], [y, y + (0.45 if y > 2 else 0.18)], color="black", linewidth=1.6, zorder=2)
         for y, text, colour in ((0.98, "arithmetic", "yellow"), (1.52, "registers", "green"), (2.06, "shared memory", "sky")):
             box(ax, x + 0.08, y, 1.46, 0.36, text, colour, share=0.45)
+            ax.plot([x + 0.81] * 2, [y + 0.36, y + (0.81 if y > 2 else 0.54)], color="black", linewidth=1.6, zorder=2)  # to the next level
     write(ax, 4.04, 1.5, "…", HEAD, weight="bold")
     box(ax, 0.25, 2.87, chip - 0.3, 0.7, "L2 cache, shared by all SMs", "orange", share=0.45, size=BODY)
     box(ax, 0.1, 4.55, chip, 0.75, "HBM, the GPU's main memory: every tensor lives here", "purple", share=0.45, size=BODY)
     arrow(ax, (2.4, 4.55), (2.4, 3.59), "vermilion", width=3.0)
     arrow(ax, (2.8, 3.59), (2.8, 4.55), "vermilion", width=3.0)
-    note(ax, 3.0, 4.13, f"{copy:.1f} TB/s, both ways together", BODY, weight="bold")
-    registers, shared = H200_SMS * REGISTERS_KIB / 1024, H200_SMS * SHARED_KIB / 1024
+    note(ax, 3.0, 4.13, f"{provenance['ceilings']['copy_gb_s'] / 1000:.1f} TB/s, both ways together", BODY, weight="bold")
     note(ax, side, 0.32, "size, and what it delivers", BODY, weight="bold")
     for y, text in (
-        (1.7, f"{REGISTERS_KIB} KiB per SM, {registers:.0f} MiB in all"),
-        (2.24, f"{SHARED_KIB} KiB per SM, {shared:.0f} MiB in all,\nup to {H200_SMS * SHARED_BYTES * H200_HZ / 1e12:.0f} TB/s in all"),
-        (3.22, f"{H200_L2_MIB} MiB, over 10 TB/s"),
+        (1.7, f"{registers_kib} KiB per SM, {h200_sms * registers_kib / 1024:.0f} MiB in all"),
+        (
+            2.24,
+            f"{shared_kib} KiB per SM, {h200_sms * shared_kib / 1024:.0f} MiB in all,\nup to {h200_sms * shared_bytes * h200_hz / 1e12:.0f} TB/s in all",
+        ),
+        (3.22, f"{h200_l2_mib} MiB, over 10 TB/s"),
         (4.92, f"{provenance['memory_bytes'] / 2**30:.0f} GiB"),
     ):
         note(ax, side, y, text)
 
 
-def draw_flow(ax: Axes, y: float, kernel: str, left: float, right: float, reads: list[float], writes: list[float],
-              large: tuple[float, ...] = ()) -> None:  # fmt: skip
-    """A kernel's box from `left` to `right`, with an arrow down at each x in `reads` and one up at each in `writes`; tensors end at y.
+END, LARGE = 1.15, 5.0  # where the tensors end and the arrows begin; the width of an arrow that carries S·S elements
 
-    Arrows at an x in `large` are thick: they carry S·S elements.
-    """
-    box(ax, left, y + 1.0, right - left, 0.5, kernel, "sky", line=1.6)
+
+def draw_flow(ax: Axes, kernel: str, left: float, right: float, reads: list[float], stores: list[float], large: Sequence = ()) -> None:
+    """A kernel's box from `left` to `right`, with an arrow down at each x in `reads` and one up at each in `stores`, thick at those in `large`."""
+    box(ax, left, END + 1.0, right - left, 0.5, kernel, "sky", line=1.6)
     for x in reads:
-        arrow(ax, (x, y), (x, y + 1.0), "blue", width=LARGE if x in large else 1.6)
-    for x in writes:
-        arrow(ax, (x, y + 1.0), (x, y), "vermilion", width=LARGE if x in large else 1.6)
+        arrow(ax, (x, END), (x, END + 1.0), "blue", width=LARGE if x in large else 1.6)
+    for x in stores:
+        arrow(ax, (x, END + 1.0), (x, END), "vermilion", width=LARGE if x in large else 1.6)
 
 
-LARGE = 5.0  # the width of an arrow that carries S·S elements
-
-
-def draw_hbm(ax: Axes, x: float, y: float, tensors: dict[str, str], width: float, name: str = "HBM") -> list[float]:
-    """A band of HBM with tensors side by side, name over number of elements, each `width` wide. Returns the middle of each."""
-    box(ax, x, y, width * len(tensors) + 0.1, 1.15, colour="black", share=0.08)
-    note(ax, x + 0.1, y + 0.2, name, weight="bold")
-    middles = [x + 0.05 + (i + 0.5) * width for i in range(len(tensors))]
+def draw_hbm(ax: Axes, tensors: dict[str, str], name: str = "HBM") -> list[float]:
+    """A band of HBM with tensors side by side, name over number of elements. Returns the middle of each."""
+    width = 1.24
+    box(ax, 0.1, 0.1, width * len(tensors) + 0.1, END, colour="black", share=0.08)
+    note(ax, 0.2, 0.3, name, weight="bold")
+    middles = [0.15 + (i + 0.5) * width for i in range(len(tensors))]
     for middle, (name, elements) in zip(middles, tensors.items(), strict=True):
-        box(ax, middle - width / 2 + 0.05, y + 0.4, width - 0.1, 0.65, colour=TENSOR_COLOUR[name])
-        write(ax, middle, y + 0.59, name, weight="bold", zorder=3)
-        write(ax, middle, y + 0.86, elements, zorder=3)
+        box(ax, middle - width / 2 + 0.05, 0.5, width - 0.1, 0.65, colour=TENSOR_COLOUR[name])
+        write(ax, middle, 0.69, name, weight="bold", zorder=3)
+        write(ax, middle, 0.96, elements, zorder=3)
     return middles
 
 
-def draw_arrows(ax: Axes, y: float, aside: str) -> None:
+def draw_arrows(ax: Axes, aside: str) -> None:
     """What the two kinds of arrow mean, and `aside` on the right."""
-    sample(ax, 0.1, y, "read", "blue")
-    sample(ax, 1.3, y, "written", "vermilion")
-    write(ax, WIDTH - 0.1, y, aside, ha="right")
+    sample(ax, 0.1, 2.98, "read", "blue")
+    sample(ax, 1.3, 2.98, "written", "vermilion")
+    write(ax, WIDTH - 0.1, 2.98, aside, ha="right")
 
 
 @image("00_naive_kernels.png", 3.2)
 def draw_naive_kernels(ax: Axes) -> None:
     """What the four kernels of naive attention read from HBM and write to it."""
     tensors = {"q": "S·D", "k": "S·D", "q kᵀ": "S·S", "s": "S·S", "p": "S·S", "v": "S·D", "o": "S·D"}
-    top = 0.1
-    end = top + 1.05  # where the tensors end and the arrows begin
-    q, k, qk, s, p, v, o = draw_hbm(ax, 0.1, top, tensors, 1.24)
-    apart = 0.25
-    trips = (qk - apart, qk + apart, s - apart, s + apart, p - apart, p + apart)
-    draw_flow(ax, end, "q kᵀ", q - 0.3, qk - 0.1, [q, k], [trips[0]], trips)
-    draw_flow(ax, end, "divide", qk + 0.1, s - 0.1, [trips[1]], [trips[2]], trips)
-    draw_flow(ax, end, "softmax", s + 0.1, p - 0.1, [trips[3]], [trips[4]], trips)
-    draw_flow(ax, end, "p v", p + 0.1, o + 0.3, [trips[5], v], [o], trips)
-    draw_arrows(ax, 2.98, "for 16 heads, a thick arrow carries 512 MiB and a thin one 8 MiB")
+    q, k, qk, s, p, v, o = draw_hbm(ax, tensors)
+    trips = [x + aside for x in (qk, s, p) for aside in (-0.25, 0.25)]
+    draw_flow(ax, "q kᵀ", q - 0.3, qk - 0.1, [q, k], [trips[0]], trips)
+    draw_flow(ax, "divide", qk + 0.1, s - 0.1, [trips[1]], [trips[2]], trips)
+    draw_flow(ax, "softmax", s + 0.1, p - 0.1, [trips[3]], [trips[4]], trips)
+    draw_flow(ax, "p v", p + 0.1, o + 0.3, [trips[5], v], [o], trips)
+    draw_arrows(ax, "for 16 heads, a thick arrow carries 512 MiB and a thin one 8 MiB")
 
 
 @image("00_fused_kernel.png", 3.2)
 def draw_fused_kernel(ax: Axes) -> None:
     """What the blocks of one fused kernel read and write: k and v once for each block of queries."""
-    S, D, block_m, itemsize, top = 4096, 64, 128, 2, 0.1
-    end = top + 1.05
-    q, k, v, o = draw_hbm(ax, 0.1, top, dict.fromkeys("qkvo", "S·D"), 1.24, "memory: HBM or L2")
-    draw_flow(ax, end, "q kᵀ, divide, softmax, p v", q - 0.3, o + 0.3, [q, k, v], [o])
-    for x in (k, v):
-        note(ax, x + 0.1, end + 0.5, f"{S // block_m} ×", weight="bold")
-    flash_mb = ledger.flash_hbm_bytes(S, S, D, block_m, itemsize) / 1e6
-    note(ax, 5.5, 0.3, f"{flash_mb:.0f} MB for each head", BODY, weight="bold")
+    S, D, block_m, itemsize = 4096, 64, 128, 2
+    q, k, v, o = draw_hbm(ax, dict.fromkeys("qkvo", "S·D"), "memory: HBM or L2")
+    draw_flow(ax, "q kᵀ, divide, softmax, p v", q - 0.3, o + 0.3, [q, k, v], [o])
+    writes(ax, k + 0.1, END + 0.5, [f"{S // block_m} ×"] * 2, dx=v - k, ha="left", weight="bold")
+    note(ax, 5.5, 0.3, f"{ledger.flash_hbm_bytes(S, S, D, block_m, itemsize) / 1e6:.0f} MB for each head", BODY, weight="bold")
     notes(ax, 5.5, 0.75, (f"k and v: read by each\nblock of {block_m} queries", "with o: one float32 per query"), BODY, 0.45)
-    draw_arrows(ax, 2.98, f"S = {S:,}, D = {D}, fp16")
+    draw_arrows(ax, f"S = {S:,}, D = {D}, fp16")
 
 
 @image("00_tiling.png", 5.35)
 def draw_tiling(ax: Axes) -> None:
     """One head of the fused kernel at one moment: each SM has its block of queries, and reads all of k and v for it."""
     blocks, side, thin, left, top, pitch = 8, 0.4, 0.17, 2.75, 0.75, 0.98
-    looks = {
-        "done": {"colour": "yellow", "share": 0.25, "hatch": MASKED},
-        "now": {"colour": "vermilion", "share": 0.7, "line": 2.0},
-        "ahead": {},
-    }
+    looks = {"colour": "yellow", "share": 0.25, "hatch": MASKED}, {"colour": "vermilion", "share": 0.7, "line": 2.0}, {}  # done, now, ahead
     write(ax, left - 0.9, top - 0.4, "q", BODY, weight="bold")
     write(ax, left + blocks * side / 2, top - 0.4, "k, v and the scores, 128 keys a block →", BODY)
     write(ax, left + blocks * side + 0.45, top - 0.4, "o", BODY, weight="bold")
@@ -222,29 +186,19 @@ def draw_tiling(ax: Axes) -> None:
         scores = y + 2 * thin
         write(ax, left - 1.2, scores + side / 2, f"SM {sm}:\n128 queries", ha="right")
         box(ax, left - 1.1, scores, side, side, colour="blue", share=0.75, line=2.0)
-        for row, name in enumerate("kv"):
-            write(ax, left - 0.15, y + (row + 0.5) * thin, name, weight="bold")
-            for col in range(blocks):
-                look = {"colour": TENSOR_COLOUR[name], "share": 0.75 if col == now else 0.3} if col <= now else {}
-                box(ax, left + col * side, y + row * thin, side, thin, **look)
-        for col in range(blocks):
-            box(ax, left + col * side, scores, side, side, **looks["done" if col < now else "now" if col == now else "ahead"])
+        writes(ax, left - 0.15, y + 0.5 * thin, "kv", dy=thin, weight="bold")
+        read = lambda row, col: {"colour": TENSOR_COLOUR["kv"[row]], "share": 0.75 if col == now else 0.3} if col <= now else {}
+        grid(ax, left, y, 2, blocks, side, read, thin)
+        grid(ax, left, scores, 1, blocks, side, lambda _, col: looks[(col >= now) + (col > now)])
         box(ax, left + blocks * side + 0.25, scores, side, side, colour="purple", share=0.15, dashed=True)
         note(ax, left + blocks * side + 0.95, scores + side / 2, f"{now + 1} blocks of k and v")
     texts = ("used and forgotten", "128 × 128 scores on the chip now: 32 KiB in fp16", "still to come")
-    legend(ax, 4.8, tuple(zip((4.6, 0.2, 6.9), looks.values(), texts, strict=True)))
+    legend(ax, 4.8, tuple(zip((4.6, 0.2, 6.9), looks, texts, strict=True)))
     note(ax, 0.2, 5.15, f"Drawn are {blocks} of the 32 blocks of keys. SMs don't wait for each other.")
 
 
-# ---------------------------------------------------------------- chapter 1
-
 EXAMPLE = (3.0, 2.0, 5.0, 1.0)
 TERM_LOOKS = (("sky", ""), ("orange", "////"), ("green", "...."), ("purple", "xxxx"))  # colour and hatching of each element's term
-
-
-def digits(value: float) -> str:
-    """A number with the four decimals that chapter 1's text shows; whole numbers without any."""
-    return number(value) if float(value).is_integer() else f"{value:.4f}"
 
 
 @image("01_passes.png", 3.95)
@@ -267,25 +221,22 @@ def draw_passes(ax: Axes) -> None:
             box(ax, x - step / 2 + 0.05, top, step - 0.1, 0.8, name, "sky")
         write(ax, left + width / 2, top + 1.08, moved, BODY, weight="bold")
         if title == "flash attention":
-            for number_of, name in enumerate("qkvo"):
-                x = left + 0.28 + number_of * 0.4
+            for x, name in zip((left + 0.28 + i * 0.4 for i in range(4)), "qkvo", strict=True):
                 box(ax, x - 0.12, strip_top, 0.24, strip_bottom - strip_top, colour=TENSOR_COLOUR[name], share=0.3)
                 write(ax, x, strip_top - 0.14, name, BODY)
-                if name == "o":
-                    arrow(ax, (x, top), (x, strip_bottom), "vermilion", dashed=True)
-                else:
+                if name != "o":
                     arrow(ax, (x, strip_bottom), (x, top), "blue")
+            arrow(ax, (x, top), (x, strip_bottom), "vermilion", dashed=True)
             continue
-        ends = {"x": (sum(centres) / len(centres) - (0.32 if len(passes) == 1 else 0.1), "yellow"), "y": (centres[-1] + 0.32, "purple")}
-        ends["y"] = (min(ends["y"][0], left + width - 0.37), "purple")
-        for name, (x, colour) in ends.items():
-            for number_of in range(cells):
-                box(ax, x + (number_of - cells / 2) * cell, strip_top, cell, strip_bottom - strip_top, colour=colour, share=0.5)
+        x_at, y_at = sum(centres) / len(centres) - (0.32 if len(passes) == 1 else 0.1), min(centres[-1] + 0.32, left + width - 0.37)
+        for name, x, colour in (("x", x_at, "yellow"), ("y", y_at, "purple")):
+            for i in range(cells):
+                box(ax, x + (i - cells / 2) * cell, strip_top, cell, strip_bottom - strip_top, colour=colour, share=0.5)
             write(ax, x, strip_top - 0.14, name, BODY)
         for number_of, x in enumerate(centres):
-            start = ends["x"][0] + (number_of - (len(passes) - 1) / 2) * 0.18
+            start = x_at + (number_of - (len(passes) - 1) / 2) * 0.18
             arrow(ax, (start, strip_bottom), (x - 0.2 * (number_of == len(passes) - 1), top), "blue")
-        arrow(ax, (centres[-1] + 0.25, top), (ends["y"][0], strip_bottom), "vermilion", dashed=True)
+        arrow(ax, (centres[-1] + 0.25, top), (y_at, strip_bottom), "vermilion", dashed=True)
     sample(ax, 0.1, 3.75, "reads the n scores x, or q, k and v", "blue")
     sample(ax, 3.95, 3.75, "writes the n weights y, or o", "vermilion", dashed=True)
 
@@ -293,10 +244,12 @@ def draw_passes(ax: Axes) -> None:
 @image("01_two_maxima.png", 4.3)
 def draw_two_maxima(ax: Axes) -> None:
     """The numerators of 3, 2 | 5, 1: each block measured from its own maximum, and both from 5."""
-    base, scale = 3.0, 1.7
-    panels = (("each block from its own maximum", (3.0, 3.0, 5.0, 5.0), 0.75), ("both blocks from 5", (5.0,) * 4, 5.15))
-    for title, maxima, left in panels:
+    base, scale, own, shared = 3.0, 1.7, (3.0, 3.0, 5.0, 5.0), (5.0,) * 4
+    for title, maxima, left, below in (
+        ("each block from its own maximum", own, 0.75, "3 gets the same weight as 5"), ("both blocks from 5", shared, 5.15, "all four on one scale"),
+    ):  # fmt: skip
         write(ax, left + 1.65, 0.3, title, HEAD, weight="bold")
+        write(ax, left + 1.65, 3.98, below)
         for height in (0, scale):
             ax.plot([left - 0.1, left + 3.3], [base - height, base - height], color=GREY, linewidth=0.8, zorder=0.5)
             write(ax, left - 0.2, base - height, "1" if height else "0", ha="right")
@@ -307,41 +260,26 @@ def draw_two_maxima(ax: Axes) -> None:
             box(ax, x, base - height, 0.62, height, colour=colour, hatch=hatch, share=0.5)
             write(ax, x + 0.31, base - height - 0.15, digits(math.exp(value - m)))
             write(ax, x + 0.31, base + 0.2, f"x = {number(value)}", BODY)
-        for block in (0, 1):
-            write(ax, left + 0.82 + block * 1.66, base + 0.55, f"measured from {number(maxima[2 * block])}")
+        writes(ax, left + 0.82, base + 0.55, [f"measured from {number(m)}" for m in maxima[::2]], dx=1.66)
     arrow(ax, (4.15, 1.9), (4.75, 1.9))
     write(ax, 4.45, 2.3, f"left block\n· {digits(math.exp(3 - 5))}")
-    write(ax, 0.75 + 1.65, 3.98, "3 gets the same weight as 5")
-    write(ax, 5.15 + 1.65, 3.98, "all four on one scale")
 
 
-Node = tuple[float, float]  # (m, l)
-
-
-def draw_node(ax: Axes, x: float, y: float, node: Node, colour: str, line: float = 1.0) -> None:
-    """A pair (m, l) centred on (x, y); the empty part is hatched."""
-    m, l = node
-    look = {"hatch": MASKED, "dashed": True} if m == -math.inf else {"colour": colour, "line": line}
-    width = 0.64 if l in (0, 1) else 0.94
-    box(ax, x - width / 2, y - 0.25, width, 0.5, f"({number(m)}, {number(l)})", **look)
-
-
-def draw_tree(ax: Axes, left: float, leaves: list[Node], plan: list[tuple[int, int, float, int]]) -> None:
-    """Leaves side by side from `left`, then plan's merges: (node, node, x in leaf widths, depth), each a node more, the last the result."""
-    step, top, drop = 0.7, 0.9, 0.95
-    nodes, places = list(leaves), [(left + 0.35 + i * step, top) for i in range(len(leaves))]
-    for node, (x, y) in zip(nodes, places, strict=True):
-        draw_node(ax, x, y, node, "orange")
-    for number_of, (a, b, leaf, depth) in enumerate(plan, start=1):
-        x, y = left + 0.35 + leaf * step, top + depth * drop
-        for x_from, y_from in (places[a], places[b]):
+def draw_tree(ax: Axes, left: float, title: str, leaves: list[tuple], plan: list[tuple[int, int, float, int]]) -> None:
+    """Leaves (m, l) side by side from `left`, then plan's merges: (node, node, x in leaf widths, depth), each a node more. Hatched: empty."""
+    write(ax, left + 0.35 * len(leaves), 0.3, title, HEAD, weight="bold")
+    nodes = [(*leaf, left + 0.35 + i * 0.7, 0.9) for i, leaf in enumerate(leaves)]
+    for a, b, leaf, depth in plan:
+        x, y = left + 0.35 + leaf * 0.7, 0.9 + depth * 0.95
+        for *_, x_from, y_from in (nodes[a], nodes[b]):
             ax.plot([x_from, x], [y_from + 0.25, y - 0.25], color="black", linewidth=1.4, zorder=0.5)
-        parts = torch.tensor([*nodes[a], *nodes[b]], dtype=torch.float64)
-        m, l = (float(value) for value in softmax.merge(*parts))
-        last = number_of == len(plan)
-        draw_node(ax, x, y, (m, l), "green" if last else "sky", line=2.2 if last else 1.0)
-        nodes.append((m, l))
-        places.append((x, y))
+        parts = torch.tensor([*nodes[a][:2], *nodes[b][:2]], dtype=torch.float64)
+        nodes.append((*(float(value) for value in softmax.merge(*parts)), x, y))
+    for place, (m, l, x, y) in enumerate(nodes, start=1):
+        look = {"colour": "green", "line": 2.2} if place == len(nodes) else {"colour": "orange" if place <= len(leaves) else "sky"}
+        width = 0.64 if l in (0, 1) else 0.94
+        look = {"hatch": MASKED, "dashed": True} if m == -math.inf else look
+        box(ax, x - width / 2, y - 0.25, width, 0.5, f"({number(m)}, {number(l)})", **look)
 
 
 @image("01_merge_tree.png", 4.6, 9.7)
@@ -349,12 +287,10 @@ def draw_merge_tree(ax: Axes) -> None:
     """The pairs (m, l) of four elements merged left to right, as a balanced tree, and with an empty part: one result."""
     leaves = [softmax.online_normalizer(torch.tensor([value], dtype=torch.float64)) for value in EXAMPLE]
     empty = softmax.online_normalizer(torch.tensor([], dtype=torch.float64))
-    write(ax, 1.45, 0.3, "left to right", HEAD, weight="bold")
-    draw_tree(ax, 0.05, leaves, [(0, 1, 0.5, 1), (4, 2, 1.25, 2), (5, 3, 2.1, 3)])
-    write(ax, 4.5, 0.3, "balanced tree", HEAD, weight="bold")
-    draw_tree(ax, 3.1, leaves, [(0, 1, 0.5, 1), (2, 3, 2.5, 1), (4, 5, 1.5, 2)])
-    write(ax, 7.9, 0.3, "with an empty part", HEAD, weight="bold")
-    draw_tree(ax, 6.15, [*leaves[:2], empty, *leaves[2:]], [(0, 1, 0.5, 1), (2, 3, 2.5, 1), (6, 4, 3.2, 2), (5, 7, 1.85, 3)])
+    draw_tree(ax, 0.05, "left to right", leaves, [(0, 1, 0.5, 1), (4, 2, 1.25, 2), (5, 3, 2.1, 3)])
+    draw_tree(ax, 3.1, "balanced tree", leaves, [(0, 1, 0.5, 1), (2, 3, 2.5, 1), (4, 5, 1.5, 2)])
+    with_empty = [(0, 1, 0.5, 1), (2, 3, 2.5, 1), (6, 4, 3.2, 2), (5, 7, 1.85, 3)]
+    draw_tree(ax, 6.15, "with an empty part", [*leaves[:2], empty, *leaves[2:]], with_empty)
     write(ax, 4.85, 4.3, "each box: a pair (m, l)     top row: one score each     hatched: the empty part     thick frame: the whole row")
 
 
@@ -418,8 +354,7 @@ def draw_running_sum(ax: Axes) -> None:
 @image("01_shares.png", 3.0)
 def draw_shares(ax: Axes) -> None:
     """The plain sum of scores 3, 2 | 5, 1 as one bar: each processor's piece is the share with which its output counts."""
-    x, top, height, wide = 0.4, 1.0, 0.6, 8.2 / sum(math.exp(score) for score in EXAMPLE)
-    counted = []
+    x, top, height, wide, counted = 0.4, 1.0, 0.6, 8.2 / sum(math.exp(score) for score in EXAMPLE), []
     for part, place in ((slice(0, 2), "first"), (slice(2, 4), "second")):
         start, terms = x, [math.exp(score) for score in EXAMPLE[part]]
         o = sum(term * value for term, value in zip(terms, (10, 20, 30, 40)[part], strict=True)) / sum(terms)

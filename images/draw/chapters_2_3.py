@@ -1,31 +1,13 @@
 """The drawings of chapters 2 and 3."""
 
-from functools import partial
-
 import torch
 from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
-from draw.drawing import (
-    BODY,
-    HEAD,
-    MASKED,
-    TENSOR_COLOUR,
-    arrow,
-    box,
-    grid,
-    heading,
-    image,
-    legend,
-    note,
-    number,
-    outline,
-    write,
-)
+from draw.drawing import arrow, box, frames, grid, heading, image, legend, note, outline, sample, write, writes
+from draw.look import BODY, HEAD, MASKED, TENSOR_COLOUR
 from fa_tutorial.figures import GREY
 from fa_tutorial.matmul import blocked_matmul, grouped_tile, strips_per_wave
-
-# ---------------------------------------------------------------- chapter 2
 
 
 @image("02_strides.png", 5.1)
@@ -35,14 +17,10 @@ def draw_strides(ax: Axes) -> None:
     column = tensor[:, 1]
     picked = set(column.tolist())
     views = (("x", tensor, 0.5), ("x.t()", tensor.t(), 3.8), ("x[:, 1]", column, 7.2))
-    side = 0.46
+    side, looks = 0.46, ({"colour": "sky"}, {"colour": "orange", "hatch": "\\\\"})
 
-    def cells(x0: float, y0: float, values: list[list[int]]) -> None:
-        def look(row: int, col: int) -> dict:
-            cell = values[row][col]
-            return {"text": str(cell), "size": BODY, **({"colour": "orange", "hatch": "\\\\"} if cell in picked else {"colour": "sky"})}
-
-        grid(ax, x0, y0, len(values), len(values[0]), side, look)
+    def cells(x: float, y: float, rows: list[list[int]]) -> None:
+        grid(ax, x, y, len(rows), len(rows[0]), side, lambda i, j: {"text": f"{rows[i][j]}", "size": BODY, **looks[rows[i][j] in picked]})
 
     for name, view, left in views:
         terms = [str(view.storage_offset())] if view.storage_offset() else []
@@ -64,14 +42,11 @@ def draw_strides(ax: Axes) -> None:
 @image("02_grid_and_mask.png", 4.45)
 def draw_grid_and_mask(ax: Axes) -> None:
     """Ten elements, three programs with blocks of four: the offset of each position, and the last two masked off."""
-    n, block = 10, 4
-    side, gap, left = 0.56, 0.22, 1.75
+    n, block, side, gap, left = 10, 4, 0.56, 0.22, 1.75
     programs = -(-n // block)
-    memory = [left + (offset + 0.5) * side for offset in range(programs * block)]  # middle of each element's cell
-    rows = {"lane": 0.55, "offs": 1.5, "mask": 2.06, "memory": 3.2}
-    labels = {"lane": "arange(0, BLOCK)", "offs": "offs", "mask": "mask: offs < n", "memory": f"memory, n = {n}"}
-    for row, text in labels.items():
-        note(ax, 0.1, rows[row] + side / 2, text)
+    arange, offs, mask, memory = 0.55, 1.5, 2.06, 3.2
+    for y, text in ((arange, "arange(0, BLOCK)"), (offs, "offs"), (mask, "mask: offs < n"), (memory, f"memory, n = {n}")):
+        note(ax, 0.1, y + side / 2, text)
     note(ax, 0.1, 1.305, f"+ program_id · {block}")
     for program in range(programs):
         start = left + program * (block * side + gap)
@@ -79,30 +54,24 @@ def draw_grid_and_mask(ax: Axes) -> None:
         write(ax, start + block * side / 2, 1.305, f"+ {program * block}")
         for lane in range(block):
             offset = program * block + lane
-            inside = offset < n
-            x = start + lane * side
-            look = {"colour": "sky"} if inside else {"hatch": MASKED}
-            box(ax, x, rows["lane"], side, side, str(lane), size=BODY)
-            box(ax, x, rows["offs"], side, side, str(offset), size=BODY, **look)
-            box(ax, x, rows["mask"], side, side, str(inside), **look)
+            x, middle, inside = start + lane * side, left + (offset + 0.5) * side, offset < n
+            look, element = ({"colour": "sky"}, {"text": f"x[{offset}]", "colour": "orange"}) if inside else ({"hatch": MASKED},) * 2
+            box(ax, x, arange, side, side, str(lane), size=BODY)
+            box(ax, x, offs, side, side, str(offset), size=BODY, **look)
+            box(ax, x, mask, side, side, str(inside), **look)
+            box(ax, middle - side / 2, memory, side, side, **element)
             if inside:
-                arrow(ax, (x + side / 2, rows["mask"] + side), (memory[offset], rows["memory"]), width=1.2)
-        outline(ax, start, rows["lane"], block * side, rows["mask"] + side - rows["lane"])
-    for offset, x in enumerate(memory):
-        look = {"text": f"x[{offset}]", "colour": "orange"} if offset < n else {"hatch": MASKED}
-        box(ax, x - side / 2, rows["memory"], side, side, **look)
-    write(ax, memory[n] + side / 2, rows["memory"] + side + 0.22, "not ours")
+                arrow(ax, (x + side / 2, mask + side), (middle, memory), width=1.2)
+        outline(ax, start, arange, block * side, mask + side - arange)
+    write(ax, left + (n + 1) * side, memory + side + 0.22, "not ours")
     outside = " and ".join(str(offset) for offset in range(n, programs * block))
-    words = f"{outside} are masked off: the load gives other, the store skips them"
-    note(ax, memory[0] - side / 2, rows["memory"] + side + 0.22, words)
+    note(ax, left, memory + side + 0.22, f"{outside} are masked off: the load gives other, the store skips them")
 
 
 @image("02_transpose_tiles.png", 4.9)
 def draw_transpose_tiles(ax: Axes) -> None:
     """One tile of x, read at tile (r, c) and stored at tile (c, r) of out; ragged tiles hatched."""
-    rows, cols, block_r, block_c = 5, 7, 2, 4
-    tile_r, tile_c = 1, 0
-    side, top = 0.42, 0.95
+    rows, cols, block_r, block_c, tile_r, tile_c, side, top = 5, 7, 2, 4, 1, 0, 0.42, 0.95
     letters = {(r, c): chr(ord("a") + r * block_c + c) for r in range(block_r) for c in range(block_c)}
 
     def look(row: int, col: int) -> dict:
@@ -118,11 +87,8 @@ def draw_transpose_tiles(ax: Axes) -> None:
     left, right = 0.75, 5.9
     grid(ax, left, top, padded_rows, padded_cols, side, look)
     grid(ax, right, top, padded_cols, padded_rows, side, lambda row, col: look(col, row))
-    for x, tall, wide in ((left, padded_rows, padded_cols), (right, padded_cols, padded_rows)):
-        step_r, step_c = (block_r, block_c) if x == left else (block_c, block_r)
-        for row in range(0, tall, step_r):
-            for col in range(0, wide, step_c):
-                outline(ax, x + col * side, top + row * side, step_c * side, step_r * side, line=1.2)
+    frames(ax, left, top, padded_rows, padded_cols, side, (block_r, block_c), line=1.2)
+    frames(ax, right, top, padded_cols, padded_rows, side, (block_c, block_r), line=1.2)
     outline(ax, left + tile_c * block_c * side, top + tile_r * block_r * side, block_c * side, block_r * side, line=3)
     outline(ax, right + tile_r * block_r * side, top + tile_c * block_c * side, block_r * side, block_c * side, line=3)
     heading(ax, left, 0.25, f"x, ({rows}, {cols})")
@@ -144,8 +110,7 @@ def draw_transpose_tiles(ax: Axes) -> None:
 @image("02_gpu.png", 5.3)
 def draw_gpu(ax: Axes) -> None:
     """From the grid to the threads: twelve programs on four SMs, one program's four warps, one warp's threads."""
-    chosen, side, step = 5, 0.6, 0.22
-    left, top = 0.15, 1.15
+    chosen, side, step, left, top = 5, 0.6, 0.22, 0.15, 1.15
     heading(ax, left, 0.25, "grid")
     note(ax, left, 0.65, "what you launch:\n12 programs", linespacing=1.3)
 
@@ -171,14 +136,12 @@ def draw_gpu(ax: Axes) -> None:
     for warp in range(4):
         y = top + warp * (high + 0.26)
         note(ax, zoom, y + 0.05, f"warp {warp}")
-        for thread in range(32):
-            box(ax, zoom + thread * cell, y + 0.2, cell, high - 0.12, colour="orange", share=0.6)
+        grid(ax, zoom, y + 0.2, 1, 32, cell, lambda *_: {"colour": "orange", "share": 0.6}, high - 0.12)
         outline(ax, zoom, y + 0.2, 32 * cell, high - 0.12, line=1.5)
     for corner, end in ((slot[1] - side / 2, top + 0.1), (slot[1] + side / 2, top + 4 * (high + 0.26) - 0.2)):
         ax.plot((slot[0], zoom - 0.12), (corner, end), color="black", linestyle="--", linewidth=1.2, zorder=2.6)
-    y = 4.02
-    note(ax, left, y + 0.05, "8 to 11 wait")
-    note(ax, zoom, y + 0.05, "32 threads share each instruction")
+    note(ax, left, 4.07, "8 to 11 wait")
+    note(ax, zoom, 4.07, "32 threads share each instruction")
     note(ax, left, 4.78, "You choose\nthe grid.", BODY, weight="bold", linespacing=1.3)
     note(ax, sm_left, 4.78, "The GPU places programs\non SMs, in any order.", BODY, weight="bold", linespacing=1.3)
     note(ax, zoom, 4.78, "Triton divides the block\nof data among threads.", BODY, weight="bold", linespacing=1.3)
@@ -210,9 +173,8 @@ def draw_coalescing(ax: Axes) -> None:
             continue
         note(ax, left, y + 0.17, f"thread {thread}")
         arrow(ax, (left + 0.83, y + 0.17), (left + 1.05, y + 0.17), width=0.9)
-        for element in range(per_sector):
-            look = {"colour": "sky", "share": 0.6} if element == 0 else {"hatch": MASKED}
-            box(ax, left + 1.05 + element * cell, y, cell, 0.34, **look)
+        looks = {"colour": "sky", "share": 0.6}, {"hatch": MASKED}
+        grid(ax, left + 1.05, y, 1, per_sector, cell, lambda _, element: looks[element > 0], 0.34)
         outline(ax, left + 1.05, y, per_sector * cell, 0.34)
     used = f"{down} sectors of 32 bytes:\n{32 * down:,} bytes delivered, 128 used"
     note(ax, 4.0, 3.6, used, BODY, weight="bold", linespacing=1.3)
@@ -221,20 +183,15 @@ def draw_coalescing(ax: Axes) -> None:
 
 @image("02_turned_tile.png", 3.15)
 def draw_turned_tile(ax: Axes) -> None:
-    """16 elements of x, coloured by the thread that loads them, the same in shared memory, where four threads write rows and read columns,
-    and in out, coloured by the thread that stores them: 12 of the elements change threads on the way."""
-    side, y, left, middle, right = 0.45, 0.85, 0.6, 3.85, 6.6
-    colours = ("blue", "orange", "green", "purple")
+    """16 elements of x, in shared memory and in out, coloured by the thread that loads or stores them: 12 change threads on the way."""
+    side, y, left, middle, right, colours = 0.45, 0.85, 0.6, 3.85, 6.6, ("blue", "orange", "green", "purple")
     for x, name, element in (
         (left, "tile of x, loaded row by row", lambda r, c: 4 * r + c),
         (middle, "shared memory", lambda r, c: 4 * r + c),
         (right, "tile of out, stored row by row", lambda r, c: 4 * c + r),
     ):
         write(ax, x + 2 * side, 0.22, name, BODY, weight="bold")
-
-        def look(r, c, x=x, element=element):
-            return {"text": str(element(r, c)), "colour": "yellow" if x == middle else colours[c], "share": 0.45, "size": BODY}
-
+        look = lambda r, c: {"text": f"{element(r, c)}", "colour": "yellow" if x == middle else colours[c], "share": 0.45, "size": BODY}
         grid(ax, x, y, 4, 4, side, look)
         for thread in range(4):
             along, down = (-0.17, (thread + 0.5) * side) if x == middle else ((thread + 0.5) * side, -0.18)
@@ -256,27 +213,23 @@ def draw_softmax_row(ax: Axes) -> None:
         ("p = exp(x − m)", [f"{value:.2f}" for value in p], f"l = sum(p) = {p.sum():.2f}"),
         ("y = p / l", [f"{value:.2f}" for value in p / p.sum()], "the store skips the last"),
     )
-    side, wide, left = 0.52, 0.85, 2.2
+    side, wide, left, looks = 0.52, 0.85, 2.2, ({"colour": "sky"}, {"hatch": MASKED})
     for i, (label, values, aside) in enumerate(rows):
         y = 0.2 + i * (side + 0.14)
         note(ax, 0.1, y + side / 2, label, BODY)
-        for lane, value in enumerate(values):
-            look = {"colour": "sky"} if lane < 3 else {"hatch": MASKED}
-            box(ax, left + lane * wide, y, wide, side, value, size=BODY, **look)
+        grid(ax, left, y, 1, 4, wide, lambda _, lane: {"text": values[lane], "size": BODY, **looks[lane == 3]}, side)
         note(ax, left + 4 * wide + 0.25, y + side / 2, aside, BODY)
 
 
 @image("02_fused_softmax.png", 4.55)
 def draw_fused_softmax(ax: Axes) -> None:
     """Softmax as five kernels, eight trips of n elements between HBM and the chip; fused, two."""
-    steps = (("amax", "x", "m", 0), ("−", "xm", "z", 1), ("exp", "z", "p", 1), ("sum", "p", "l", 0), ("/", "pl", "y", 1))
-    trips = 0
-    memory, chip, wide = 0.6, 2.55, 0.62
-    places = {name: 0.35 + i * 0.95 for i, name in enumerate("xmzply")}
+    steps = (("amax", "x", "m"), ("−", "xm", "z"), ("exp", "z", "p"), ("sum", "p", "l"), ("/", "pl", "y"))
+    trips = sum(name not in "ml" for _, reads, made in steps for name in reads + made)
+    memory, chip, wide, places = 0.6, 2.55, 0.62, {name: 0.35 + i * 0.95 for i, name in enumerate("xmzply")}
     for left, right, title in ((0.1, 6.15, "five kernels"), (6.75, 8.9, "one fused kernel")):
         heading(ax, left, 0.25, title)
         ax.add_patch(Rectangle((left, memory - 0.12), right - left, 1.0, facecolor="#ebebeb", edgecolor=GREY))
-    kernels = {name: 0.55 + i * 1.14 for i, (name, *_) in enumerate(steps)}
 
     def tensor(x: float, name: str) -> None:
         whole = name not in "ml"
@@ -289,31 +242,22 @@ def draw_fused_softmax(ax: Axes) -> None:
         ends = ((start, high), (end, low)) if is_read else ((end, low), (start, high))
         arrow(ax, *ends, colour="blue" if is_read else "vermilion", dashed=not is_read, width=2.2 if whole else 0.9)
 
-    for name, x in places.items():
+    for name, x in (*places.items(), ("x", 6.95), ("y", 8.1)):
         tensor(x, name)
-    for name, reads, writes, whole in steps:
-        x = kernels[name]
+    for step, (name, reads, made) in enumerate(steps):
+        x = 0.55 + step * 1.14
         box(ax, x, chip, 0.82, 0.52, name, "sky", size=BODY, line=2, weight="bold")
         for i, source in enumerate(reads):
             trip(places[source] + wide / 2, x + 0.2 + 0.2 * i, True, source not in "ml")
-            trips += source not in "ml"
-        trip(places[writes] + wide / 2, x + 0.65, False, bool(whole))
-        trips += whole
-    for x, name in ((6.95, "x"), (8.1, "y")):
-        tensor(x, name)
+        trip(places[made] + wide / 2, x + 0.65, False, made not in "ml")
     box(ax, 6.95, chip, 1.77, 0.52, "softmax", "sky", size=BODY, line=2, weight="bold")
     trip(6.95 + wide / 2, 6.95 + wide / 2, True, True)
     trip(8.1 + wide / 2, 8.1 + wide / 2, False, True)
     note(ax, 0.1, 3.45, f"{trips} trips of n elements", BODY, weight="bold")
     note(ax, 6.75, 3.45, "2 trips of n elements", BODY, weight="bold")
-    y = 4.1
-    for x, colour, dashed, text in ((0.1, "blue", False, "read"), (1.5, "vermilion", True, "written")):
-        arrow(ax, (x, y), (x + 0.5, y), colour=colour, dashed=dashed, width=2.2)
-        note(ax, x + 0.6, y, text)
-    note(ax, 3.2, y, "thin arrows: one number per row.  Gray: HBM.")
-
-
-# ---------------------------------------------------------------- chapter 3
+    sample(ax, 0.1, 4.1, "read", "blue", long=0.5, width=2.2)
+    sample(ax, 1.5, 4.1, "written", "vermilion", long=0.5, width=2.2, dashed=True)
+    note(ax, 3.2, 4.1, "thin arrows: one number per row.  Gray: HBM.")
 
 
 @image("03_block_matmul.png", 4.75)
@@ -321,27 +265,24 @@ def draw_block_matmul(ax: Axes) -> None:
     """Tile (0, 1) of c: the row of a's tiles times the column of b's, in two steps over k."""
     i = torch.arange(4)
     a, b = ((i[:, None] + i) % 4).float(), ((2 * i[:, None] + i) % 3).float()
-    side, gap, block = 0.4, 0.2, 2
-    tile_m, tile_n = 0, 1
+    side, gap, block, tile_m, tile_n = 0.4, 0.2, 2, 0, 1
     for step in range(2):
         left, top = 0.45 + step * 4.45, 0.65
         heading(ax, left, 0.3, f"step {step + 1}")
         x_c, y_c = left + 4 * side + gap, top + 4 * side + gap
-        done = (step + 1) * block
-        c = blocked_matmul(a[:, :done], b[:done], block, block, block)
-
-        def look(row: int, col: int, name: str, values: torch.Tensor, now: int) -> dict:
-            tile_row, tile_col, text = row // block, col // block, number(float(values[row, col]))
-            if name == "c":
-                return {"text": text, "colour": "purple", "share": 0.5} if (tile_row, tile_col) == (tile_m, tile_n) else {}
-            in_strip, k = (tile_row == tile_m, tile_col) if name == "a" else (tile_col == tile_n, tile_row)
-            # strong where this step reads it, pale where another step does
-            return {"text": text, "colour": "blue" if name == "a" else "orange", "share": (0.6 if k == now else 0.18) * in_strip}
-
+        c = blocked_matmul(a[:, : 2 * step + 2], b[: 2 * step + 2], block, block, block)
         for name, x, y, values in (("a", left, y_c, a), ("b", x_c, top, b), ("c", x_c, y_c, c)):
-            grid(ax, x, y, 4, 4, side, partial(look, name=name, values=values, now=step))
-            for tile in range(4):
-                outline(ax, x + tile % 2 * 2 * side, y + tile // 2 * 2 * side, 2 * side, 2 * side, line=1.2)
+
+            def look(row: int, col: int) -> dict:
+                tile_row, tile_col, text = row // block, col // block, f"{values[row, col]:.0f}"
+                if name == "c":
+                    return {"text": text, "colour": "purple", "share": 0.5} if (tile_row, tile_col) == (tile_m, tile_n) else {}
+                in_strip, k = (tile_row == tile_m, tile_col) if name == "a" else (tile_col == tile_n, tile_row)
+                # strong where this step reads it, pale where another step does
+                return {"text": text, "colour": "blue" if name == "a" else "orange", "share": (0.6 if k == step else 0.18) * in_strip}
+
+            grid(ax, x, y, 4, 4, side, look)
+            frames(ax, x, y, 4, 4, side, (block, block), line=1.2)
             write(ax, x - 0.17 if name != "c" else x + 4 * side + 0.17, y + 2 * side, name, HEAD, weight="bold")
         outline(ax, left + step * 2 * side, y_c + tile_m * 2 * side, 2 * side, 2 * side, line=3)
         outline(ax, x_c + tile_n * 2 * side, top + step * 2 * side, 2 * side, 2 * side, line=3)
@@ -356,23 +297,17 @@ def draw_block_matmul(ax: Axes) -> None:
 def draw_one_program(ax: Axes) -> None:
     """What one program of the matmul kernel touches: its tile of c, the strips of a and b that it walks along, and the lanes beyond K."""
     tiles, tile_m, tile_n, step, steps = 4, 1, 2, 1, 3.75  # K is 3.75 steps long
-    wide, high = 0.75, 0.5  # inches of a tile of c
-    k_a, k_b = 0.6, 0.6  # inches of a step along K, in a and in b
-    x_c, y_c = 4.8, 3.0
+    wide, high, k_a, k_b, x_c, y_c = 0.75, 0.5, 0.6, 0.6, 4.8, 3.0  # inches: of a tile of c; of a step along K, in a and in b
     x_a, y_b = x_c - 0.45 - tiles * k_a, y_c - 0.3 - tiles * k_b
     row, col = y_c + tile_m * high, x_c + tile_n * wide
     for k in range(tiles):
         share, line = (0.6, 2.2) if k == step else (0.18, 1.0)
         box(ax, x_a + k * k_a, row, k_a, high, colour="blue", share=share, line=line)
         box(ax, col, y_b + k * k_b, wide, k_b, colour="orange", share=share, line=line)
-    beyond_a, beyond_b = (tiles - steps) * k_a, (tiles - steps) * k_b
-    box(ax, x_a + steps * k_a, row, beyond_a, high, hatch=MASKED, dashed=True)
-    box(ax, col, y_b + steps * k_b, wide, beyond_b, hatch=MASKED, dashed=True)
-    for i in range(tiles):
-        for j in range(tiles):
-            here = (i, j) == (tile_m, tile_n)
-            box(ax, x_c + j * wide, y_c + i * high, wide, high, "acc" if here else "", "purple" if here else None, share=0.5, size=BODY,
-                weight="bold", line=2.2 if here else 1.0)  # fmt: skip
+    box(ax, x_a + steps * k_a, row, (tiles - steps) * k_a, high, hatch=MASKED, dashed=True)
+    box(ax, col, y_b + steps * k_b, wide, (tiles - steps) * k_b, hatch=MASKED, dashed=True)
+    acc = {"text": "acc", "colour": "purple", "share": 0.5, "size": BODY, "weight": "bold", "line": 2.2}
+    grid(ax, x_c, y_c, tiles, tiles, wide, lambda *tile: acc if tile == (tile_m, tile_n) else {}, high)
     outline(ax, x_a, y_c, steps * k_a, tiles * high, line=1.4)
     outline(ax, x_c, y_b, tiles * wide, steps * k_b, line=1.4)
     outline(ax, x_c, y_c, tiles * wide, tiles * high, line=1.4)
@@ -397,7 +332,7 @@ def draw_one_program(ax: Axes) -> None:
 def draw_stages(ax: Axes) -> None:
     """Three places in shared memory: each loads the tiles of a step while those of another are multiplied."""
     left, unit, tall, places = 1.0, 0.96, 0.42, 3
-    heading(ax, 0.1, 0.25, "num_stages = 3: one step is multiplied, two are on their way")
+    heading(ax, 0.1, 0.25, "num_stages = 3: while one step is multiplied, later ones are loaded")
     for place in range(places):
         y = 0.6 + place * (tall + 0.06)
         note(ax, 0.1, y + tall / 2, f"place {place}")
@@ -405,6 +340,8 @@ def draw_stages(ax: Axes) -> None:
             work = left + (step + places - 1) * unit
             asked = left if step < places - 1 else left + step * unit  # steps 0 and 1 are asked for before the loop
             box(ax, asked, y, (places - 1) * unit, tall, f"load step {step}", "orange", share=0.35)
+            if step == place and asked > left:
+                box(ax, left, y, asked - left, tall, "free until the loop starts", dashed=True)
             if (loaded := asked + (places - 1) * unit) < work:
                 box(ax, loaded, y, work - loaded, tall, "waits", dashed=True)
             box(ax, work, y, unit, tall, f"multiply {step}", "blue", share=0.5, weight="bold")
@@ -429,8 +366,7 @@ def draw_room(ax: Axes) -> None:
             box(ax, x, 1.7, size * unit, tall, f"{name}\n{size}", colour, share=0.4)
             x += size * unit
     step = (x - left) / stages
-    note(ax, left, 1.52, "multiplied")
-    note(ax, left + step, 1.52, "on their way")
+    writes(ax, left, 1.52, ("multiplied", "on their way"), dx=step, ha="left")
     outline(ax, left, 1.7, step, tall)
 
 
@@ -447,9 +383,8 @@ def draw_operands(ax: Axes) -> None:
     for left, name, side, columns, mine in panels:  # mine: the tensor core of the warp whose registers are drawn
         heading(ax, left, 0.25, name)
         box(ax, left, top["L2 and HBM"], wide, tall, f"a and b, for a tile of {side} × {side}")
-        for core in range(4):
-            look = {"colour": TENSOR_COLOUR["o"], "share": 0.45} if core == mine else {}
-            box(ax, left + core * wide / 4, cores, wide / 4, tall, f"16 × {columns}", **look)
+        looks = {}, {"colour": TENSOR_COLOUR["o"], "share": 0.45}
+        grid(ax, left, cores, 1, 4, wide / 4, lambda _, core: {"text": f"16 × {columns}", **looks[core == mine]}, tall)
         own = left + (mine + 0.5) * wide / 4
         for x, tile, part, colour, aside in (
             (left, f"a: {side} rows", "a: 16 rows", "blue", -0.3), (left + 1.25, f"b: {side} columns", "b: 16 columns", "orange", 0.0),
@@ -486,12 +421,8 @@ def draw_program_order(ax: Axes) -> None:
         program = {grouped_tile(pid, tiles, tiles, group): pid for pid in range(tiles * tiles)}
         first = {tile for tile, pid in program.items() if pid < wave}
         rows, cols = {row for row, _ in first}, {col for _, col in first}
-
-        def look(row: int, col: int, ids: dict = program) -> dict:
-            now = ids[row, col] < wave
-            return {"text": str(ids[row, col]), "colour": "purple" if now else None, "share": 0.5, "weight": "bold" if now else "normal"}
-
-        grid(ax, left, top, tiles, tiles, side, look)
+        looks = {}, {"colour": "purple", "share": 0.5, "weight": "bold"}
+        grid(ax, left, top, tiles, tiles, side, lambda *tile: {"text": f"{program[tile]}", **looks[tile in first]})
         for i in range(tiles):
             read = {"share": 0.6, "hatch": MASKED}  # by the wave
             box(ax, left - 0.5, top + i * side + 0.05, 0.4, side - 0.1, **({"colour": "blue"} | read if i in rows else {}))
@@ -521,14 +452,11 @@ def draw_in_l2(ax: Axes) -> None:
         {},
     )
     for panel, (title, *at) in enumerate(panels):
-        top = 0.62 + 1.08 * panel
-        room = 6 if panel == 2 else steps
+        top, room = 0.62 + 1.08 * panel, 6 if panel == 2 else steps
         note(ax, left, top - 0.3, title, BODY, weight="bold")
-        for step in range(steps):
-            look = looks[0 if step < min(at) else 3 if step > max(at) else 1 if step > max(at) - room else 2]
-            box(ax, left + step * side, top, side, 0.34, **look)
-        for step in sorted(set(at)):
-            x = left + (step + 0.5) * side
+        look = lambda _, step: looks[0 if step < min(at) else 3 if step > max(at) else 1 if step > max(at) - room else 2]
+        grid(ax, left, top, 1, steps, side, look, 0.34)
+        for x in (left + (step + 0.5) * side for step in sorted(set(at))):
             arrow(ax, (x, top + 0.6), (x, top + 0.35))
         note(ax, left + (max(at) + 1.3) * side, top + 0.5, "programs" if panel else "four programs")
     write(ax, left + steps * side, 0.32, "one strip, cut into steps along K →", ha="right")
@@ -540,14 +468,16 @@ def draw_in_l2(ax: Axes) -> None:
 def draw_skeleton(ax: Axes) -> None:
     """(q kᵀ) v by blocks: the tile of q and acc stay on chip, tiles of k and v stream past, the tile of s never leaves."""
     block_m, block_n, dim = 0.75, 0.85, 1.1  # inches for BLOCK_M, BLOCK_N and D on the chip
-    row, high = 3.0, 2.8  # top of the tiles of q, s and acc; bottom of those of k and v
-    x_q, x_s, x_acc = 1.65, 3.1, 5.7
-    draw_blocks(ax, 0.2, 1.5, 4, 2, "q", "q (S_q, D)", down=True)
-    draw_blocks(ax, 8.05, 1.5, 4, 2, "o", "o (S_q, D)", down=True)
-    draw_blocks(ax, 2.55, 0.35, 3, 1, "k", "kᵀ (D, S_k): k by swapped strides", down=False)
-    for i in range(3):  # v stands as its tiles do
-        look = {"share": 0.6, "hatch": MASKED, "line": 2.2} if i == 1 else {"share": 0.12}
-        box(ax, x_acc, 0.35 + i * 0.25, dim, 0.25, colour=TENSOR_COLOUR["v"], **look)
+    row, high, x_q, x_s, x_acc = 3.0, 2.8, 1.65, 3.1, 5.7  # top of the tiles of q, s and acc; bottom of those of k and v
+    for name, x, y, rows, cols, now, wide, tall in (
+        ("q", 0.2, 1.5, 4, 1, 2, 0.7, 0.75), ("o", 8.05, 1.5, 4, 1, 2, 0.7, 0.75), ("k", 2.55, 0.35, 1, 3, 1, 0.65, 0.5),
+        ("v", x_acc, 0.35, 3, 1, 1, dim, 0.25),
+    ):  # fmt: skip
+        look = {"share": 0.12}, {"share": 0.6, "hatch": MASKED, "line": 2.2}
+        grid(ax, x, y, rows, cols, wide, lambda *block: {"colour": TENSOR_COLOUR[name], **look[max(block) == now]}, tall)
+    write(ax, 0.55, 1.33, "q (S_q, D)")
+    write(ax, 8.4, 1.33, "o (S_q, D)")
+    note(ax, 2.55, 0.18, "kᵀ (D, S_k): k by swapped strides")
     write(ax, x_acc + dim / 2, 0.18, "v (S_k, D)")
     outline(ax, 1.35, 1.3, 6.1, 3.5, dashed=True, line=1.6)
     note(ax, 1.5, 1.53, "on the chip", BODY, weight="bold")
@@ -556,31 +486,16 @@ def draw_skeleton(ax: Axes) -> None:
     for name, place in tiles.items():
         box(ax, *place, name, TENSOR_COLOUR["o" if name == "acc" else name[0]], share=0.6, size=HEAD, line=2, weight="bold")
     middle = row + block_m / 2
-    arrow(ax, (0.9, middle), (x_q, middle))
-    arrow(ax, (x_s + block_n / 2, 0.85), (x_s + block_n / 2, high - dim))
-    arrow(ax, (x_acc + dim / 2, 0.85), (x_acc + dim / 2, high - block_n))
-    arrow(ax, (x_q + dim, middle), (x_s, middle))
-    arrow(ax, (x_s + block_n, middle), (x_acc, middle))
-    arrow(ax, (x_acc + dim, middle), (8.05, middle))
+    for start, end in ((0.9, x_q), (x_q + dim, x_s), (x_s + block_n, x_acc), (x_acc + dim, 8.05)):
+        arrow(ax, (start, middle), (end, middle))
+    for x, long in ((x_s + block_n / 2, dim), (x_acc + dim / 2, block_n)):
+        arrow(ax, (x, 0.85), (x, high - long))
+        arrow(ax, (x, high), (x, row))
     write(ax, x_q + dim / 2, 2.65, "[BLOCK_M, BLOCK_D]\nread once, stays")
     note(ax, x_s + block_n + 0.1, 1.9, "[BLOCK_D, BLOCK_N]\nstreams past")
     write(ax, x_acc - 0.04, 2.5, "[BLOCK_N, BLOCK_D]\nstreams past", ha="right")
-    arrow(ax, (x_s + block_n / 2, high), (x_s + block_n / 2, row))
-    arrow(ax, (x_acc + dim / 2, high), (x_acc + dim / 2, row))
     write(ax, (x_s + block_n + x_acc) / 2, middle - 0.18, "acc += s v", BODY)
     write(ax, (x_s + block_n + x_acc) / 2, middle + 0.18, "s in v's dtype")
     write(ax, x_s + block_n / 2, 4.25, "s = scale · q kᵀ\n[BLOCK_M, BLOCK_N]\nnever leaves the chip")
     write(ax, x_acc + dim / 2, 4.15, "[BLOCK_M, BLOCK_D]\nstays, stored once")
     note(ax, 1.35, 5.03, "dashed frame: one program; outside it: HBM. Hatched: the blocks in use now.")
-
-
-def draw_blocks(ax: Axes, x: float, y: float, blocks: int, now: int, name: str, label: str, *, down: bool) -> None:
-    """A tensor in HBM, cut into blocks of rows, drawn downwards or sideways; block `now` is hatched."""
-    for i in range(blocks):
-        left, top, width, height = (x, y + i * 0.75, 0.7, 0.75) if down else (x + i * 0.65, y, 0.65, 0.5)
-        look = {"share": 0.6, "hatch": MASKED, "line": 2.2} if i == now else {"share": 0.12}
-        box(ax, left, top, width, height, colour=TENSOR_COLOUR[name], **look)
-    if down:
-        write(ax, x + 0.35, y - 0.17, label)
-    else:
-        note(ax, x, y - 0.17, label)

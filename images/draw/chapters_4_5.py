@@ -5,31 +5,11 @@ import math
 import torch
 from matplotlib.axes import Axes
 
-from draw.drawing import (
-    BODY,
-    HEAD,
-    MASKED,
-    TENSOR_COLOUR,
-    arrow,
-    box,
-    bracket,
-    grid,
-    heading,
-    image,
-    legend,
-    note,
-    notes,
-    number,
-    outline,
-    sample,
-    write,
-)
+from draw.drawing import arrow, box, bracket, frames, grid, heading, image, legend, note, notes, number, outline, sample, write, writes
+from draw.look import BODY, HEAD, MASKED, SEEN, TENSOR_COLOUR, WHOLE
 from fa_tutorial import algorithm, reference
 
-# ---------------------------------------------------------------- chapter 4
-
-BLOCKS = 4  # of queries, and of keys, in draw_two_loop_orders
-NOW = 6  # the step at hand, of BLOCKS² counted from 1
+BLOCKS, NOW = 4, 6  # of draw_two_loop_orders: blocks of queries, and of keys; the step at hand, of BLOCKS² counted from 1
 
 
 @image("04_two_loop_orders.png", 5.45)
@@ -57,12 +37,8 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
     write(ax, left + 0.2, 0.62, "q", BODY, weight="bold")
     write(ax, x + BLOCKS * side / 2, 0.62, "k, v", BODY, weight="bold")
     write(ax, x_out + 0.275, 0.62, results, BODY, weight="bold")
-
-    def look(row: int, col: int) -> dict:
-        step = order[row, col]
-        return {"text": str(step), "size": BODY, "colour": "yellow" if step <= NOW else None, "share": 0.8 if step == NOW else 0.35,
-                "weight": "bold" if step == NOW else "normal"}  # fmt: skip
-
+    looks = {"colour": "yellow", "share": 0.35}, {"colour": "yellow", "share": 0.8, "weight": "bold"}, {}  # done, at hand, to come
+    look = lambda *tile: {"text": str(order[tile]), "size": BODY, **looks[(order[tile] >= NOW) + (order[tile] > NOW)]}
     grid(ax, x, y, BLOCKS, BLOCKS, side, look)
     outline(ax, x + now_col * side, y + now_row * side, side, side)
     for i in range(BLOCKS):
@@ -91,63 +67,45 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
         arrow(ax, (x_out - 0.5, middle + 0.12), (x_out, middle + 0.12), "vermilion", dashed=True)
 
 
+HIDDEN, BEYOND = {"colour": "orange", "share": 0.15, "hatch": MASKED}, {"hatch": "xxx", "dashed": True}  # by the mask; past S_k
+
+
+def look_of(place: int, full: int, end: int, seen: bool) -> dict:
+    """The look of an element in a row, or in a row of tiles, whose bounds are full and end."""
+    return WHOLE if place < full else {} if place >= end else SEEN if seen else HIDDEN
+
+
 @image("04_causal_tiles.png", 4.6)
 def draw_causal_tiles(ax: Axes) -> None:
     """Tiles under the causal mask, whole, masked and skipped, with (full, end) of each row block: S_q = S_k, S_q < S_k, S_q > S_k."""
+    block, side, top = 2, 0.205, 0.85
     for left, S_q, S_k in ((0.1, 8, 8), (3.05, 8, 11), (6.6, 11, 6)):
         heading(ax, left, 0.25, f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q} {'<' if S_q < S_k else '>'} S_k = {S_k}")
-        draw_causal_case(ax, left, 0.85, S_q, S_k)
+        seen = reference.causal_mask(S_q, S_k)
+        bounds = [algorithm.causal_tiles(row_block, block, block, S_q, S_k) for row_block in range(-(-S_q // block))]
+        grid(ax, left, top, S_q, S_k, side, lambda row, col: look_of(col // block, *bounds[row // block], seen[row, col]))
+        frames(ax, left, top, S_q, S_k, side, (block, block), line=1.3)
+        note(ax, left + S_k * side + 0.08, top - 0.2, "full, end")
+        for row_block, (full, end) in enumerate(bounds):
+            y, tall = top + row_block * block * side, min(block, S_q - row_block * block) * side
+            note(ax, left + S_k * side + 0.08, y + tall / 2, f"{full}, {end}")
+        if blind := int((~seen.any(dim=1)).sum()):
+            note(ax, left, top + S_q * side + 0.4, f"rows 0 to {blind - 1} see nothing:\no = 0, lse = −∞")
     legend(ax, 3.95, (
-        (0.1, {"colour": "sky", "share": 0.6}, "whole: no mask"),
-        (1.95, {"colour": "orange", "share": 0.7}, "masked tile, seen"),
-        (4.05, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "masked tile, hidden"),
-        (6.35, {}, "skipped: never read"),
+        (0.1, WHOLE, "whole: no mask"), (1.95, SEEN, "masked tile, seen"), (4.05, HIDDEN, "masked tile, hidden"), (6.35, {}, "skipped: never read"),
     ))  # fmt: skip
     note(ax, 0.1, 4.35, "one square: one query (row) and one key (column); thick lines: tiles of 2 × 2; on the right: full, end")
-
-
-def draw_causal_case(ax: Axes, left: float, top: float, S_q: int, S_k: int) -> None:
-    """The S_q x S_k elements of one case in tiles of 2 x 2, (full, end) on the right, and the rows that see nothing named."""
-    block, side = 2, 0.205
-    seen = reference.causal_mask(S_q, S_k)
-    row_blocks, key_blocks = -(-S_q // block), -(-S_k // block)
-    bounds = [algorithm.causal_tiles(row_block, block, block, S_q, S_k) for row_block in range(row_blocks)]
-
-    def look(row: int, col: int) -> dict:
-        full, end = bounds[row // block]
-        if col // block < full:
-            return {"colour": "sky", "share": 0.6}
-        if col // block >= end:
-            return {}
-        return {"colour": "orange", "share": 0.7} if seen[row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
-
-    grid(ax, left, top, S_q, S_k, side, look)
-    note(ax, left + S_k * side + 0.08, top - 0.2, "full, end")
-    for row_block, (full, end) in enumerate(bounds):
-        y, tall = top + row_block * block * side, min(block, S_q - row_block * block) * side
-        for key_block in range(key_blocks):
-            wide = min(block, S_k - key_block * block) * side
-            outline(ax, left + key_block * block * side, y, wide, tall, line=1.3)
-        note(ax, left + S_k * side + 0.08, y + tall / 2, f"{full}, {end}")
-    blind = int((~seen.any(dim=1)).sum())
-    if blind:
-        note(ax, left, top + S_q * side + 0.4, f"rows 0 to {blind - 1} see nothing:\no = 0, lse = −∞")
-
-
-TWO_QUERIES = ((3.0, 2.0, 5.0, 1.0), (6.0, 4.0, 1.0, 5.0))  # scores; the first query's are chapter 1's
-TWO_VALUES = ((10.0, 4.0), (20.0, 3.0), (30.0, 2.0), (40.0, 1.0))
 
 
 @image("04_one_tile.png", 5.0)
 def draw_one_tile(ax: Axes) -> None:
     """softmax_step on a tile of two queries and two keys, the second of its row: what has one number per row, and what has more."""
-    s, v = torch.tensor(TWO_QUERIES, dtype=torch.float64), torch.tensor(TWO_VALUES, dtype=torch.float64)
+    s = torch.tensor([[3, 2, 5, 1], [6, 4, 1, 5]], dtype=torch.float64)  # scores; the first query's are chapter 1's
+    v = torch.tensor([[10, 4], [20, 3], [30, 2], [40, 1]], dtype=torch.float64)
     p, m, l, _ = algorithm.softmax_step(s[:, :2], torch.full((2,), -math.inf, dtype=s.dtype), torch.zeros(2, dtype=s.dtype))
     acc = p @ v[:2]
     p, m_new, l_new, alpha = algorithm.softmax_step(s[:, 2:], m, l)
-    acc_new = alpha[:, None] * acc + p @ v[2:]
-
-    wide, tall = 0.78, 0.46
+    wide, tall, top, low, one = 0.78, 0.46, 0.8, 2.95, "[BLOCK_M]"
 
     def tile(x: float, y: float, name: str, shape: str, values: torch.Tensor, colour: str | None = None, weight: str = "normal") -> float:
         """Cells of one tensor with its name and shape above; returns where they end."""
@@ -155,10 +113,8 @@ def draw_one_tile(ax: Axes) -> None:
         end = x + values.shape[1] * wide
         write(ax, (x + end) / 2, y - 0.5, name, HEAD, weight="bold")
         write(ax, (x + end) / 2, y - 0.19, shape)
-        for row, cells in enumerate(values.tolist()):
-            for col, cell in enumerate(cells):
-                text, look = number(round(cell, 4)), {"size": BODY, "weight": weight}
-                box(ax, x + col * wide, y + row * tall, wide, tall, text, colour, share=0.4, **look)
+        look = {"size": BODY, "weight": weight, "colour": colour, "share": 0.4}
+        grid(ax, x, y, *values.shape, wide, lambda *place: {"text": number(round(values[place].item(), 4)), **look}, tall)
         return end
 
     def before_and_after(x: float, y: float, name: str, shape: str, before: torch.Tensor, after: torch.Tensor, colour: str) -> float:
@@ -169,65 +125,50 @@ def draw_one_tile(ax: Axes) -> None:
         tile(end + 0.5, y, f"{name} after", shape, after, colour, "bold")
         return end
 
-    top, low, one = 0.8, 2.95, "[BLOCK_M]"
     for y in (top, low):
-        for row in range(2):
-            note(ax, 0.1, y + (row + 0.5) * tall, f"query {row}")
+        writes(ax, 0.1, y + 0.5 * tall, ("query 0", "query 1"), dy=tall, ha="left")
     tile(1.0, top, "s", "[BLOCK_M, BLOCK_N]", s[:, 2:], "orange")
     tile(5.75, top, "alpha", one, alpha, "sky")
     tile(7.3, top, "p", "[BLOCK_M, BLOCK_N]", p, "orange")
     tile(3.4, low, "v", "[BLOCK_N, D]", v[2:], "green")
     m_end = before_and_after(3.1, top, "m", one, m, m_new, "sky")
     l_end = before_and_after(1.0, low, "l", one, l, l_new, "yellow")
-    acc_end = before_and_after(5.3, low, "acc", "[BLOCK_M, D]", acc, acc_new, "purple")
-    under = (
+    acc_end = before_and_after(5.3, low, "acc", "[BLOCK_M, D]", acc, alpha[:, None] * acc + p @ v[2:], "purple")
+    for x, y, text in (
         (m_end + 0.1, top, "max(m, rowmax s)"),
         (6.05, top, "exp(m before − m after)"),
         (8.08, top, "exp(s − m after)"),
         (l_end + 0.25, low, "alpha · l + rowsum p"),
         (4.18, low, "rows: keys 2, 3"),
         (acc_end + 0.25, low, "alpha · acc + p v"),
-    )
-    for x, y, text in under:
+    ):
         write(ax, x, y + 2 * tall + 0.24, text, BODY)
     note(ax, 0.1, 4.5, "query 0: the maximum grows from 3 to 5, so alpha shrinks its l and its acc")
     note(ax, 0.1, 4.8, "query 1: the maximum stays 6, so its alpha is 1 and nothing is corrected")
 
 
-# ---------------------------------------------------------------- chapter 5
-
-
 @image("05_grid.png", 5.2)
 def draw_grid(ax: Axes) -> None:
     """The programs of two batch entries with two heads each, in one row; what one of them reads and writes."""
-    B, H, row_blocks, key_blocks, mine = 2, 2, 3, 5, 7
-    left, wide = 0.15, 0.725
+    B, H, row_blocks, key_blocks, mine, left, wide = 2, 2, 3, 5, 7, 0.15, 0.725
     heading(ax, left, 0.25, f"B = {B}, H = {H}, {row_blocks} row blocks: {B * H * row_blocks} programs on one axis")
-    for pid in range(B * H * row_blocks):
-        batch_head = pid // row_blocks
-        look = {"colour": "black", "share": 0.2, "weight": "bold"} if pid == mine else {}
-        box(ax, left + pid * wide, 0.9, wide, 0.5, str(pid), size=BODY, **look)
-        if pid % row_blocks == 0:
-            words = f"b = {batch_head // H}, h = {batch_head % H}"
-            bracket(ax, left + pid * wide + 0.04, left + (pid + row_blocks) * wide - 0.04, 0.86, words)
+    look = {"colour": "black", "share": 0.2, "weight": "bold"}, {}
+    grid(ax, left, 0.9, 1, B * H * row_blocks, wide, lambda _, pid: {"text": str(pid), "size": BODY, **look[pid != mine]}, 0.5)
+    for batch_head in range(B * H):
+        start, stop = left + batch_head * row_blocks * wide, left + (batch_head + 1) * row_blocks * wide
+        bracket(ax, start + 0.04, stop - 0.04, 0.86, f"b = {batch_head // H}, h = {batch_head % H}")
     outline(ax, left + mine * wide, 0.9, wide, 0.5, line=3)
     b, h, row_block = mine // row_blocks // H, mine // row_blocks % H, mine % row_blocks
     heading(ax, left, 1.75, f"Program {mine}: b = {b}, h = {h}, row block {row_block}")
     top, tall, cell = 2.65, 0.6, 1.3
-    places = (("q", 0.5, "read once"), ("k", 2.75, "read, tile by tile"), ("v", 5.0, "read, tile by tile"), ("o", 7.25, "written once"))
-    for name, x, what in places:
-        rows = "S_k" if name in "kv" else "S_q"
+    for name, x in zip("qkvo", (0.5, 2.75, 5.0, 7.25), strict=True):
+        rows, what = ("S_k", "read, tile by tile") if name in "kv" else ("S_q", "read once" if name == "q" else "written once")
         write(ax, x + cell / 2, top - 0.45, f"{name}[{b}, {h}]", BODY, weight="bold")
         write(ax, x + cell / 2, top - 0.17, f"[{rows}, D]")
         blocks, high, side = (key_blocks, 0.4, "BLOCK_N") if name in "kv" else (row_blocks, tall, "BLOCK_M")
-        for block in range(blocks):
-            is_mine = name in "kv" or block == row_block
-            text = f"{side} rows" if is_mine else ""
-            box(ax, x, top + block * high, cell, high, text, TENSOR_COLOUR[name], share=0.45 if is_mine else 0.0)
-        if name in "qo":
-            outline(ax, x, top + row_block * tall, cell, tall)
-        else:
-            outline(ax, x, top, cell, blocks * high)
+        mine, look = range(blocks) if name in "kv" else [row_block], {"text": f"{side} rows", "colour": TENSOR_COLOUR[name], "share": 0.45}
+        grid(ax, x, top, blocks, 1, cell, lambda block, _: look if block in mine else {}, high)
+        outline(ax, x, top + mine[0] * high, cell, len(mine) * high)
         write(ax, x + cell / 2, top + blocks * high + 0.25, what)
 
 
@@ -237,64 +178,47 @@ def draw_two_loops(ax: Axes) -> None:
     draw_row_block(ax, 0.25, 21)
     draw_row_block(ax, 3.0, 16)
     legend(ax, 5.75, (
-        (0.1, {"colour": "sky", "share": 0.6}, "tile seen whole by all rows"),
-        (2.95, {"colour": "orange", "share": 0.7}, "seen"),
-        (3.95, {"colour": "orange", "share": 0.15, "hatch": MASKED}, "hidden by the mask"),
-        (6.05, {}, "never read"),
-        (7.45, {"hatch": "xxx", "dashed": True}, "beyond S_k"),
+        (0.1, WHOLE, "tile seen whole by all rows"), (2.95, SEEN, "seen"), (3.95, HIDDEN, "hidden by the mask"), (6.05, {}, "never read"),
+        (7.45, BEYOND, "beyond S_k"),
     ))  # fmt: skip
 
 
 def draw_row_block(ax: Axes, y: float, S_q: int) -> None:
     """Row block 2 of S_q queries against 21 keys."""
     S_k, block_m, block_n, row_block = 21, 4, 2, 2
-    left, side, top = 1.1, 0.34, y + 0.65
-    first = row_block * block_m
+    left, side, top, first = 1.1, 0.34, y + 0.65, row_block * block_m
     full, end = algorithm.causal_tiles(row_block, block_m, block_n, S_q, S_k)
-    full_n, end_n = full * block_n, end * block_n
-    keys = -(-S_k // block_n) * block_n
+    full_n, end_n, keys = full * block_n, end * block_n, -(-S_k // block_n) * block_n
     seen = reference.causal_mask(S_q, S_k)
-
-    def look(row: int, col: int) -> dict:
-        if col >= S_k:
-            return {"hatch": "xxx", "dashed": True}
-        if col < full_n:
-            return {"colour": "sky", "share": 0.6}
-        if col >= end_n:
-            return {}
-        return {"colour": "orange", "share": 0.7} if seen[first + row, col] else {"colour": "orange", "share": 0.15, "hatch": MASKED}
-
     lengths = f"S_q = S_k = {S_k}" if S_q == S_k else f"S_q = {S_q}, S_k = {S_k}"
     heading(ax, 0.1, y, f"{lengths}, BLOCK_M = {block_m}, BLOCK_N = {block_n}, row block {row_block}")
+    look = lambda row, col: look_of(col, full_n, end_n, seen[first + row, col]) if col < S_k else BEYOND
     grid(ax, left, top, block_m, keys, side, look)
-    for key in range(0, keys, block_n):
-        outline(ax, left + key * side, top, block_n * side, block_m * side, line=1.3)
-    for key in range(S_k):
-        write(ax, left + (key + 0.5) * side, top - 0.15, str(key))
+    frames(ax, left, top, block_m, keys, side, (block_m, block_n), line=1.3)
+    writes(ax, left + 0.5 * side, top - 0.15, range(S_k), dx=side)
     write(ax, 0.95, top - 0.15, "key", ha="right")
-    for row in range(block_m):
-        write(ax, 0.95, top + (row + 0.5) * side, f"row {first + row}", ha="right")
+    writes(ax, 0.95, top + 0.5 * side, [f"row {first + row}" for row in range(block_m)], dy=side, ha="right")
     last = min(first + block_m, S_q) + S_k - S_q  # the kernel's end_n, which may lie within a tile
     for name, key, ha in (("full_n", full_n, "right"), ("end_n", last, "left")):
         ax.plot([left + key * side] * 2, [top - 0.29, top], color="black", linewidth=1.8)
         write(ax, left + key * side, top - 0.39, f"{name} = {key}", BODY, weight="bold", ha=ha)
-    below = top + block_m * side + 0.1
     for start, stop, name in ((0, full_n, "loop without a mask"), (full_n, end_n, "loop with it"), (end_n, keys, "never read")):
-        bracket(ax, left + start * side + 0.04, left + stop * side - 0.04, below, name, high=-0.08)
+        bracket(ax, left + start * side + 0.04, left + stop * side - 0.04, top + block_m * side + 0.1, name, high=-0.08)
 
 
 @image("05_over_the_end.png", 5.6)
 def draw_over_the_end(ax: Axes) -> None:
     """Two heads stored one after another: the last tile of the first runs into the second, unless the mask stops it."""
-    block, unit, left = 64, 0.0365, 1.5
-    shades = (0.25, 0.6)  # of q's colour: both heads are q's
+    block, unit, left, shades = 64, 0.0365, 1.5, (0.25, 0.6)  # of q's colour: both heads are q's
 
     def heads(y: float, S: int) -> None:
+        note(ax, 0.1, y + 0.21, "memory")
         for head, share in enumerate(shades):
             text = f"head {head}: rows {head * S} to {head * S + S - 1}"
             box(ax, left + head * S * unit, y, S * unit, 0.42, text, TENSOR_COLOUR["q"], share=share)
 
     def tiles(y: float, S: int, *, masked: bool) -> None:
+        note(ax, 0.1, y + 0.21, "with a mask" if masked else "no mask")
         for start in range(0, S, block):
             stop, x = start + block, left + start * unit
             inside = min(stop, S)
@@ -307,20 +231,15 @@ def draw_over_the_end(ax: Axes) -> None:
     S = 100
     stop = -(-S // block) * block
     heading(ax, 0.1, 0.25, f"S = {S}, BLOCK_M = {block}: the last tile of head 0 ends at row {stop}")
-    note(ax, 0.1, 0.76, "memory")
     heads(0.55, S)
     ax.plot([left + S * unit] * 2, [0.45, 2.7], color="black", linewidth=1.2, linestyle=":", zorder=0.5)
-    note(ax, 0.1, 1.46, "no mask")
     tiles(1.25, S, masked=False)
     note(ax, left + stop * unit + 0.12, 1.46, f"stored over rows 0 to {stop - S - 1}\nof head 1's o", weight="bold")
-    note(ax, 0.1, 2.36, "with a mask")
     tiles(2.15, S, masked=True)
     note(ax, left + stop * unit + 0.12, 2.36, "load gives 0,\nstore writes nothing", weight="bold")
     S = 64
     heading(ax, 0.1, 3.25, f"S = {S}: tile and head end together, so a test at S = {S} cannot tell")
-    note(ax, 0.1, 3.76, "memory")
     heads(3.55, S)
-    note(ax, 0.1, 4.46, "no mask")
     tiles(4.25, S, masked=False)
     note(ax, 0.1, 5.2, "thick frames: the tiles of head 0; hatched: rows of a tile that are not in head 0")
 
@@ -336,20 +255,16 @@ def draw_gqa(ax: Axes) -> None:
     for h in range(H_q):
         x = left + h * step
         write(ax, x + wide / 2, y - 0.2, f"h = {h}", BODY, weight="bold")
-        for block in range(blocks):
-            is_mine = (h, block) == (mine, row_block)
-            look = {"share": 0.6, "line": 2.4, "text": "program"} if is_mine else {"share": 0.25}
-            box(ax, x, y + block * tall, wide, tall, colour=TENSOR_COLOUR["q"], **look)
+        look = {"share": 0.6, "line": 2.4, "text": "program"}, {"share": 0.25}
+        grid(ax, x, y, blocks, 1, wide, lambda block, _: {"colour": TENSOR_COLOUR["q"], **look[(h, block) != (mine, row_block)]}, tall)
     for h_k in range(H_k):
         x, long, is_mine = left + h_k * group * step, (group - 1) * step + wide, h_k == serves[mine]
         below, line = y + blocks * tall + 0.08, {"color": "black", "linewidth": 1.4}
         ax.plot([x, x, x + long, x + long], [below, below + 0.12, below + 0.12, below], **line)
         ax.plot([x + long / 2] * 2, [below + 0.12, y_k - 0.06], **line)
         note(ax, x + long / 2 + 0.12, (below + 0.12 + y_k) / 2, f"a group of {group}")
-        inset = 0.4
-        for tile in range(tiles):
-            side = (long - 2 * inset) / tiles
-            box(ax, x + inset + tile * side, y_k, side, 0.6, colour=TENSOR_COLOUR["k"], share=0.6 if is_mine else 0.25)
+        inset, look = 0.4, {"colour": TENSOR_COLOUR["k"], "share": 0.6 if is_mine else 0.25}
+        grid(ax, x + inset, y_k, 1, tiles, (long - 2 * inset) / tiles, lambda *_: look, 0.6)
         if is_mine:
             outline(ax, x + inset, y_k, long - 2 * inset, 0.6)
         write(ax, x + long / 2, y_k + 0.82, f"h_k = {h_k}", BODY, weight="bold")
@@ -359,8 +274,7 @@ def draw_gqa(ax: Axes) -> None:
 
 @image("05_loop.png", 7.8)
 def draw_loop(ax: Axes) -> None:
-    """One program of the loop over keys: what it loads once, what streams past, and how an iteration makes the new state of the old one, from
-    left to right."""
+    """One program of the loop over keys: what it loads once, what streams past, and how an iteration makes the new state of the old one."""
     m, n, d, thin = 0.75, 1.75, 0.85, 0.28  # inches for BLOCK_M, BLOCK_N, BLOCK_D and a column
     left, right, top, bottom = 1.75, 7.75, 0.45, 7.65  # of an iteration
     x_q, x_s, x_p, x_v, x_old, x_new, x_o = 0.42, 2.85, 4.75, 6.68, 2.2, 6.6, 8.05
@@ -397,7 +311,6 @@ def draw_loop(ax: Axes) -> None:
     arrow(ax, (at_max, y_k + d), (at_max, y_s))
     write(ax, at_max - 0.1, y_s - 0.2, "scale, (4.1)", ha="right")
     arrow(ax, (x_s + n, y_s + m / 2), (x_p, y_s + m / 2))
-
     for x, column in ((x_old, "before"), (x_new, "after")):
         write(ax, x + d / 2, y_m - m / 2 - 0.2, column, BODY, weight="bold")
         for name, y in (("m", y_m), ("l", y_l)):
@@ -429,7 +342,6 @@ def draw_loop(ax: Axes) -> None:
     write(ax, at_l, y_l + 0.3, "(4.2)")
     write(ax, at_acc - 0.08, y_acc - 0.35, "(4.3)", ha="right")
     node(at_acc, y_acc, "+")
-
     x_out, x_in = x_new + d + 0.12, x_old - 0.25
     for y, edge in ((y_m, (d + thin) / 2), (y_l, (d + thin) / 2), (y_acc, d)):
         ax.plot([x_new + edge, x_out], [y, y], color="black", linewidth=1.5)
@@ -441,8 +353,7 @@ def draw_loop(ax: Axes) -> None:
     write(ax, (left + right) / 2, bottom - 0.25, "m and l are [BLOCK_M], acc is [BLOCK_M, BLOCK_D], all in float32")
     write(ax, x_o + d / 2, y_acc - 0.9, "after\nthe loop", BODY, weight="bold")
     write(ax, x_o + d / 2, y_acc - 0.55, "acc / l (4.4)")
-    box(ax, x_o, y_acc - m / 2, d, m, "o", TENSOR_COLOUR["o"], size=BODY, weight="bold", share=0.45)
-    write(ax, x_o + d / 2, y_acc + m / 2 + 0.17, "stored")
+    tile("o", x_o, y_acc - m / 2, d, m, "o", "stored", below=True)
     arrow(ax, (x_out, y_acc), (x_o, y_acc))
 
 
@@ -451,26 +362,19 @@ def draw_kinds_of_work(ax: Axes) -> None:
     """640 cycles of an SM at D = 128, with 12 instructions for a score's softmax and 5 others: in series, in turns, and at once."""
     left, window = 1.75, 640  # two tiles in series
     cycle = 7.1 / window
-    lanes = "tensor cores", "instructions", "exponentials"
-    looks = {"product": ("blue", 0.35), "softmax": ("green", 0.4), "other": ("purple", 0.3), "exponential": ("orange", 0.45)}
-    first, last, load = (64, "product", "q kᵀ"), (64, "product", "p v"), (20, "other", "")
-    exponentials = [(64, "exponential", "")]
+    looks = {kind: {"colour": colour, "share": share} for kind, colour, share in (
+        ("product", "blue", 0.35), ("softmax", "green", 0.4), ("other", "purple", 0.3), ("exp", "orange", 0.45),
+    )}  # fmt: skip
+    first, last, load, exps = (64, "product", "q kᵀ"), (64, "product", "p v"), (20, "other", ""), [(64, "exp", "")]
     ways = {  # for a tile of 1,024 scores: what begins when all before it has ended, as (cycles, kind, text) by lane
-        "in series": [
-            {1: [load]},
-            {0: [first]},
-            {1: [(52, "softmax", "")]},
-            {2: exponentials},
-            {1: [(36, "softmax", ""), load]},
-            {0: [last]},
-        ],
-        "in turns": [{0: [first], 1: [load]}, {1: [(96, "softmax", "")], 2: exponentials}, {0: [last], 1: [load]}],
-        "at once": [{0: [(128, "product", "q kᵀ and p v")], 1: [(96, "softmax", ""), (40, "other", "")], 2: exponentials}],
+        "in series": [{1: [load]}, {0: [first]}, {1: [(52, "softmax", "")]}, {2: exps}, {1: [(36, "softmax", ""), load]}, {0: [last]}],
+        "in turns": [{0: [first], 1: [load]}, {1: [(96, "softmax", "")], 2: exps}, {0: [last], 1: [load]}],
+        "at once": [{0: [(128, "product", "q kᵀ and p v")], 1: [(96, "softmax", ""), (40, "other", "")], 2: exps}],
     }
     for way, (name, steps) in enumerate(ways.items()):
         y, begin = 0.25 + 1.4 * way, 0
         note(ax, 0.1, y, name, BODY, weight="bold")
-        for lane, unit in enumerate(lanes):
+        for lane, unit in enumerate(("tensor cores", "instructions", "exponentials")):
             note(ax, 0.1, y + 0.33 + 0.3 * lane, unit)
             box(ax, left, y + 0.2 + 0.3 * lane, window * cycle, 0.26)
         while begin < window:
@@ -478,27 +382,24 @@ def draw_kinds_of_work(ax: Axes) -> None:
                 for lane, works in step.items():
                     at = begin
                     for cycles, kind, text in works:
-                        seen, (colour, share) = min(cycles, window - at), looks[kind]
-                        if seen > 0:
-                            place = left + at * cycle, y + 0.2 + 0.3 * lane
-                            box(ax, *place, seen * cycle, 0.26, text if seen == cycles else "", colour, share=share)
+                        if (seen := min(cycles, window - at)) > 0:
+                            place, shown = (left + at * cycle, y + 0.2 + 0.3 * lane), text if seen == cycles else ""
+                            box(ax, *place, seen * cycle, 0.26, shown, **looks[kind])
                         at += cycles
                 begin += max(sum(cycles for cycles, *_ in works) for works in step.values())
-    words = {"softmax": (0.1, "instructions of the softmax"), "other": (3.1, "other instructions, as for loads")}
-    entries = [(x, dict(zip(("colour", "share"), looks[kind], strict=True)), text) for kind, (x, text) in words.items()]
     for at in range(0, window + 1, 128):
         x = left + at * cycle
         ax.plot([x, x], [4.36, 4.46], color="black", linewidth=1.2)
         write(ax, x, 4.6, str(at))
     note(ax, 0.1, 4.6, "cycles of an SM")
-    legend(ax, 4.97, (*entries, (6.5, {}, "idle")))
+    words = "instructions of the softmax", "other instructions, as for loads", "idle"
+    legend(ax, 4.97, tuple(zip((0.1, 3.1, 6.5), (looks["softmax"], looks["other"], {}), words, strict=True)))
     note(ax, 0.1, 5.4, "to scale: tiles of 1,024 scores at D = 128; a score takes 12 instructions for its softmax, and 5 others")
 
 
 @image("05_two_programs.png", 3.2)
 def draw_two_programs(ax: Axes) -> None:
-    """The tiles of one program on an SM, which waits, and of two, each of which works while the other waits: to scale, by (5.4) and the stored
-    cycles at D = 128. In which order two programs work is drawn, not measured."""
+    """The tiles of one program on an SM, which waits, and of two, by (5.4), to scale. In which order two work is drawn, not measured."""
     left, window, work = 1.75, 896, 320  # cycles; a tile of 1,024 scores in series, as in 05_kinds_of_work.png
     cycle = 7.1 / window
     one, two = 128 / 0.2905, 2 * 128 / 0.4275  # of the program's tile, whose products take 128, from busy

@@ -3,23 +3,8 @@
 import torch
 from matplotlib.axes import Axes
 
-from draw.drawing import (
-    BODY,
-    HEAD,
-    MASKED,
-    SMALL,
-    TENSOR_COLOUR,
-    arrow,
-    box,
-    heading,
-    image,
-    legend,
-    note,
-    notes,
-    outline,
-    sample,
-    write,
-)
+from draw.drawing import arrow, box, digits, grid, heading, image, legend, note, notes, outline, sample, write, writes
+from draw.look import BODY, HEAD, MASKED, SMALL, TENSOR_COLOUR
 from fa_tutorial import algorithm, ledger, reference
 from fa_tutorial.bench import results
 
@@ -31,14 +16,6 @@ def tensor_box(ax: Axes, x: float, y: float, width: float, height: float, name: 
     box(ax, x, y, width, height, name, **standard | look)
 
 
-# ---------------------------------------------------------------- chapter 6
-
-
-def digits(value: float) -> str:
-    """A whole number as it is, any other to four places."""
-    return f"{value:.0f}" if value == round(value) else f"{value:.4f}".replace("-", "−")
-
-
 @image("06_delta.png", 4.95)
 def draw_delta(ax: Axes) -> None:
     """delta of a query as the sum of one table, keys by D: down the columns it needs all tiles, along the rows it needs o alone."""
@@ -48,20 +25,19 @@ def draw_delta(ax: Axes) -> None:
     table = p * v * do[:, None]
     o, dp = v @ p, do @ v
     assert torch.allclose(table.sum(1), do * o) and torch.allclose(table.sum(0), p * dp)
-    left, wide, top, tall, right = 1.75, 0.76, 2.15, 0.5, 7.0
+    left, wide, top, tall, right, bottom = 1.75, 0.76, 2.15, 0.5, 7.0, 3.65
     heading(ax, 0.1, 0.25, "query 0: delta is the sum of p · v · do over keys and columns")
     for name, y in (("v, column 0", 1.13), ("v, column 1", 0.78), ("p", 0.25)):
         write(ax, left - 0.1, top - y, name, BODY, ha="right", weight="bold")
     write(ax, right + 0.5, top - 0.25, "do ∘ o", BODY, weight="bold")
+    writes(ax, left + wide / 2, top - 1.47, [f"key {j}" for j in range(6)], dx=wide)
+    grid(ax, left, top - 0.45, 1, 6, wide, lambda _, j: {"text": digits(p[j].item()), "colour": "yellow", "share": 0.4}, 0.38)
+    grid(ax, left, bottom, 1, 6, wide, lambda _, j: {"text": f"{p[j] * dp[j]:.2f}", "colour": "yellow", "share": 0.4}, 0.38)
     for j in range(6):
         x = left + j * wide
-        write(ax, x + wide / 2, top - 1.47, f"key {j}")
-        box(ax, x, top - 0.45, wide, 0.38, digits(p[j].item()), "yellow", share=0.4)
-        for d in range(2):
-            box(ax, x, top - 1.3 + d * 0.35, wide, 0.35, digits(v[d, j].item()), "green", share=0.45)
-            box(ax, x, top + d * tall, wide, tall, f"{table[d, j]:.2f}")
-        box(ax, x, top + 2 * tall + 0.5, wide, 0.38, f"{p[j] * dp[j]:.2f}", "yellow", share=0.4)
-        arrow(ax, (x + wide / 2, top + 2 * tall + 0.05), (x + wide / 2, top + 2 * tall + 0.48))
+        grid(ax, x, top - 1.3, 2, 1, wide, lambda d, _: {"text": digits(v[d, j].item()), "colour": "green", "share": 0.45}, 0.35)
+        grid(ax, x, top, 2, 1, wide, lambda d, _: {"text": f"{table[d, j]:.2f}"}, tall)
+        arrow(ax, (x + wide / 2, top + 2 * tall + 0.05), (x + wide / 2, bottom - 0.02))
     for d in range(2):
         y = top + d * tall
         write(ax, left - 0.1, y + tall / 2, f"do, column {d}: {do[d]:.0f}", BODY, ha="right", weight="bold")
@@ -69,7 +45,6 @@ def draw_delta(ax: Axes) -> None:
         arrow(ax, (left + 6 * wide + 0.05, y + tall / 2), (right - 0.03, y + tall / 2))
     for tile in range(3):
         outline(ax, left + 2 * tile * wide, top, 2 * wide, 2 * tall)
-    bottom = top + 2 * tall + 0.5
     write(ax, left - 0.1, bottom + 0.19, "p ∘ dp", BODY, ha="right", weight="bold")
     box(ax, right, bottom, 1.0, 0.38, f"{table.sum():.2f}", "sky", share=0.5, weight="bold", line=2.2)
     note(ax, right + 1.1, bottom + 0.19, "delta", BODY, weight="bold")
@@ -96,18 +71,16 @@ def draw_data_flow(ax: Axes) -> None:
     arrows = [((2.85 + 0.33, y_p), (mid - 0.33, y_p)), ((2.85 + 0.33, y_ds), (mid - 0.33, y_ds)), ((4.0, y_p - 0.62), (4.0, y_p)),
               ((mid, y_p + 0.18), (mid, y_ds - 0.18)), ((mid, y_delta - 0.18), (mid, y_ds + 0.18)), ((0.78, y_delta), (mid - 0.33, y_delta)),
               ((0.6, y_ds + 0.53), (1.4, y_delta - 0.02))]  # fmt: skip
-    for x, y, end in ((1.36, y_p, 2.85), (6.45, y_p, 8.5), (1.36, y_ds, 2.85), (6.45, y_dq, 8.5), (6.45, y_dk, 8.5)):
-        arrows.append(((x + 0.14, y), (end - 0.33, y)))
-    for y in (y_p, y_ds):
-        arrows += [((0.78, y + side * 0.35), (1.24, y + side * 0.1)) for side in (-1, 1)]
+    arrows += [((x + 0.14, y), (end - 0.33, y)) for x, y, end in
+               ((1.36, y_p, 2.85), (6.45, y_p, 8.5), (1.36, y_ds, 2.85), (6.45, y_dq, 8.5), (6.45, y_dk, 8.5))]  # fmt: skip
+    arrows += [((0.78, y + side * 0.35), (1.24, y + side * 0.1)) for y in (y_p, y_ds) for side in (-1, 1)]
     arrows += [((mid + 0.33, y_p), (6.31, y_p)), ((mid + 0.33, y_ds - 0.06), (6.31, y_dq)), ((mid + 0.33, y_ds + 0.06), (6.31, y_dk)),
                ((6.45, y_p - 0.62), (6.45, y_p - 0.14)), ((6.45, y_dq - 0.52), (6.45, y_dq - 0.14)), ((6.45, y_dk + 0.52), (6.45, y_dk + 0.14))]  # fmt: skip
     for start, end in arrows:
         arrow(ax, start, end)
-    matmuls = ((1.36, y_p, "①"), (6.45, y_p, "②"), (1.36, y_ds, "③"), (6.45, y_dq, "④"), (6.45, y_dk, "⑤"))
-    for x, y, text in matmuls:
+    for x, y, text in ((1.36, y_p, "①"), (6.45, y_p, "②"), (1.36, y_ds, "③"), (6.45, y_dq, "④"), (6.45, y_dk, "⑤")):
         write(ax, x, y, text, HEAD + 2, weight="bold", zorder=4)
-    texts = (
+    for x, y, formula, number in (
         (2.0, y_p, "scale · q kᵀ", ""),
         (4.2, y_p + 0.45, "exp(s − lse)  (6.7)", ""),
         (7.4, y_p, "pᵀ do", "(6.8)"),
@@ -116,24 +89,19 @@ def draw_data_flow(ax: Axes) -> None:
         (7.35, y_dq, "scale · ds k  (6.11)", ""),
         (7.35, y_dk + 0.4, "scale · dsᵀ q  (6.12)", ""),
         (3.2, y_delta, "rowsum(do ∘ o)", "(6.6)"),
-    )
-    for x, y, formula, number in texts:
+    ):
         write(ax, x, y - 0.2, formula)
         write(ax, x, y + 0.2, number)
-    entries = (
-        (0.1, {"line": 2.2}, "forward keeps it"),
-        (2.6, {}, "backward gets or stores it"),
-        (6.0, {"dashed": True}, "a tile at a time"),
-    )
-    legend(ax, 4.75, entries)
+    legend(ax, 4.75, (
+        (0.1, {"line": 2.2}, "forward keeps it"), (2.6, {}, "backward gets or stores it"), (6.0, {"dashed": True}, "a tile at a time"),
+    ))  # fmt: skip
     legend(ax, 5.1, ((0.1, {"colour": "sky", "share": 0.5}, "lse and delta: one number for each query"),))
     note(ax, 6.0, 5.1, "① to ⑤: five matmuls")
 
 
 @image("06_trips.png", 3.75)
 def draw_trips(ax: Axes) -> None:
-    """Naive attention's twelve trips with four matmuls inside them, and the two loops' seven matmuls and exponentials and what L2 takes
-    for their bytes, each beside the measured time."""
+    """Naive attention's twelve trips with four matmuls inside them, and the two loops' work and L2's, each beside the measured time."""
     h200, shape = results.load("h200"), {"B": 1, "H": 16, "S_q": 16_384, "S_k": 16_384}
     trip = ledger.score_bytes(**shape, itemsize=2) / h200["provenance"]["ceilings"]["copy_gb_s"] / 1e6  # ms
     matmul = ledger.backward_flops(**shape, D=64, matmuls=1) / h200["provenance"]["ceilings"]["matmul_fp16_tflops"] / 1e9
@@ -151,11 +119,9 @@ def draw_trips(ax: Axes) -> None:
                 box(ax, x, 0.4 + tall / 2, matmul * inch, tall / 2, colour="black", share=0.75)
             x += trip * inch
         ax.plot((x, x), (0.3, 0.4 + tall), color="black", linewidth=1.6, zorder=3)
-    for i in range(7):
-        box(ax, left + i * matmul * inch, 1.7, matmul * inch, tall, colour="black", share=0.75)
     in_turns, exp = 7 * matmul + 2 * exponentials, {"colour": "green", "hatch": "..", "share": 0.4}
-    for i in range(2):
-        box(ax, left + (7 * matmul + i * exponentials) * inch, 1.7, exponentials * inch, tall, **exp)
+    grid(ax, left, 1.7, 1, 7, matmul * inch, lambda *_: {"colour": "black", "share": 0.75}, tall)
+    grid(ax, left + 7 * matmul * inch, 1.7, 1, 2, exponentials * inch, lambda *_: exp, tall)
     note(ax, left + basic * inch + 0.95, 1.7 + tall / 2, "first loop: s, dp, dv, dk; second: s, dp, dq")
     asked = 2 * 64 * (1 / 64 + 1 / 64) * 16 * 16_384**2 * 2 / 10e9  # ms, at 10 TB/s
     box(ax, left, 2.2, asked * inch, tall, colour="sky", share=0.45)
@@ -217,18 +183,18 @@ def draw_loop(ax: Axes, left: float, title: str, fixed: int, steps: range, *, do
     heading(ax, left, 0.25, title)
     note(ax, x, 0.66, "k, v", BODY, weight="bold")
     note(ax, left, 1.25, "q, do", BODY, weight="bold")
-    for row in range(rows):
-        here = (row in steps) if down else row == fixed
-        box(ax, left, y + row * tall, 0.4, tall, colour="blue", share=0.55 if here else 0.12, line=2.2 if here and not down else 1)
-        for col in range(cols):
-            now = (col == fixed) if down else row == fixed
-            look = LOOP_LOOKS[tile_kind(row, col)]
-            box(ax, x + col * wide, y + row * tall, wide, tall, **{**look, "share": 0.7 if now else 0.2})
+    on_rows, on_cols = (steps, [fixed]) if down else ([fixed], steps)  # what the program reads
+    line_q, line_k = (1, 2.2) if down else (2.2, 1)
+    tile = lambda *place: LOOP_LOOKS[tile_kind(*place)] | {"share": 0.7 if place[down] == fixed else 0.2}
+
+    def part(name: str, reads: bool, line: float) -> dict:
+        strong, pale = (0.55, 0.12) if name == "q" else (0.6, 0.15)
+        return {"colour": TENSOR_COLOUR[name], **({"share": strong, "line": line} if reads else {"share": pale})}
+
+    grid(ax, x, y, rows, cols, wide, tile, tall)
+    grid(ax, left, y, rows, 1, 0.4, lambda row, _: part("q", row in on_rows, line_q), tall)
     for col in range(cols):
-        here = col == fixed if down else col in steps
-        for i, colour in enumerate(("orange", "green")):
-            look = {"colour": colour, "share": 0.6 if here else 0.15, "line": 2.2 if here and down else 1}
-            box(ax, x + col * wide, 0.85 + i * 0.2, wide, 0.2, **look)
+        grid(ax, x + col * wide, 0.85, 2, 1, wide, lambda i, _: part("kv"[i], col in on_cols, line_k), 0.2)
     for i in range(LOOP_SHAPE["S_q"]):  # block_m queries share a height of tall, block_n keys a width of wide
         ax.scatter([x + (j + 0.5) * wide / 4 for j in range(i + 1)], [y + (i + 0.5) * tall / 2] * (i + 1), s=6, color="black", zorder=3)
     if down:  # the column of a key block: its tiles in order, then dk and dv below it
@@ -271,8 +237,7 @@ def draw_race(ax: Axes) -> None:
 @image("06_atomics.png", 3.0)
 def draw_atomics(ax: Axes) -> None:
     """Three programs add to one element of dq with atomic adds, in two orders."""
-    left, top = 0.1, 0.25
-    added = (2.0**24, 3.0, 3.0)
+    left, top, added = 0.1, 0.25, (2.0**24, 3.0, 3.0)
     note(ax, left, top, "atomic adds: none lost, each rounded", BODY, weight="bold")
     note(ax, left, top + 0.4, f"J = 0 adds {added[0]:,.0f}, J = 1 and 2 add 3; fp32")
     for row, order in enumerate(((0, 1, 2), (1, 2, 0))):
@@ -286,9 +251,6 @@ def draw_atomics(ax: Axes) -> None:
             look = {"share": 0.5, "weight": "bold"} if col == 2 else {"share": 0.3}
             box(ax, x, y + 0.25, 2.1, 0.38, f"{total.item():,.0f}", "blue", **look)
     note(ax, left, top + 2.5, "both right within rounding, and not the same bits")
-
-
-# ---------------------------------------------------------------- chapter 7
 
 
 @image("07_transposed_tile.png", 6.9)
@@ -328,46 +290,30 @@ def draw_kernels(ax: Axes) -> None:
     """The three kernels of backward in order: what streams past a program, what it holds and adds up, what it writes."""
     for x, text in ((0.1, "streams past"), (2.5, "a program, and what it holds"), (7.45, "writes")):
         note(ax, x, 0.25, text, BODY, weight="bold")
-    rows = (
+    for i, (name, what, work, past, held, summed, written) in enumerate((
         ("1  delta_kernel", "a block of rows", "rowsum(do ∘ o)", (), ("o", "do"), (), ("delta",)),
-        (
-            "2  dkdv_kernel",
-            "a block of keys",
-            "matmuls: s, dp, dv, dk",
-            ("lse", "delta", "q", "do"),
-            ("k", "v"),
-            ("dk", "dv"),
-            ("dk", "dv"),
-        ),
+        ("2  dkdv_kernel", "a block of keys", "matmuls: s, dp, dv, dk", ("lse", "delta", "q", "do"), ("k", "v"), ("dk", "dv"), ("dk", "dv")),
         ("3  dq_kernel", "a block of queries", "matmuls: s, dp, dq", ("k", "v"), ("lse", "delta", "q", "do"), ("dq",), ("dq",)),
-    )
-    for i, row in enumerate(rows):
-        draw_kernel_row(ax, 0.5 + i * 1.6, *row)
+    )):  # fmt: skip
+        top, middle = 0.5 + i * 1.6, 0.5 + i * 1.6 + 0.65
+        box(ax, 2.5, top, 4.3, 1.3, line=2)
+        for y, text, look in ((0.22, name, {"size": BODY, "weight": "bold"}), (0.63, what, {}), (1.02, work, {})):
+            note(ax, 2.65, top + y, text, **look)
+        tensor_group(ax, 0.1, middle, past, hatch="..")
+        tensor_group(ax, 5.3, middle, held, line=2)
+        tensor_group(ax, 4.6, middle, summed, "+=", columns=1, line=2)
+        tensor_group(ax, 7.45, middle, written)
+        if past:
+            arrow(ax, (1.6, middle), (2.5, middle), "blue")
+        arrow(ax, (6.8, middle), (7.45, middle), "vermilion", dashed=True)
     note(ax, 7.45, 1.55, "read by 2 and 3")
     sample(ax, 0.1, 5.5, "read at every step", "blue")
-    box(ax, 2.5, 5.38, 0.3, 0.24, line=2.4)
-    note(ax, 2.9, 5.5, "the program holds it")
+    legend(ax, 5.5, ((2.5, {"line": 2.4}, "the program holds it"),))
     note(ax, 4.9, 5.5, "+=", BODY, weight="bold")
     note(ax, 5.3, 5.5, "added up")
     sample(ax, 6.9, 5.5, "written once", "vermilion", dashed=True)
     notes(ax, 0.1, 5.95, ("programs: ⌈S_q / BLOCK_M⌉ · B · H (1 and 3), ⌈S_k / BLOCK_N⌉ · B · H (2)",
                           "No tensor has S_q × S_k elements."), step=0.32)  # fmt: skip
-
-
-def draw_kernel_row(ax: Axes, top: float, name: str, what: str, work: str, past: tuple[str, ...], held: tuple[str, ...],
-                    summed: tuple[str, ...], written: tuple[str, ...]) -> None:  # fmt: skip
-    """One kernel: what streams past on the left, what a program holds, adds up and computes inside its frame, its writes on the right."""
-    middle = top + 0.65
-    box(ax, 2.5, top, 4.3, 1.3, line=2)
-    for y, text, look in ((0.22, name, {"size": BODY, "weight": "bold"}), (0.63, what, {}), (1.02, work, {})):
-        note(ax, 2.65, top + y, text, **look)
-    tensor_group(ax, 0.1, middle, past, hatch="..")
-    tensor_group(ax, 5.3, middle, held, line=2)
-    tensor_group(ax, 4.6, middle, summed, "+=", columns=1, line=2)
-    tensor_group(ax, 7.45, middle, written)
-    if past:
-        arrow(ax, (1.6, middle), (2.5, middle), "blue")
-    arrow(ax, (6.8, middle), (7.45, middle), "vermilion", dashed=True)
 
 
 def tensor_group(ax: Axes, left: float, middle: float, names: tuple[str, ...], sign: str = "", columns: int = 2, **look) -> None:
@@ -382,17 +328,15 @@ def tensor_group(ax: Axes, left: float, middle: float, names: tuple[str, ...], s
 @image("07_bounds.png", 4.35)
 def draw_bounds(ax: Axes) -> None:
     """The blocks of queries that each block of keys meets under the causal mask, keys as rows, and the two loops that take one row's."""
-    S, block_m, block_n, J = 16, 2, 4, 1
-    x, y, wide, tall = 1.3, 0.65, 0.46, 0.16  # of a query, of a key
+    S, block_m, block_n, J, x, y, wide, tall = 16, 2, 4, 1, 1.3, 0.65, 0.46, 0.16  # of a query, of a key
     below, borders = y + S * tall, [0, *(block_m * border for border in algorithm.causal_rows(J, block_m, block_n, S, S)), S]
     write(ax, x - 0.15, 0.4, "query", ha="right")
     for j in range(S // block_n):
         start, full = algorithm.causal_rows(j, block_m, block_n, S, S)
         top, weight = y + j * block_n * tall, "bold" if j == J else "normal"
         write(ax, x - 0.15, top + block_n * tall / 2, f"keys {j * block_n} to {(j + 1) * block_n - 1}", ha="right", weight=weight)
-        for i in range(S // block_m):
-            look = TILE_LOOKS["skipped" if i < start else "masked" if i < full else "whole"]
-            box(ax, x + i * block_m * wide, top, block_m * wide, block_n * tall, **{**look, "share": 0.7 if j == J else 0.15})
+        look = lambda _, i: TILE_LOOKS["skipped" if i < start else "masked" if i < full else "whole"] | {"share": 0.7 if j == J else 0.15}
+        grid(ax, x, top, 1, S // block_m, block_m * wide, look, block_n * tall)
     outline(ax, x, y + J * block_n * tall, S * wide, block_n * tall)
     for i in range(S):
         write(ax, x + (i + 0.5) * wide, 0.4, f"{i}")
@@ -414,11 +358,8 @@ def draw_missing(ax: Axes) -> None:
         note(ax, left - 0.65, 0.25, title, BODY, weight="bold")
         write(ax, left + real * side / 2, top - 0.2, "keys")
         write(ax, left - 0.12, top + real * side / 2, "queries", ha="right", rotation=90)
-        for row in range(rows):
-            for col in range(cols):
-                absent = row == real or col == real
-                look = {"dashed": True, "colour": "vermilion", "share": 0.25} if absent else {"colour": "yellow", "share": 0.5}
-                box(ax, left + col * side, top + row * side, side, side, "p" if absent else "", **look)
+        absent, there = {"text": "p", "dashed": True, "colour": "vermilion", "share": 0.25}, {"colour": "yellow", "share": 0.5}
+        grid(ax, left, top, rows, cols, side, lambda *place: absent if real in place else there)
         if missing == "query":
             bottom = top + rows * side
             for col in range(real):
@@ -446,9 +387,9 @@ def draw_group_sum(ax: Axes) -> None:
     note(ax, 0.1, 0.2, "one program: key head 1, one block of keys", BODY, weight="bold")
     note(ax, 0.1, 0.85, "holds")
     note(ax, 0.1, 1.85, "adds up")
-    for y, names, look in ((0.64, ("k", "v"), {"line": 2.4}), (1.64, ("dk", "dv"), {"line": 2.4})):
+    for y, names in ((0.64, ("k", "v")), (1.64, ("dk", "dv"))):
         for i, name in enumerate(names):
-            tensor_box(ax, 0.95 + 0.75 * i, y, 0.7, 0.42, name, **look)
+            tensor_box(ax, 0.95 + 0.75 * i, y, 0.7, 0.42, name, line=2.4)
     for i, head in enumerate(heads):
         y = 0.95 + i * 0.68
         write(ax, left - 0.15, y + tall / 2, f"h = {head}", BODY, ha="right")
@@ -482,21 +423,18 @@ def draw_dkdv_step(ax: Axes) -> None:
 
 
 def draw_dkdv_row(ax: Axes, row: float, scores: tuple[str, ...], weights: tuple[str, ...], name: str, sums: tuple[str, ...]) -> None:
-    """A product whose left operand stays, the tile of weights made of it, and the product that this tile goes into. row: the tiles' upper
-    edge."""
+    """A product whose left operand stays, the tile of weights made of it, and the product of that. row: the tiles' upper edge."""
     keys, queries, dim, gap, middle = 1.05, 0.9, 1.35, 0.12, 5.0
     (stays, streams, made, first), (per_query, rule, second), (other, gradient, product) = scores, weights, sums
-    colour = {"q": TENSOR_COLOUR["q"], "do": TENSOR_COLOUR["o"]}
-    left, right = 0.1 + dim + gap, middle + queries + gap
-    tiles = (
+    left, right, colour = 0.1 + dim + gap, middle + queries + gap, {"q": TENSOR_COLOUR["q"], "do": TENSOR_COLOUR["o"]}
+    for x, y, width, height, tensor, shape, look in (
         (0.1, row, dim, keys, stays, "N × D", {"line": 2.4}),
         (left, row - dim - gap, queries, dim, f"{streams}ᵀ", "D × M", {"hatch": "..", "colour": colour[streams]}),
         (left, row, queries, keys, made, "N × M", {"colour": "yellow"}),
         (middle, row, queries, keys, name, "N × M", {"colour": "yellow"}),
         (right, row - queries - gap, dim, queries, other, "M × D", {"hatch": "..", "colour": colour[other]}),
         (right, row, dim, keys, gradient, "N × D", {"line": 2.4}),
-    )
-    for x, y, width, height, tensor, shape, look in tiles:
+    ):
         tensor_box(ax, x, y, width, height, f"{tensor}\n{shape}", **{"colour": TENSOR_COLOUR.get(tensor.removeprefix("d")), **look})
     write(ax, left + queries / 2, row + keys + 0.2, first)
     arrow(ax, (left + queries + 0.06, row + keys / 2), (middle - 0.06, row + keys / 2))

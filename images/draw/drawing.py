@@ -8,16 +8,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyArrowPatch, Rectangle
 
+from draw.look import DARK, DPI, HEAD, SMALL, WIDTH
 from fa_tutorial.figures import COLOURS, GREY
-
-DARK = "#444444"
-TENSOR_COLOUR = {"q": "blue", "k": "orange", "v": "green", "q kᵀ": "yellow", "s": "yellow", "p": "yellow", "o": "purple"}  # acc: o
-
-DPI = 150
-WIDTH = 9.0  # inches
-SMALL, BODY, HEAD = 11, 12, 13  # points
-MASKED = "////"  # hatching of what a mask leaves out
-WAITS = {"hatch": MASKED}  # somebody who has nothing to do
 
 IMAGES: dict[str, Callable[[], Figure]] = {}  # what draws each file of images/
 
@@ -54,10 +46,15 @@ def note(ax: Axes, x: float, y: float, text: str, size: float = SMALL, **options
     write(ax, x, y, text, size, **{"ha": "left", **options})
 
 
+def writes(ax: Axes, x: float, y: float, texts: Iterable, dx: float = 0.0, dy: float = 0.0, size: float = SMALL, **options) -> None:
+    """Texts, the first one at (x, y), each dx to the right of the one before and dy below it."""
+    for i, text in enumerate(texts):
+        write(ax, x + i * dx, y + i * dy, text, size, **options)
+
+
 def notes(ax: Axes, x: float, y: float, lines: Iterable[str], size: float = SMALL, step: float = 0.27) -> None:
     """Lines of text from (x, y) downwards."""
-    for i, line in enumerate(lines):
-        note(ax, x, y + i * step, line, size)
+    writes(ax, x, y, lines, 0, step, size, ha="left")
 
 
 def bracket(ax: Axes, x0: float, x1: float, y: float, text: str = "", high: float = 0.08) -> None:
@@ -71,22 +68,7 @@ def heading(ax: Axes, x: float, y: float, text: str) -> None:
     note(ax, x, y, text, HEAD, weight="bold")
 
 
-def box(
-    ax: Axes,
-    x: float,
-    y: float,
-    width: float,
-    height: float,
-    text: str = "",
-    colour: str | None = None,
-    *,
-    share: float = 0.3,
-    size: float = SMALL,
-    hatch: str | None = None,
-    line: float = 1.0,
-    dashed: bool = False,
-    weight: str = "normal",
-) -> None:
+def box(ax: Axes, x, y, width, height, text="", colour=None, *, share=0.3, size=SMALL, hatch=None, line=1.0, dashed=False, weight="normal"):
     """A rectangle from its top left corner, tinted with a colour of COLOURS (white without one), with text in its middle."""
     face = tint(colour, share) if colour else "white"
     edge = COLOURS["black"] if line > 1.5 else DARK if hatch else GREY  # hatching takes the colour of the edge
@@ -99,15 +81,28 @@ def box(
 
 def outline(ax: Axes, x: float, y: float, width: float, height: float, *, dashed: bool = False, line: float = 2.2) -> None:
     """A black frame over what is already drawn."""
-    style = "--" if dashed else "-"
-    ax.add_patch(Rectangle((x, y), width, height, fill=False, edgecolor=COLOURS["black"], linewidth=line, linestyle=style, zorder=2.5))
+    look = {"edgecolor": COLOURS["black"], "linewidth": line, "linestyle": "--" if dashed else "-"}
+    ax.add_patch(Rectangle((x, y), width, height, fill=False, zorder=2.5, **look))
 
 
-def grid(ax: Axes, x: float, y: float, rows: int, cols: int, side: float, look: Callable[[int, int], dict]) -> None:
-    """rows x cols square cells; look(row, col) gives each one's options for `box`."""
+Look = Callable[[int, int], dict | None]
+
+
+def grid(ax: Axes, x: float, y: float, rows: int, cols: int, side: float, look: Look, tall: float | None = None) -> None:
+    """rows x cols cells, square or `tall`; look(row, col) gives each one's options for `box`, or None where there is no cell."""
+    tall = tall or side
     for row in range(rows):
         for col in range(cols):
-            box(ax, x + col * side, y + row * side, side, side, **look(row, col))
+            if (options := look(row, col)) is not None:
+                box(ax, x + col * side, y + row * tall, side, tall, **options)
+
+
+def frames(ax: Axes, x: float, y: float, rows: int, cols: int, side: float, tile: tuple[int, int], line: float = 2.2) -> None:
+    """A frame around each tile, of `tile` rows and columns, of a grid of square cells; the last ones end with the grid."""
+    for row in range(0, rows, tile[0]):
+        for col in range(0, cols, tile[1]):
+            width, height = min(tile[1], cols - col) * side, min(tile[0], rows - row) * side
+            outline(ax, x + col * side, y + row * side, width, height, line=line)
 
 
 def legend(ax: Axes, y: float, entries: tuple[tuple[float, dict, str], ...]) -> None:
@@ -120,18 +115,20 @@ def legend(ax: Axes, y: float, entries: tuple[tuple[float, dict, str], ...]) -> 
 def arrow(ax: Axes, start: tuple[float, float], end: tuple[float, float], colour: str = "black", *, dashed: bool = False,
           curve: float = 0.0, width: float = 1.6) -> None:  # fmt: skip
     """An arrow between two points, bent by `curve` (a share of its length)."""
-    ax.add_patch(
-        FancyArrowPatch(
-            start, end, arrowstyle="-|>", mutation_scale=13 if width <= 3 else 5 * width, shrinkA=0, shrinkB=0, color=COLOURS[colour], linewidth=width,
-            linestyle="--" if dashed else "-", connectionstyle=f"arc3,rad={curve}", zorder=2.8,
-        )
-    )  # fmt: skip
+    look = {"color": COLOURS[colour], "linewidth": width, "linestyle": "--" if dashed else "-", "zorder": 2.8}
+    look |= {"mutation_scale": 13 if width <= 3 else 5 * width, "connectionstyle": f"arc3,rad={curve}"}
+    ax.add_patch(FancyArrowPatch(start, end, arrowstyle="-|>", shrinkA=0, shrinkB=0, **look))
 
 
-def sample(ax: Axes, x: float, y: float, text: str, colour: str = "black", **look) -> None:
+def sample(ax: Axes, x: float, y: float, text: str, colour: str = "black", long: float = 0.45, **look) -> None:
     """In a line of a legend: an arrow from x on, and what it means."""
-    arrow(ax, (x, y), (x + 0.45, y), colour, **look)
-    note(ax, x + 0.55, y, text)
+    arrow(ax, (x, y), (x + long, y), colour, **look)
+    note(ax, x + long + 0.1, y, text)
+
+
+def digits(value: float) -> str:
+    """A whole number as it is, any other to four decimals."""
+    return number(value) if float(value).is_integer() else f"{value:.4f}".replace("-", "−")
 
 
 def number(value: float) -> str:

@@ -2,7 +2,8 @@
 
 from matplotlib.figure import Figure
 
-from draw.drawing import DPI, IMAGES, WIDTH
+from draw.drawing import IMAGES
+from draw.look import DPI, WIDTH
 from fa_tutorial import figures
 from fa_tutorial.bench import plots, results, tables
 from fa_tutorial.bench.cases import GRIDS, MODES

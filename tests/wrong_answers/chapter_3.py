@@ -63,6 +63,7 @@ WRONG_ANSWERS = (
     edit("3.5", "s and v in fp16", ("tl.dot(s.to(v.dtype), v,", "tl.dot(s.to(tl.float16), v.to(tl.float16),"), told="16 bits can't hold 131,584"),
     edit("3.5", "no key mask", (" & (offs_n[None, :] < S_k)", ""), ("(offs_n[:, None] < S_k) & ", ""), told="mask rows of q and o by S_q, keys by S_k"),
     edit("3.5", "no store mask", ("mask=mask_q)", "mask=offs_d[None, :] < D)"), told="mask rows of q and o by S_q, keys by S_k"),
+    edit("3.5", "k with q's stride of rows", ("* stride_ks", "* stride_qs"), told="each tensor has its own two strides"),
     edit("3.5", "v with k's strides", ("stride_vs + ", "stride_ks + "), ("* stride_vd", "* stride_kd"), told="each tensor has its own two strides"),
     edit("3.5", "stored in every step", ("    o_ptrs = o_ptr + ", "        o_ptrs = o_ptr + "), ("    tl.store(", "        tl.store("),
          told="stored more than once: store acc once, after the loop over keys", gpu=None),

@@ -216,13 +216,13 @@ def _read_row(shape: Shape) -> dict[str, Any]:
     return _row(x.sum, x.nbytes) | {"clean_us": _clean_us(graph_of(x.sum).replay)}
 
 
-def _clean_us(call: Callable[[], Any], repeats: int = 200) -> float:
-    """The median time of a call, where 512 MB that are read empty L2 before it.
+def _clean_us(call: Callable[[], Any]) -> float:
+    """The median time of 200 calls, where 512 MB that are read empty L2 before it.
 
     do_bench writes 256 MiB, whose last part is still to be written back.
     """
     filler = torch.zeros(2**27, device=device())
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(repeats)]
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(200)]
     for start, end in events:
         filler.sum()
         start.record()

@@ -9,17 +9,18 @@ from typing import Any
 
 import torch
 
-from fa_tutorial import forward, hardware
+from fa_tutorial import hardware
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Shape
 from fa_tutorial.bench.chapter_8 import in_words, inputs
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import time_call, timed_in_turns
-from fa_tutorial.tiles import TileConfig, heads, padded_d
+from fa_tutorial.tiles import TileConfig
 
 hardware.require_triton("Measuring (tools/measure)")
 from triton.runtime.errors import OutOfResources  # noqa: E402
 
+from measure.chapters_0_to_7 import launched  # noqa: E402
 from measure.fa2_loop import fa2_kernel  # noqa: E402
 from measure.turns import by_shape  # noqa: E402
 
@@ -81,16 +82,6 @@ def loops(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, o: torch.Tensor) ->
     return {name: (partial(launch, name, tile), "{}x{}, {} warps".format(*tile)) for name in LOOPS}
 
 
-def launched(tensors: tuple[torch.Tensor, ...], instruction: str, tile: TileConfig) -> Any:
-    """Chapter 5's kernel on q, k, v, o and lse; returns what was compiled."""
-    q, k, v, o, lse = tensors
-    B, H, S, D = q.shape
-    return forward.flash_forward_kernel[(-(-S // tile.block_m) * B * H,)](
-        *map(heads, (q, k, v, o)), lse, H, H, S, S, D, D**-0.5,
-        IS_CAUSAL=False, BLOCK_D=padded_d(D), **tile.launch(), **INSTRUCTIONS[instruction],
-    )  # fmt: skip
-
-
 def instructions(*tensors: torch.Tensor) -> dict[str, tuple[Callable, str]]:
     """(a call, its tile in words) of chapter 5's kernel by each of INSTRUCTIONS, at the fastest of TILES. A tile that
     doesn't fit is left out; a kernel that multiplies by another instruction is an error.
@@ -99,7 +90,7 @@ def instructions(*tensors: torch.Tensor) -> dict[str, tuple[Callable, str]]:
     for instruction in INSTRUCTIONS:
         calls = {}
         for tile in TILES:
-            call = partial(launched, tensors, instruction, tile)
+            call = partial(launched, tensors, tile, **INSTRUCTIONS[instruction])
             try:
                 compiled = call()
             except OutOfResources:

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
-from fa_tutorial import flash_attention_fp8, fp8, hopper, ledger, reference
+from fa_tutorial import flash_attention_fp8, fp8, hopper, reference
 from fa_tutorial.bench.cases import Shape, about, literature
+from fa_tutorial.bench.chapter_8 import flops_of, inputs
 from fa_tutorial.bench.chapter_14 import (
     KINDS,
     LENGTHS,
@@ -25,7 +26,7 @@ from fa_tutorial.bench.chapter_14 import (
     sum_of_ones,
 )  # fmt: skip
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import randn, timed_in_turns
+from fa_tutorial.bench.timing import timed_in_turns
 from fa_tutorial.decode import FP8
 from fa_tutorial.fp8 import forward
 from measure import fp8_parts
@@ -41,9 +42,8 @@ def speed_cases() -> Iterator[Measurement]:
 
 
 def _speeds_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    q, k, v = (randn(shape.B, shape.H_q, shape.S_q, shape.D) for _ in range(3))
-    scale = shape.D**-0.5
-    flops = ledger.attention_flops(shape.B, shape.H_q, shape.S_q, shape.S_k, shape.D, shape.is_causal)
+    q, k, v = inputs(shape)
+    scale, flops = shape.D**-0.5, flops_of(shape)
     quantised = fp8.quantised(q, k, v, scale, False)
     calls = {
         "fp8": partial(forward.flash_forward, *quantised, shape.D, q.dtype, shape.is_causal),
@@ -64,15 +64,14 @@ def part_cases() -> Iterator[Measurement]:
 
 
 def _parts_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    q, k, v = (randn(shape.B, shape.H_q, shape.S_q, shape.D) for _ in range(3))
+    q, k, v = inputs(shape)
     scale = shape.D**-0.5
     arguments = *fp8.quantised(q, k, v, scale, False), shape.D, q.dtype, False
     calls = {"fp16": partial(hopper.flash_forward, q, k, v, False, scale)}
     calls |= {part: partial(fp8_parts.flash_forward, part, *arguments) for part in fp8_parts.PARTS}
     for call in calls.values():
         call()
-    flops = ledger.attention_flops(shape.B, shape.H_q, shape.S_q, shape.S_k, shape.D, False)
-    return settled_in_turns(calls, flops)
+    return settled_in_turns(calls, flops_of(shape))
 
 
 def matmul_of(flops: int) -> Callable[[], torch.Tensor]:

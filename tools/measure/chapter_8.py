@@ -265,20 +265,19 @@ def _short_row(provider: str, shape: Shape) -> dict[str, Any]:
     return {"call_us": repeated_us(call), "graph_us": repeated_us(graph_of(call).replay)}
 
 
-def repeated_us(call: Callable[[], Any], calls: int = 100, rounds: int = 7) -> float:
-    """Microseconds a call, of many in a row, the median of the rounds: the host's time or the GPU's, whichever is
-    longer.
-    """
+def repeated_us(call: Callable[[], Any]) -> float:
+    """Microseconds a call, of 100 in a row, the median of seven rounds: the host's time or the GPU's, whichever is
+    longer."""
     for _ in range(20):
         call()
     found = []
-    for _ in range(rounds):
+    for _ in range(7):
         torch.cuda.synchronize()
         start = time.perf_counter()
-        for _ in range(calls):
+        for _ in range(100):
             call()
         torch.cuda.synchronize()
-        found.append((time.perf_counter() - start) / calls * 1e6)
+        found.append((time.perf_counter() - start) / 100 * 1e6)
     return round(statistics.median(found), 1)
 
 
@@ -339,15 +338,13 @@ def counter_cases() -> Iterator[Measurement]:
         yield words, partial(counter_row, provider, what, kernel, tile=tile)
 
 
-def counter_row(
-    provider: str, what: str, kernel: str, shape: Shape = POINT, metrics: str = "", tile: tuple = ()
-) -> dict[str, Any]:
-    """The counters of one launch of the kernel whose name matches `kernel`: those of SECTIONS, or `metrics`.
+def counter_row(provider: str, what: str, kernel: str, metrics: str = "", tile: tuple = ()) -> dict[str, Any]:
+    """The counters of one launch of the kernel whose name matches `kernel`, at POINT: those of SECTIONS, or `metrics`.
 
     what: "fwd", or any part of the backward.
     """
     wanted = ["--print-units", "base", "--metrics", metrics] if metrics else SECTIONS
-    call = f"launch({provider!r}, {what != 'fwd'}, {astuple(shape)}, {tile})"
+    call = f"launch({provider!r}, {what != 'fwd'}, {astuple(POINT)}, {tile})"
     try:
         values = counted(kernel, python("chapter_8", call), "--launch-count", "1", *wanted).iloc[0]
     except RuntimeError as error:

@@ -19,7 +19,7 @@ from fa_tutorial.tuned import steps
 from measure import backward_orders, chapter_8_clock, finished_clock, loops
 from measure.chapter_8 import repeated_us
 from measure.clocks import cycles_in_turns, settled_in_turns
-from measure.stamps import completed, mean_parts, mean_shares
+from measure.stamps import completed, mean_parts, mean_shares, of_the_usual
 from measure.turns import by_shape, in_turns
 
 hardware.require_triton("Chapter 9's measurements")
@@ -74,7 +74,7 @@ def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
     return {
         "call": cycles,
         "cycles": mean_parts(clock),
-        "stamps": _of_the_usual(clock),
+        "stamps": of_the_usual(clock),
         "softmax_at_once": _at_once(clock),
     }
 
@@ -85,14 +85,6 @@ def _maximum_row(shape: Shape) -> dict[str, Any]:
     q, k, v = inputs(shape)
     call = partial(loops.flash_forward, q, k, v, False, shape.D**-0.5, loop="9.4, one wait", maximum=True)
     return {"cycles": mean_parts(_clock_of(call, shape)[:, :1])}
-
-
-def _of_the_usual(clock: torch.Tensor) -> list:
-    """The stamps of four blocks, and of the next one, of the program whose blocks take the mean time."""
-    each = (clock[:, :, 1:, 0] - clock[:, :, :-1, 0]).double().mean((1, 2))
-    usual = (each - each.mean()).abs().argmin()
-    shown = clock[usual, :, 4:9]
-    return (shown - shown.min()).tolist()
 
 
 def stamps_of(shape: Shape) -> torch.Tensor:

@@ -77,19 +77,24 @@ COMPILED = {f"{name}, compiled": NAIVE[name] for name in ("naive", "naive, q sca
 NAIVE_STEPS = (*FULL, "flash", "flash, causal", *NAIVE, *COMPILED)
 
 
-def _naive_steps_in_turns(B: int, H: int, S: int, D: int) -> dict[str, dict[str, Any]]:
-    """The rows of one shape; flash attention's with SM cycles, those of COMPILED with what they launch."""
-    q, k, v, s = randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, S)
-    flash = peers.provider("sdpa_flash")
-    possible = {
+def _step_calls(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> dict[str, Callable[[], Any]]:
+    """Each kernel of naive attention, and flash attention."""
+    B, H, S, D = q.shape
+    s = randn(B, H, S, S)
+    return {
         "q kᵀ": lambda: q @ k.transpose(-1, -2),
         "divide": lambda: s / math.sqrt(D),
         "softmax": lambda: torch.softmax(s, dim=-1),
         "p v": lambda: s @ v,
-        "flash": partial(flash, q, k, v, False),
-        "flash, causal": partial(flash, q, k, v, True),
-        **{name: partial(call, q, k, v) for name, call in NAIVE.items()},
+        "flash": partial(peers.provider("sdpa_flash"), q, k, v, False),
     }
+
+
+def _naive_steps_in_turns(B: int, H: int, S: int, D: int) -> dict[str, dict[str, Any]]:
+    """The rows of one shape; flash attention's with SM cycles, those of COMPILED with what they launch."""
+    q, k, v = randn(B, H, S, D), randn(B, H, S, D), randn(B, H, S, D)
+    possible = _step_calls(q, k, v) | {name: partial(call, q, k, v) for name, call in NAIVE.items()}
+    possible["flash, causal"] = partial(peers.provider("sdpa_flash"), q, k, v, True)
     calls, found = {}, {}
     for name in NAIVE_STEPS:
         if name in COMPILED:
@@ -116,17 +121,13 @@ NAIVE_TRAFFIC = ("dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum")
 
 def launch_naive_steps() -> None:
     """What ncu looks at: each kernel of naive attention, then flash attention, once each, after a first call."""
-    q, k, v, s = randn(1, 16, 4096, 64), randn(1, 16, 4096, 64), randn(1, 16, 4096, 64), randn(1, 16, 4096, 4096)
-    flash = peers.provider("sdpa_flash")
+    calls = _step_calls(*(randn(1, 16, 4096, 64) for _ in range(3)))
     for is_counted in (False, True):
         if is_counted:
             torch.cuda.synchronize()
             torch.cuda.profiler.start()
-        _ = q @ k.transpose(-1, -2)
-        _ = s / math.sqrt(64)
-        _ = torch.softmax(s, dim=-1)
-        _ = s @ v
-        flash(q, k, v, False)
+        for call in calls.values():
+            call()
         torch.cuda.synchronize()
 
 
@@ -228,6 +229,7 @@ def _short_rows_in_turns(rows: int) -> dict[tuple[int, int], dict[str, Any]]:
 
 SIDE = 4096
 SQUARE = dict.fromkeys("MNK", SIDE)
+SMALL_SQUARE = dict.fromkeys("MNK", 1024)
 TILES = [
     matmul.MatmulConfig(m, n, 64, warps, 3)
     for m, n, warps in ((16, 16, 1), (32, 32, 4), (64, 64, 4), (128, 64, 4), (128, 128, 8), (128, 256, 8))
@@ -255,6 +257,11 @@ def matmul_cases() -> Iterator[Measurement]:
     for n in (512, 1024, 2048, 4096, 8192, 16_384):
         words = {provider: about(3, "matmul", provider, M=n, N=n, K=n) for provider in (*ORDERS, "torch")}
         yield from in_turns(words, _matmul_in_turns, n)
+    small = {
+        config: about(3, "matmul_small", "course, row order", **SMALL_SQUARE, **_sides(config))
+        for config in TILES[:1:-1]
+    }
+    yield from in_turns(small | {"torch": about(3, "matmul_small", "torch", **SMALL_SQUARE)}, _small_in_turns)
     tiles = itertools.product(TILES, TILED)
     yield from in_turns(
         {(who, config): about(3, "matmul_tile", who, **SQUARE, **_sides(config)) for config, who in tiles},
@@ -280,6 +287,15 @@ def _matmul_in_turns(n: int) -> dict[str, dict[str, Any]]:
         for order, group in ORDERS.items()
     }
     return timed_in_turns(calls | {"torch": partial(torch.matmul, a, b)}, flops=2 * n**3)
+
+
+def _small_in_turns() -> dict[Any, dict[str, Any]]:
+    """The tiles from the largest to 64 x 64 and PyTorch, at an n where they have few programs, from CUDA graphs."""
+    a, b = (randn(SMALL_SQUARE["M"], SMALL_SQUARE["M"]) for _ in range(2))
+    calls = {
+        config: partial(matmul.matmul, a, b, config=dataclasses.replace(config, group=1)) for config in TILES[:1:-1]
+    }
+    return graphs_in_turns(calls | {"torch": partial(torch.matmul, a, b)}, flops=2 * SMALL_SQUARE["M"] ** 3)
 
 
 def _tiles_in_turns() -> dict[tuple[str, matmul.MatmulConfig], dict[str, Any]]:
@@ -331,8 +347,6 @@ def launch_matmuls() -> None:
 
 
 SCORES = ("scores_values", "two products")
-
-
 FUSED = [(4096, 4096), (16_384, 1024), (4096, 16_384), (16_384, 4096), (16_384, 16_384)]  # S_q, S_k
 
 
@@ -394,12 +408,18 @@ def _forward_tiles_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
     rows = timed_in_turns(calls, flops=flops_of(shape))
     o, lse = next(iter(calls.values()))()
     for tile in tiles:
-        compiled = forward.flash_forward_kernel[(-(-shape.S_q // tile.block_m) * shape.B * shape.H_q,)](
-            *map(heads, (q, k, v, o)), lse, shape.H_q, shape.H_k, shape.S_q, shape.S_k, shape.D, scale,
-            IS_CAUSAL=shape.is_causal, BLOCK_D=padded_d(shape.D), **tile.launch(),
-        )  # fmt: skip
-        rows[tile] |= room_of(compiled) | {"cycles": cycles[tile]}
+        rows[tile] |= room_of(launched((q, k, v, o, lse), tile)) | {"cycles": cycles[tile]}
     return rows
+
+
+def launched(tensors: tuple[torch.Tensor, ...], tile: TileConfig, **options: Any) -> Any:
+    """Chapter 5's kernel on q, k, v, o and lse, full; returns what was compiled."""
+    q, k, v, o, lse = tensors
+    B, H, S, D = q.shape
+    return forward.flash_forward_kernel[(-(-S // tile.block_m) * B * H,)](
+        *map(heads, (q, k, v, o)), lse, H, H, S, S, D, D**-0.5,
+        IS_CAUSAL=False, BLOCK_D=padded_d(D), **tile.launch(), **options,
+    )  # fmt: skip
 
 
 def _backward_arguments(shape: Shape) -> tuple[Any, ...]:

@@ -16,6 +16,7 @@ from fa_tutorial.bench.chapter_8 import at_4096, inputs
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.source import defined, edited, source_of
 from measure.clocks import cycles_in_turns
+from measure.stamps import mean_parts, of_the_usual
 
 ROOM = 16 * 32  # for the blocks of a consumer: 16 work tiles of a program, of 32 blocks each
 TILES = 12  # that each program has at least
@@ -75,9 +76,4 @@ def _forward_row(shape: Shape) -> dict[str, Any]:
     call_cycles = cycles_in_turns({"": call}, rounds=1)[""]
     clock = stamps.cpu()[:, :, : TILES * blocks].unflatten(2, (TILES, blocks)).transpose(1, 2).flatten(0, 1)
     clock = clock[:, :, 4:-4]
-    until_next = torch.cat([clock[:, :, :-1], clock[:, :, 1:, :1]], dim=3).double().diff(dim=3)
-    mean = until_next.mean((0, 1, 2)).round().int().tolist()
-    each = until_next.sum(3).mean((1, 2))
-    shown = clock[(each - each.mean()).abs().argmin(), :, 4:9]
-    row = {"call": call_cycles, "cycles": dict(zip(FORWARD, mean, strict=True))}
-    return row | {"stamps": (shown - shown.min()).tolist()}
+    return {"call": call_cycles, "cycles": mean_parts(clock, FORWARD), "stamps": of_the_usual(clock)}

@@ -43,7 +43,7 @@ class ByHand(Operations):
 
 def inputs():
     for numbers, rule in (
-        ([1.0, 1.1], "1 is a number of e4m3, and the neighbours of 1.1 are 1 and 1.125"),
+        ([1.0, 1.05, 1.1], "1 is a number of e4m3, and the neighbours of 1.05 and of 1.1 are 1 and 1.125"),
         ([-3.3], "between 2 and 4 in size the step is 0.25, and a negative number is rounded like its opposite"),
         ([1.1, 300.0], "each number has a step of its own: between 256 and 448 it is 32"),
         ([0.0], "0 is a number of e4m3"),

@@ -74,7 +74,7 @@ def inputs():
     def exact(S, scale=1.0):
         """Numbers of e4m3 times a power of two, the largest 448 · scale."""
         v = numbers[torch.randint(1, 126, (1, S, 16), generator=draw)] * scale
-        v[:, ::16, 0] = 448 * scale
+        v[:, 3::16, 0] = 448 * scale  # S = 20: in key 19, at a position beyond S
         return v
 
     placed = "row d of y has v[j, d] / scale at the position whose key is j, and all of a block's numbers have one scale"
@@ -86,13 +86,13 @@ def inputs():
     close[:, 1::16, :] = torch.tensor([0.99, 1.99, 3.97, 15.8] * 4)
     yield of(close, "some numbers just below powers of two", nearest)
     own = "each block of BLOCK keys has a scale of its own, scale[head, block], and each head its own v and y"
-    sizes = 2.0 ** -torch.arange(4).repeat_interleave(16)[None, :, None]  # of the numbers of four blocks
-    yield of((exact(64) * sizes).view(2, 32, 16), "two blocks", own)
+    halves = 2.0 ** -torch.arange(4).repeat_interleave(16)[None, :, None]  # of the numbers of four blocks
+    yield of((exact(64) * halves).view(2, 32, 16), "two blocks", own)
     yield of(exact(32), "", placed, block=32)
     past = "the last block may have fewer keys: y has `columns` columns all the same, with 0 where there is no key"
     stray = "the last block may have fewer keys: no key from S on is read, and no column from `columns` on is written"
     for S, block in ((20, 16), (40, 32)):
-        yield of(exact(S), "", past, block, edge="ragged", stray=stray)
+        yield of(exact(S), "", {"y": past, "scale": sizes}, block, edge="ragged", stray=stray)
     yield of(exact(32) * (torch.arange(32) < 16)[:, None], "the second block all 0", edge="zeros")
     draw = generator()
     for heads, S, dtype in ((2, 64, torch.float32), (3, 45, torch.float16)):

@@ -71,8 +71,7 @@ LAYOUTS = {
     "rows": lambda rows, columns: (columns, 1),
     "columns": lambda rows, columns: (1, rows),
     "padded": lambda rows, columns: (columns + 8, 1),
-    "spaced": lambda rows, columns: (2 * columns + 1, 2),
-    "wide": lambda rows, columns: (3 * columns + 1, 3),
+    **{name: lambda rows, columns, n=n: (n * columns + 1, n) for n, name in enumerate(("spaced", "wide", "wider"), 2)},
 }
 
 
@@ -87,8 +86,8 @@ def inputs():
 
     fits = "no mask is missing, for whole tiles fit here: an offset is wrong, or the loop goes too far"
     yield digits(16, 16, 16, "one tile and one step", "one tile of c is a's tile times b's", stray=fits)
-    both = "each pointer needs both of its strides"
-    yield digits(16, 16, 16, "a, b and c column-major", both, layouts="columns " * 3, stray=fits)
+    both = "each pointer needs both strides of its own tensor"
+    yield digits(16, 16, 16, "a column-major, b and c with gaps", both, layouts="columns spaced wide", stray=fits)
     further = "c sums over all steps along K: each goes BLOCK_K columns of a and BLOCK_K rows of b further, and masks them by K"
     yield digits(16, 16, 48, "three steps along K, a column-major", further, layouts="columns padded rows")
     row_order = "program pid computes tile (pid // tiles_n, pid % tiles_n), where tiles_n = ceil(N / BLOCK_N), and stores its rows below M and columns below N"
