@@ -12,6 +12,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -127,7 +128,7 @@ def print_idea_in_order(idea: str, tile: TileConfig, D: int) -> None:
     print(textwrap.fill(f"ptxas says: {said or 'nothing'}", 100))
 
 
-@functools.cache
+@cache
 def _idea(idea: str, tile: TileConfig, D: int) -> list[Any]:
     return _in_a_process(f"sass._idea_made({idea!r}, {astuple(tile)!r}, {D})", "idea_kernel")
 

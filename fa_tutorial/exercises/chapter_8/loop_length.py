@@ -9,29 +9,30 @@ COUNTED = {
 }  # fmt: skip
 
 
-def counts(step, tiles, **function):
-    """Pairs of sass.counted's rows, for the step with `function` in it and for the step; none where Triton can't compile for a Hopper GPU."""
+def aim(step, tiles):
+    """sass.counted's rows of the step; none where Triton can't compile for a Hopper GPU."""
     try:
-        aim = sass.counted(step, tiles)
+        return sass.counted(step, tiles)
     except (ValueError, RuntimeError):
         return []
-    return list(zip(sass.counted(step, tiles, **function), aim, strict=True))
 
 
 def too_long(words, step, tiles=None, **function):
-    """Why the loop is too long, "" where it isn't or where nothing compiles. words: whose loop the step's is."""
+    """Why the step's loop is too long with `function` in it, "" where it isn't or nothing compiles. words: whose the step's loop is."""
+    if not (wanted := aim(step, tiles)):
+        return ""
     try:
-        found = counts(step, tiles, **function)
+        found = sass.counted(step, tiles, **function)
     except ValueError as error:
         return str(error)
-    for mine, aim in found:
-        if mine["loop"] > aim["loop"] + MORE:
-            more = [f"{mine[op] - aim[op]} more {kind}" for op, kind in COUNTED.items() if mine[op] > aim[op] + 2]
-            loop = f"at D = {mine['D']} the loop has {mine['loop']} instructions, {words} {aim['loop']}"
+    for mine, ours in zip(found, wanted, strict=True):
+        if mine["loop"] > ours["loop"] + MORE:
+            more = [f"{mine[op] - ours[op]} more {kind}" for op, kind in COUNTED.items() if mine[op] > ours[op] + 2]
+            loop = f"at D = {mine['D']} the loop has {mine['loop']} instructions, {words} {ours['loop']}"
             return f"{loop}: {', '.join(more) or 'of other kinds than floating-point arithmetic'}"
     return ""
 
 
-def not_counted(step, tiles=None, **function):
+def not_counted(step, tiles=None):
     """A remark where nothing compiles."""
-    return "" if counts(step, tiles, **function) else "Triton can't compile for a Hopper GPU here, so the instructions aren't counted"
+    return "" if aim(step, tiles) else "Triton can't compile for a Hopper GPU here, so the instructions aren't counted"
