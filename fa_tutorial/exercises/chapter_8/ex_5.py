@@ -89,13 +89,8 @@ def inputs():
         on = f"{'causal, ' * is_causal}{S_q} queries, {S_k} keys{words}"
         return case(factor * q, k, v, is_causal, on=on, otherwise=otherwise, fresh=draw is not fixed)
 
-    yield of(
-        16,
-        16,
-        False,
-        "",
-        "each row sees every key, p = 2^(s · scale_log2 − m), s, p, l, acc are float32 by dot, not tl.dot, and the m returned is m_new",
-    )
+    first = "each row sees every key, p = 2^(s · scale_log2 − m), s, p, l, acc are float32 by dot, not tl.dot, and the m returned is m_new"
+    yield of(16, 16, False, "", first)
     yield of(16, 48, False, "", "when the maximum grows, l and acc shrink by alpha, which stays in float32")
     yield of(32, 40, True, "", "where MASK is True, a row sees the keys up to last_seen, and where it sees none it keeps m, l and acc")
     yield of(40, 20, True, "", "the first 20 rows see no key: their m stays −inf, their l and acc 0")
