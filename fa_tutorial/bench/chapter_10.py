@@ -55,33 +55,25 @@ def list_times(mask: str) -> list[float]:
     return rows("whole_tile", mask=mask)["ms"].tolist()
 
 
-def prices(mode: str) -> pd.DataFrame:
-    """The stored ms of causal attention by chapter 8's kernels and this chapter's, a column for each run in turns."""
-    stored = rows("price", mode=mode)
-    return stored.pivot(columns="run", values="ms").loc[stored.index.unique()]
+# a row of the page's table -> the stored forward and backward that took turns with chapter 8's
+PRICED = {
+    "chapter 8, our tile": ("chapter 8, 64x64", "chapter 8, 32x64"),
+    "ours": ("lists", "lists"),
+    "ours, chapter 8's tile": ("lists, 128x64", "lists, 64x64"),
+    "window": ("window", "window"),
+}
 
 
-VARIANTS = ("causal", "window", "documents", "alibi", "softcap")
-
-
-def price_bars() -> Figure:
-    """Each variant's stored time, and FlexAttention's with its mask and score, as a share of what chapter 8's causal
-    kernel took in the same run. A line at the package's spans the middle three fifths of its calls."""
-    figure, panels = plt.subplots(1, 2, figsize=(10, 3.6), sharey=True, layout="constrained")
-    package = {"facecolor": COLOURS["blue"]}
-    flex = {"facecolor": COLOURS["orange"], "hatch": "////", "edgecolor": "black"}
-    for ax, mode, name in zip(panels, ("fwd", "bwd"), ("forward", "backward"), strict=True):
-        for place, (_, one) in enumerate(rows("variant", mode=mode).loc[list(VARIANTS)].iterrows()):
-            low, ours, high, theirs = one[["ms_20", "ms", "ms_80", "flex_ms"]] / one["causal_ms"]
-            spread = {"xerr": [[ours - low], [high - ours]], "ecolor": "black", "capsize": 2}
-            ax.barh(place - 0.2, ours, 0.38, **package, **spread)
-            ax.barh(place + 0.2, theirs, 0.38, **flex, linewidth=0.5)
-            ax.text(high + 0.04, place - 0.2, f"{ours:.2f}", va="center", fontsize=9)
-            ax.text(theirs + 0.04, place + 0.2, f"{theirs:.2f}", va="center", fontsize=9)
-        ax.axvline(1, color="black", linewidth=1, linestyle=":")
-        ax.set(title=name, xlim=(0, 3), xlabel="time / chapter 8's causal kernel")
-    panels[0].set_yticks(range(len(VARIANTS)), VARIANTS)
-    panels[0].invert_yaxis()
-    handles = [Patch(label=name, **look) for name, look in (("the package", package), ("FlexAttention", flex))]
-    panels[1].legend(handles=handles, title="line: the middle 60 % of its calls", loc="center right", fontsize=10)
-    return figure
+def prices() -> dict[str, list[str]]:
+    """Stored times of causal attention, divided by chapter 8's in the same run, forward and backward: the least and the
+    most of the runs."""
+    found: dict[str, list[str]] = {name: [] for name in (*PRICED, "FlexAttention")}
+    for place, mode in enumerate(("fwd", "bwd")):
+        runs = rows("price", mode=mode).pivot(columns="run", values="ms")
+        shares = {name: (runs.loc[both[place]] / runs.loc["chapter 8"]).tolist() for name, both in PRICED.items()}
+        one = rows("variant", mode=mode).loc["causal"]  # a run of the window beside FlexAttention
+        shares["window"].append(one["ms"] / one["causal_ms"])
+        shares["FlexAttention"] = [one["flex_ms"] / one["causal_ms"]]
+        for name, some in shares.items():
+            found[name].append(" to ".join(sorted({f"{min(some):.2f}", f"{max(some):.2f}"})))
+    return found

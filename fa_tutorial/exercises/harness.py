@@ -174,7 +174,7 @@ def _judge_case(exercise: Exercise, answer: Any, one: Case, cases: Sequence[Case
             raise Wrong(f"{complaint}: {on}")
         return
     otherwise = rules if isinstance(rules, str) else rules[wrong]
-    if one.infinite and not got[wrong][want[wrong].isfinite()].isfinite().all():
+    if one.infinite and got[wrong].shape == want[wrong].shape and not got[wrong][want[wrong].isfinite()].isfinite().all():
         otherwise = one.infinite
     if not in_words:
         raise Wrong(otherwise)

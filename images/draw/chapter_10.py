@@ -80,20 +80,22 @@ def draw_scores(ax: Axes) -> None:
 @image("10_sink.png", 3.3)
 def draw_sink(ax: Axes) -> None:
     """What a sink leaves of a row's weights."""
-    panel, sink = panel_at(ax, 2.9, "a row's weights", "", wide=3.4), math.exp(2.0)
-    terms = [math.exp(x) for x in (0.5, 1.5, -1.0, 1.0)]
+    panel, sink = panel_at(ax, 1.2, "a row's weights", "", wide=6.8), 2.0
+    scores = (0.5, 1.5, -1.0, 1.0)
+    terms, joined = [math.exp(x) for x in scores], {"facecolor": tint("sky", 0.8)}
+    total, without = sum(terms) + math.exp(sink), {"facecolor": "white", "hatch": MASKED}
+    bars = [(4.2, math.exp(sink) / total, {"facecolor": tint("purple", 0.8)})]
     for place, term in enumerate(terms):
-        panel.bar(place - 0.2, term / sum(terms), 0.38, facecolor="white", edgecolor="black", hatch=MASKED)
-        panel.bar(place + 0.2, term / (sum(terms) + sink), 0.38, facecolor=tint("sky", 0.8), edgecolor="black")
-    panel.bar(len(terms) + 0.2, sink / (sum(terms) + sink), 0.5, facecolor=tint("purple", 0.8), edgecolor="black")
+        bars += [(place - 0.2, term / sum(terms), without), (place + 0.2, term / total, joined)]
+    for x, weight, look in bars:
+        panel.bar(x, weight, 0.38, edgecolor="black", **look)
+        panel.text(x, weight + 0.015, f"{weight:.2f}", fontsize=SMALL, ha="center")
     panel.set(xlim=(-0.6, 4.7), ylim=(0, 0.72), yticks=(0, 0.25, 0.5))
-    panel.set_xticks((0, 1, 2, 3, 4.2), ("key 0", "1", "2", "3", "sink"))
-    for y, look, text in (
-        (0.67, {"facecolor": "white", "hatch": MASKED}, "weights without"),
-        (0.585, {"facecolor": tint("sky", 0.8)}, "with the sink"),
-    ):
-        panel.bar(-0.3, 0.05, 0.4, bottom=y - 0.025, edgecolor="black", **look)
-        panel.text(0.05, y, text, fontsize=SMALL, va="center")
+    names = zip(("key 0", "key 1", "key 2", "key 3", "sink"), (*scores, sink), strict=True)
+    panel.set_xticks((0, 1, 2, 3, 4.2), [f"{name}\nscore {x:g}".replace("-", "−") for name, x in names])
+    for x, look, text in ((1.75, without, "without the sink"), (3.2, joined, "with the sink")):
+        panel.bar(x, 0.05, 0.2, bottom=0.64, edgecolor="black", **look)
+        panel.text(x + 0.17, 0.665, text, fontsize=SMALL, va="center")
 
 
 @image("10_cu_seqlens.png", 4.75)

@@ -203,12 +203,11 @@ TERM_LOOKS = (("sky", ""), ("orange", "////"), ("green", "...."), ("purple", "xx
 
 @image("01_passes.png", 3.95)
 def draw_passes(ax: Axes) -> None:
-    """How often a softmax reads its row from HBM: three passes, two passes, once where it fits on the chip, and flash attention, which has no row there."""
+    """How often a softmax reads its row from HBM: three passes, once where it fits on the chip, and flash attention, which has no row there."""
     ways = (
         ("three passes", "4·n elements", ("find the\nmaximum", "find the\nsum", "divide"), 0.1, 2.95),
-        ("two passes", "3·n elements", ("find\nboth", "divide"), 3.25, 2.1),
-        ("short row", "2·n elements", ("keep the\nrow on\nthe chip",), 5.55, 1.4),
-        ("flash attention", "neither x nor y", ("make scores,\nuse them up",), 7.15, 1.75),
+        ("short row", "2·n elements", ("keep the\nrow on\nthe chip",), 4.05, 1.6),
+        ("flash attention", "neither x nor y", ("make scores,\nuse them up",), 6.65, 1.85),
     )
     cell, cells, strip_top, strip_bottom, top = 0.09, 6, 1.05, 1.27, 2.2
     for title, moved, passes, left, width in ways:

@@ -46,9 +46,8 @@ def draw_loop_order(ax: Axes, left: float, title: str, order: dict[tuple[int, in
         box(ax, left, y + i * side, 0.4, side, colour="blue", share=0.6 if on_chip_q else 0.15, line=2.2 if on_chip_q else 1)
         box(ax, x + i * side, 0.82, side, 0.2, colour="orange", share=0.6 if on_chip_k else 0.15, line=2.2 if on_chip_k else 1)
         box(ax, x + i * side, 1.02, side, 0.2, colour="green", share=0.6 if on_chip_k else 0.15, line=2.2 if on_chip_k else 1)
-        on_chip_o = on_chip_q and not down  # FA2 keeps its row's results, FA1 reads and writes them at each tile
         done = sum(order[i, col] <= NOW for col in range(BLOCKS))
-        look_of_o = {"share": 0.7 if on_chip_o else 0.4 if done else 0.0, "line": 2.2 if on_chip_o else 1}
+        look_of_o = {"share": 0.7 if on_chip_q else 0.4 if done else 0.0, "line": 2.2 if on_chip_q else 1}
         box(ax, x_out, y + i * side, 0.55, side, f"{done}/{BLOCKS}" if done else "", colour="purple", **look_of_o)
     for step in range(1, BLOCKS**2):
         (x0, y0), (x1, y1) = places[step], places[step + 1]
@@ -397,12 +396,12 @@ def draw_kinds_of_work(ax: Axes) -> None:
     note(ax, 0.1, 5.4, "to scale: tiles of 1,024 scores at D = 128; a score takes 12 instructions for its softmax, and 5 others")
 
 
-@image("05_two_programs.png", 3.2)
+@image("05_two_programs.png", 3.45)
 def draw_two_programs(ax: Axes) -> None:
-    """The tiles of one program on an SM, which waits, and of two, by (5.4), to scale. In which order two work is drawn, not measured."""
+    """The tiles of one program on an SM, and of two, by (5.4), to scale. In which order two work is drawn, not measured."""
     left, window, work = 1.75, 896, 320  # cycles; a tile of 1,024 scores in series, as in 05_kinds_of_work.png
     cycle = 7.1 / window
-    one, two = 128 / 0.2905, 2 * 128 / 0.4275  # of the program's tile, whose products take 128, from busy
+    one, two = 128 / 0.2903, 2 * 128 / 0.4273  # of the program's tile, whose products take 128, from busy
     lanes = (("room for one", "program", 0.45, 0, one), ("room for two", "program 1", 1.35, 0, two), ("", "program 2", 1.65, -two / 2, two))
     for name, program, y, begin, every in lanes:
         if name:
@@ -412,10 +411,10 @@ def draw_two_programs(ax: Axes) -> None:
         while begin < window:
             start, stop = max(begin, 0), min(begin + work, window)
             if stop > start:
-                text = f"works: {work} cycles" if stop - start == work else ""
+                text = f"works: {work} cycles" if round(stop - start) == work else ""
                 box(ax, left + start * cycle, y, (stop - start) * cycle, 0.26, text, "green", share=0.4)
             if begin + every <= window:
-                write(ax, left + (stop + begin + every) / 2 * cycle, y + 0.13, f"waits: {every - work:.0f}")
+                write(ax, left + (stop + begin + every) / 2 * cycle, y + 0.13, f"{every - work:.0f}")
             begin += every
     for at in range(0, window, 128):
         x = left + at * cycle
@@ -424,5 +423,6 @@ def draw_two_programs(ax: Axes) -> None:
     note(ax, 0.1, 2.26, "cycles of an SM")
     notes(ax, 0.1, 2.65, (
         "to scale, for tiles of 1,024 scores at D = 128: a tile in series takes 320 cycles, 128 of them for products",
-        f"by (5.4) one program needs 128 / 0.29 = {one:.0f} cycles for a tile, and two need 2 · 128 / 0.43 = {two:.0f} for two",
+        "white: the program waits, or works more slowly than the table says",
+        f"by (5.4) one program needs 128 / 0.2903 = {one:.0f} cycles for a tile, and two need 2 · 128 / 0.4273 = {two:.0f} for two",
     ))  # fmt: skip

@@ -52,6 +52,7 @@ WRONG_ANSWERS = (
     edit("2.5", "out like the view", ("torch.empty(cols, rows, dtype=x.dtype, device=x.device)", "torch.empty_like(x.t())"),
          told="the result is right, but out has the strides (1, 4): make a contiguous out"),
     edit("2.5", "contiguous first", ("    rows, cols", "    x = x.contiguous()\n    rows, cols"), told="x is copied before the launch"),
+    edit("2.5", "out first", ("[grid](x, out,", "[grid](out, x,"), told="x and out are exchanged"),
     edit("2.5", "a tile of its own", ("rows, block_r)", "rows, 16)"), ("cols, block_c)", "cols, 16)"), ("=block_r", "=16"), ("=block_c", "=16"),
          told="the caller asks for tiles of (4, 4), and you launch (BLOCK_R, BLOCK_C) = (16, 16)"),
     edit("2.5", "PyTorch's copy", ("return out", "return x.t().contiguous()"), told="return what one launch of the kernel writes"),
@@ -74,6 +75,8 @@ WRONG_ANSWERS = (
     edit("2.7", "by way of out", ("    y = ", f"    {THROUGH_OUT}\n    y = "),
          told="the result is right, but out is read back: load the row once", gpu=None),
     edit("2.7", "rows side by side", ("row * stride_x + ", "row * cols + "), told="row i starts at i · stride_x in x"),
-    edit("2.8", "no column", ("tl.max(x, axis=1)[:, None]", "tl.max(x, axis=1)"), told="[:, None] makes it a column"),
+    edit("2.8", "of each column", ("tl.max(x, axis=1)", "tl.max(x, axis=0)"), ("tl.sum(p, axis=1)", "tl.sum(p, axis=0)"), told="reduced along axis=1"),
+    edit("2.8", "one row", (" + tl.arange(0, ROWS)[:, None]", ""), told="the tile has ROWS rows along axis 0"),
+    edit("2.8", "no column", ("tl.max(x, axis=1)[:, None]", "tl.max(x, axis=1)"), told="[:, None] makes them a column"),
     ("2.8", softmax_row_after_row, "take the rows of a program as one tile, [ROWS, BLOCK]", None),
 )  # fmt: skip

@@ -30,6 +30,8 @@ WRONG_ANSWERS = (
            told="goes over its keys twice: the scores of all keys come before the first product")
       for number, hidden in (("4.2", ""), ("4.4", ".masked_fill(torch.arange(S_k) > i + S_k - S_q, -math.inf)"))),
     edit("4.2", "o never stored", ("        o[:, :, rows] = acc / l[..., None]  # (4.4)\n", ""), told="so o = acc / l is its row of v"),
+    *(edit(number, "p in fp16", ("p, m, l, alpha = step(s, m, l)", "p, m, l, alpha = step(s, m, l)\n            p = p.half().float()"),
+           told="p is rounded to v's dtype at most") for number in ("4.2", "4.4")),
     edit("4.3", "int", ("seen_by_first // block_n", "int(seen_by_first / block_n)"), told="/ makes a float: stay with integers"),
     edit("4.3", "not returned", ("return full, end", "pass"), told="want a tuple (full, end)"),
     edit("4.4", "all keys at once", ("range(end)", "range(min(end, 1))"), (KEYS, "slice(0, min(end * block_n, S_k))"),

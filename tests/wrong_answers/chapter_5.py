@@ -27,7 +27,7 @@ FIRST_PASS = """    for start_n in range(0, S_k, BLOCK_N):
         m = tl.maximum(m, tl.max(tl.where(offs_n[None, :] < S_k, s, -float("inf")), axis=1))
 """
 LOOP = "    for start_n in"
-MEAN = "the mean of v, 4097, unrounded"
+MEAN = "the mean of v, 100001, unrounded"
 STANDS = 'stands for −∞: write -float("inf"), because a score may be as low as −2³⁰'
 FULL, END = "tl.maximum(start_m + 1 + S_k - S_q, 0)", "tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
 FIRST_LOOP = "    for start_n in range(0, full_n, BLOCK_N):\n"
@@ -75,6 +75,8 @@ WRONG_ANSWERS = (
          told="keep Heads and tiles apart", gpu=None),
     edit("5.2", "batch and head exchanged", ("b, h = batch", "h, b = batch"), told="// H gives b and % H gives h"),
     edit("5.2", "p in float32", P_IN_FLOAT32, told=f"{TWO_DTYPES}, and these are fp32 and fp16"),
+    *(edit(number, "p v by tl.dot", ("acc = dot(", "acc = tl.dot("), told="to TF32") for number in ("5.2", "5.3", "5.5")),
+    edit("5.4", "q kᵀ by tl.dot", ("scale * dot(", "scale * tl.dot("), told="by dot (tl.dot rounds to TF32)"),
     edit("5.2", "row blocks forgotten", ("batch_head = tl.program_id(0) // row_blocks", "batch_head = tl.program_id(0)"),
          told="row block pid % row_blocks of q and o, of head pid // row_blocks"),
     edit("5.2", "1/√D", ("scale * dot", "0.25 * dot"), told="scale is an argument, which the caller chooses"),
@@ -109,7 +111,7 @@ WRONG_ANSWERS = (
     edit("5.3", "row blocks of BLOCK_N", ("tl.cdiv(S_q, BLOCK_M)", "tl.cdiv(S_q, BLOCK_N)"), told="a tile of q or o has BLOCK_M rows"),
     edit("5.3", "a global for −∞", m_starts_at("LOWEST"), helpers=(with_a_global,), told="Triton's compiler refuses the global LOWEST"),
     edit("5.4", "a mask times −∞", ('tl.where(offs_n[None, :] < S_k, s, -float("inf"))', 's + (offs_n[None, :] >= S_k).to(tl.float32) * -float("inf")'),
-         told=f"{MEAN}: one tile, q = k = 0, v all 4097 gives o = nan"),
+         told=f"{MEAN}, as dot gives it; tl.dot rounds to TF32: one tile, q = k = 0, v all 100001 gives o = nan"),
     edit("5.4", "m starts at −9999", m_starts_at("-9999.0"), ("acc / l[:, None]", "acc / tl.where(l == 0.0, 1.0, l)[:, None]"),
          told="one edge is left: the scores may be as low as −2³⁰"),
     edit("5.4", "a constant for −∞", ('s, -float("inf")', "s, NO_SCORE"), helpers=(with_a_constant,), told=f"−3.403e+38 {STANDS}"),

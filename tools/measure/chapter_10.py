@@ -14,6 +14,7 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.attention import flash_attention, flash_attention_varlen
+from fa_tutorial.backward import BackwardConfig
 from fa_tutorial.bench.cases import HIDDEN, TOKENS, about
 from fa_tutorial.bench.chapter_10 import documents
 from fa_tutorial.bench.measure import call_of
@@ -21,8 +22,10 @@ from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, timed_in_turns
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
+from fa_tutorial.tuned.backward import flash_backward
 from fa_tutorial.tuned.forward import flash_forward
 from fa_tutorial.variants import attention_with, make_block_mask, mods
+from fa_tutorial.variants import backward as variant_backward_kernels
 from fa_tutorial.variants import forward as variant_kernels
 from fa_tutorial.variants.forward import CONFIGS, tl, triton
 from measure.turns import in_turns
@@ -244,16 +247,19 @@ COUNTED = (
     1,
 )
 LARGER = TileConfig(128, 64, 4, 2)
+# Chapter 8's and this chapter's backward have the same tile for dq, and these for dk and dv.
+DQ_TILE = variant_backward_kernels.CONFIGS[D].dq
+OTHERS = {"64x64": TileConfig(64, 64, 4, 2), "32x64": variant_backward_kernels.CONFIGS[D].dkdv}
 PRICED = {
     "fwd": ("chapter 8", "chapter 8, 64x64", "chapter 8, 128x64", "lists", "lists, 128x64", "lists not read", "window"),
-    "bwd": ("chapter 8", "lists", "window"),
+    "bwd": ("chapter 8", "chapter 8, 32x64", "lists", "lists, 64x64", "window"),
 }
 
 
 def price_cases() -> Iterator[Measurement]:
     """Causal attention of 16,384 tokens by chapter 8's kernels, and by this chapter's with the causal mask and with a
     window of all keys, in turns: three runs of the forward, with either tile and with tiles that are counted, and of
-    the backward."""
+    the backward, with either tile for dk and dv."""
     for mode, run in itertools.product(PRICED, (1, 2, 3)):
         words = {name: about(10, "price", name, mode=mode, run=run, S=TOKENS, D=D) for name in PRICED[mode]}
         yield from in_turns(words, _prices_in_turns, mode)
@@ -285,6 +291,17 @@ def priced_calls(mode: str) -> dict[str, Callable]:
             found = call()
             found = found[0] if isinstance(found, tuple) else found
             assert float((found - o).abs().max()) < 0.01, f"{name}: another result"
+    else:
+        scale, q, k, v = D**-0.5, *(x.detach() for x in (q, k, v))
+        priced = mods.Mods(mask=causal_mask, scale=scale)
+        o, lse = variant_kernels.variant_forward(q, k, v, priced, (), block_mask)
+        small, large = (BackwardConfig(OTHERS[tile], DQ_TILE) for tile in ("32x64", "64x64"))
+        calls["chapter 8, 32x64"] = partial(flash_backward, q, k, v, o, do, lse, None, True, scale, config=small)
+        arguments = (q, k, v, o, do, lse, None, priced, (), block_mask)
+        calls["lists, 64x64"] = partial(variant_backward_kernels.variant_backward, *arguments, config=large)
+        theirs, ours = calls["chapter 8, 32x64"](), calls["lists, 64x64"]()
+        for x, y in zip(theirs, (ours.dq, ours.dk, ours.dv), strict=True):
+            assert float((x - y).abs().max()) < 0.01, "another result"
     return {name: calls[name] for name in PRICED[mode]}
 
 

@@ -150,6 +150,10 @@ def first_kernel_cases() -> Iterator[Measurement]:
     for r, c in ((1, 1024), (1024, 1), (16, 16), (32, 32), (64, 64), (128, 32), (None, None)):
         words = about(2, "transpose", "course" if r else "torch", "fp32", rows=side, cols=side, block_r=r, block_c=c)
         yield words, partial(_transpose_row, side, r, c)
+    words = about(2, "transpose", "torch, compiled", "fp32", rows=side, cols=side)
+    yield words, partial(_transpose_row, side, None, None, torch.compile(_transposed_by_torch, dynamic=False))
+    words = {(r, c): about(2, "transpose_traffic", "course", "fp32", block_r=r, block_c=c) for r, c in COUNTED_TILES}
+    yield from in_turns(words, _traffic, "transpose_kernel", "launch_transposes()", COUNTED_TILES, TRANSPOSE_TRAFFIC)
     words = about(2, "transpose_warps", "course", "fp32", rows=side, cols=side, block_r=16, block_c=16)
     yield from in_turns({warps: words | {"warps": warps} for warps in (1, 2, 4, 8)}, _transposes_in_turns, side)
     softmaxes = {
@@ -179,10 +183,39 @@ def _add_row(add: Callable, n: int, dtype: torch.dtype) -> dict[str, Any]:
     return timed(lambda: add(x, y), bytes_moved=3 * x.nbytes)
 
 
-def _transpose_row(side: int, block_r: int | None, block_c: int | None) -> dict[str, Any]:
+def _transposed_by_torch(x: torch.Tensor) -> torch.Tensor:
+    return x.t().contiguous()
+
+
+def _transpose_row(
+    side: int, block_r: int | None, block_c: int | None, by_torch: Callable = _transposed_by_torch
+) -> dict[str, Any]:
     x = randn(side, side, dtype=torch.float32)
-    call = (lambda: x.t().contiguous()) if block_r is None else (lambda: layout.transpose_copy(x, block_r, block_c))
+    call = partial(by_torch, x) if block_r is None else partial(layout.transpose_copy, x, block_r, block_c)
     return timed(call, bytes_moved=2 * x.nbytes)
+
+
+COUNTED_TILES = ((1, 1024), (1024, 1), (64, 64))
+# Bytes between HBM and L2, and between L2 and the SMs, each read and written; sectors that cross between L2's halves.
+TRANSPOSE_TRAFFIC = (
+    "dram__bytes_read.sum",
+    "dram__bytes_write.sum",
+    "l1tex__m_xbar2l1tex_read_bytes.sum",
+    "l1tex__m_l1tex2xbar_write_bytes.sum",
+    "lts__t_sectors_srcunit_ltcfabric.sum",
+)
+
+
+def launch_transposes() -> None:
+    """What ncu looks at: a transpose by each of COUNTED_TILES, once each, after a first call."""
+    x = randn(8192, 8192, dtype=torch.float32)
+    for is_counted in (False, True):
+        if is_counted:
+            torch.cuda.synchronize()
+            torch.cuda.profiler.start()
+        for tile in COUNTED_TILES:
+            layout.transpose_copy(x, *tile)
+        torch.cuda.synchronize()
 
 
 def _transposes_in_turns(side: int) -> dict[int, dict[str, Any]]:

@@ -32,6 +32,8 @@ LSE = "m + torch.log(l)"
 MISTAKES = {
     "your acc is not rescaled when the maximum grows, and l is": ("alpha * acc", "acc"),
     "your l is not rescaled when the maximum grows, and acc is": ("alpha * l", "l"),
+    "alpha is upside down: the old sums take the factor exp(m − m_new)": ("torch.exp(m - m_new)", "torch.exp(m_new - m)"),
+    "acc is never divided by l: o = acc / l": ("acc / l if l > 0 else acc", "acc"),
     "m stays −inf, so that alpha is 0 in every block: it becomes m_new once acc and l are measured from it": ("        m = m_new\n", ""),
     "acc is divided by l in every block, but the next block needs the undivided sum: divide once, at the end": [
         ("        m = m_new\n", "        acc = acc / l\n        m = m_new\n"), ("acc / l if l > 0 else acc", "acc")],
@@ -86,10 +88,11 @@ def inputs():
         on = f"scores = {running.show(scores)}, values = the identity, block = {block}"
         return case(scores, torch.eye(len(scores)), block, on=on, **options)
 
-    first = "one block: alpha = exp(m − m_new) is 0 and belongs to the old acc and l; o = acc / l, of shape (D,), and lse = m + log l"
-    gone = "use a block at once: its memory holds NaN after you ask for the next"
-    yield weights([1.0, 2.0], 2, otherwise=f"{first}; {gone}")
+    first = {"o": "one block: o = acc / l, of shape (D,), with acc = p @ v and l = Σ p", "lse": "one block: lse = m + log l"}
+    nan = "NaN: a block is used late (its memory holds NaN after you ask for the next, and list(blocks) asks for all), or you compute ∞ · 0, ∞ − ∞ or 0 / 0"
+    yield weights([1.0, 2.0], 2, otherwise=first, infinite=nan)
     grows = "two blocks: when the maximum grows, measure the new block from it, rescale the old acc and l by one factor, and set m to it"
+    grows += "; divide by l only at the end"
     yield weights([1.0, 2.0], 1, otherwise=grows)
     yield weights([1.0, 3.0, 2.0], 1, otherwise="the maximum is in the second block: measure the third from it, too")
     far = "one maximum is far above the other: measure both blocks from the running one, which never falls, so that no exponent is positive"

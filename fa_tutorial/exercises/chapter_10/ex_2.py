@@ -77,8 +77,9 @@ def inputs():
         return case(Counted(left), *args[1:], on=on, otherwise=otherwise, **options)
 
     yield window(9, 8, 2, 2)
-    yield window(2, 8, 2, 2, otherwise="a pair at distance −left is seen, and none farther back")
-    yield window(5, 16, 2, 2, otherwise="a tile is whole only if its first key and its last query are at most `left` apart")
+    ends = "a tile is needed only if its last key lies at most `left` before its first query, and whole only if its first key lies so before its last"
+    yield window(2, 8, 2, 2, otherwise=ends)
+    yield window(5, 16, 2, 2, otherwise=ends)
     yield window(4, 8, 4, 1, otherwise="a tile may hold more queries than keys, and pairs at distances 0 and −left are seen")
     yield window(0, 16, 8, 2, otherwise="a window may be narrower than a tile: then no tile is whole, and the diagonal's are needed")
     yield window(1, 64, 32, 16)

@@ -50,6 +50,9 @@ def listed_kernel(q, k, v, o, index_ptr, count_ptr, H, S_q, S_k, D, scale, aux, 
 ENTRY, NUMBER, MIXED = "row * across + t)", "tl.load(index_ptr + row * across + t)", "range(mixed)"
 END, WHOLE = "row * across + across - 1 - t)", "range(whole)"
 MISTAKES = {
+    "every tile is visited and masked: index and count aren't read": [(MIXED, "range(across)"), (NUMBER, "t"), (WHOLE, "range(0)")],
+    "a row of index has an entry for each tile of keys, not for each block of queries: across = tl.cdiv(S_k, BLOCK_N)": (
+        ", tl.cdiv(S_k, BLOCK_N)\n", ", tl.cdiv(S_q, BLOCK_M)\n"),
     "the whole tiles are missing: a second loop takes them from the end of the row of index": (WHOLE, "range(0)"),
     "the whole tiles are taken from the start of the row, where the mixed ones stand: they stand at its end": (END, ENTRY),
     "the whole tiles are taken from right behind the mixed ones: they stand at the row's end, and what lies between means nothing": (
@@ -89,8 +92,9 @@ def inputs():
         return case(q, k, v, left, blocks, on=on, otherwise=otherwise, stray=SHORT if S_k % blocks[1] else LISTS, **options)
 
     yield rows(1, 1, 16, 16, 3)
-    yield rows(1, 1, 16, 32, 31, "each tile starts at its number · BLOCK_N, and the whole one adds to m, l and acc, without a mask")
-    yield rows(1, 1, 32, 32, 5, LISTS)
+    yield rows(1, 1, 16, 32, 31, f"each tile starts at its number · BLOCK_N, and rescales l and acc by alpha, the whole one too; {LISTS}")
+    out = {"on": ", v is NaN in tile 0, which isn't listed", "unlisted": slice(16)}
+    yield rows(1, 1, 32, 64, 5, f"a tile that isn't listed isn't read; {LISTS}", **out)
     yield rows(1, 1, 96, 96, 47, "mixed tiles at a row's start, whole ones at its end: both add to one m, l and acc")
     yield rows(1, 1, 32, 64, 10, "S_q and S_k may differ, and so may BLOCK_M and BLOCK_N", blocks=(16, 32))
     yield rows(1, 1, 32, 32, 31, "the tensors may be fp16", on=", fp16", dtype=torch.float16)
@@ -101,7 +105,7 @@ def inputs():
     yield rows(1, 1, 40, 40, 10, LISTS)
     blind = "a row of a mixed tile may see no key: its scores are −inf, and its o is 0"
     yield rows(1, 1, 40, 16, 20, blind, on=", so that rows 0 to 23 see no key", edge="empty")
-    yield rows(1, 1, 32, 32, LATE, on=", v is NaN in tile 0, which isn't listed", unlisted=slice(16), edge="empty")
+    yield rows(1, 1, 32, 32, LATE, **out, edge="empty")
 
 
 def refused(kernel):

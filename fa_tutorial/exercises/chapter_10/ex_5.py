@@ -53,7 +53,7 @@ LOAD, STEP = "tl.load(sink_ptr + h)", "p, m, l, alpha = softmax_step(s, m, l)"
 M, ONE, END = f"tl.zeros((BLOCK_M,), dtype=tl.float32) + {LOAD}", "tl.full((BLOCK_M,), 1.0, dtype=tl.float32)", "    l = tl.where(l == 0"
 NO_M, ZERO = (M, 'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)'), (ONE, "tl.zeros((BLOCK_M,), dtype=tl.float32)")
 MISTAKES = {
-    "the sink is missing from l: with m = −∞ at first, the first tile's alpha is 0 and wipes out what l held": NO_M,
+    "the sink is missing: whatever l holds beside m = −∞ is wiped out by the first tile, whose alpha is 0": NO_M,
     "l starts at 0, so the sink's own term is missing: beside m = sink it is e^(sink − m) = 1": ZERO,
     "the sink counts once for each tile: it joins l once a row": [NO_M, ZERO, (STEP, f"{STEP}\n            l += tl.exp({LOAD} - m)")],
     "e^sink meets an l that counts in units of e^m: the sink's term is e^(sink − m)": [NO_M, ZERO, (END, f"    l += tl.exp({LOAD})\n{END}")],
@@ -89,7 +89,7 @@ def inputs():
         stray = "sink_ptr holds one number for each head, whatever the batch entry"
         return case(*args, on=on, otherwise=otherwise, stray=stray, **options)
 
-    term = "the sink adds one term, e^sink, to the denominator, and none to the sum of p v"
+    term = "the sink adds one term, e^sink, to the denominator, and none to the sum of p v; what l holds beside m = −∞ is wiped out by the first tile"
     yield rows(1, 1, 16, 16, 15, [1.0], {"o": term, "lse": "lse is the logarithm of the whole denominator, with the sink's term"})
     yield rows(1, 1, 48, 48, 47, [0.5], "the sink's term joins l once in each row, and is rescaled with l from then on")
     yield rows(2, 2, 32, 32, 20, [2.0, -1.0], "each head has its sink, the same in each batch entry")

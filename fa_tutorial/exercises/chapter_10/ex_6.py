@@ -96,7 +96,7 @@ def inputs():
         return case(s, dp, lse, torch.randn(S_q, generator=draw), left, cap, turned, on=on, otherwise=otherwise, **options)
 
     yield rows(1, 3, 2)
-    after = "hidden pairs have a p: ask MASK_MOD, and put 0 there after exp, because a score of −inf comes out of SCORE_MOD finite"
+    after = "a hidden pair has p = 0, for dv too, and ds = 0: put 0 in p after exp, because a score of −inf comes out of SCORE_MOD finite"
     yield rows(2, 2, 1, after)
     yield rows(6, 6, 2, "p is of the modified score, and the derivative of s", size=20.0)
     yield rows(5, 8, 3, "the mask and score mods get b, h, i, j and aux as they are, whichever way the tile lies", turned=True)

@@ -65,7 +65,8 @@ def launch(q, k, v, do, lse, delta, left, blocks):
     (B, H, S, D), (block_m, block_n) = q.shape, blocks
     seen = is_seen(B, H, S, S, left).any(0).any(0).view(S // block_m, block_m, S // block_n, block_n)
     needed = seen.any(3).any(1).mT
-    index, count = (~needed).int().argsort(dim=1, stable=True), needed.sum(dim=1)
+    odd = torch.arange(S // block_m) % 2  # the needed tiles come first, of them the even ones
+    index, count = (2 * (~needed).int() + odd).argsort(dim=1, stable=True), needed.sum(dim=1)
     index = torch.where(torch.arange(index.shape[1]) < count[:, None], index, index[:, :1])  # what follows repeats the first
     tensors = *(In(x, as_heads=True) for x in (q, k, v, do)), *(Out(k.shape, k.dtype, as_heads=True) for _ in range(2))
     mods = {"MASK_MOD": mod_and_words(left)[0], "SCORE_MOD": capped, "SCORE_GRAD": capped_grad, "STEP": score_gradients}
@@ -82,7 +83,7 @@ def truth(q, k, v, do, lse, delta, left, blocks):
     return 0.25 * ds.mT @ q.double(), p.mT @ do
 
 
-LISTS = "a block's row of index has its number, program % (S / BLOCK_N), and S / BLOCK_M entries, of which count says how many are meant"
+LISTS = "a block's row of index has its number, program % (S / BLOCK_N), and S / BLOCK_M entries, of which count says how many are meant, in any order"
 
 
 def inputs():
@@ -95,7 +96,7 @@ def inputs():
         return case(q, k, v, do, lse, delta, left, blocks, on=on, otherwise=otherwise, stray=LISTS)
 
     yield rows(1, 1, 16, 20)
-    yield rows(1, 1, 48, 20, f"each tile of the list has its own i, q, do, lse and delta; {LISTS}")
+    yield rows(1, 1, 48, 20, f"dk and dv add up over the listed tiles, each with its own i, q, do, lse and delta; {LISTS}")
     yield rows(1, 1, 64, 10, "BLOCK_M and BLOCK_N may differ", blocks=(32, 16))
     yield rows(2, 2, 32, 5, "all heads share the lists, and a head's rows of lse and delta start at batch_head · S")
     yield rows(1, 1, 32, 20, words=", fp16", dtype=torch.float16)

@@ -17,6 +17,8 @@ def dropout_gradients(p, p_sink, z, v, do):
 
 DP, DS, DSINK = "z * (do @ v.T)", "p * (dp - delta[:, None])", "-(p_sink * delta).sum()"
 MISTAKES = {
+    "z is missing in dp, and so in delta: a kept pair's p was multiplied by z on its way to o, so its dp is z (do · v)": [
+        (DP, "do @ v.T"), ("(do * o).sum", "(p * dp).sum")],
     "z is missing in dp: a kept pair's p was multiplied by z on its way to o, so its dp is z (do · v)": (DP, "do @ v.T"),
     "z multiplies ds as well as dp: a dropped pair's p still took part in the softmax, so its ds is p (0 − delta)": (DS, f"z * {DS}"),
     "z is missing in dv: o = (z ∘ p) v, so dv = (z ∘ p)ᵀ do": ("(z * p).T @ do", "p.T @ do"),
@@ -27,11 +29,10 @@ MISTAKES = {
         DSINK, "-(p_sink * delta[:, None]).sum()"),
 }  # fmt: skip
 RULES = {
-    "ds": "ds is p (dp − delta), where dp holds all of z, p takes part even where z is 0, and delta is do · o as it is: the sink's share is in "
-    "p already",
+    "ds": "z enters ds through dp alone, and delta is do · o as it is: the sink's share is in p already",
     "dv": "o = (z ∘ p) v, and dv is its gradient by v",
-    "dsink": "dsink is one number, added up over the rows: the sink takes part in the softmax as a key does whose value is 0, so its p is "
-    "p_sink, and its dp is 0",
+    "dsink": "dsink is one number, added up over the rows: the sink is a key whose value is 0, so its dp is 0, and its delta is the row's own, "
+    "with z",
 }
 
 

@@ -19,6 +19,7 @@ def packed_tiles(cu, block):
 
 TOP, LAST = "cu[torch.searchsorted(cu, top, right=True) - 1]", "cu[torch.searchsorted(cu, last, right=True)]"
 MISTAKES = {
+    "first is rounded up: the tile in which the sequence begins counts": ("return start // block", "return (start + block - 1) // block"),
     "end is rounded down: the last tile counts even if the sequence ends inside it": ("(stop + block - 1) // block", "stop // block"),
     "end comes from the block's first query: its last query may be of a later sequence": (LAST, LAST.replace("last", "top")),
     "first comes from the block's last query: its first query may be of an earlier sequence": (TOP, TOP.replace("top", "last")),
@@ -58,7 +59,8 @@ def inputs():
 
     yield packed(4, 8, 8)
     yield packed(4, 6, 10, otherwise="the second block has queries of both sequences, and needs the tiles of both")
-    yield packed(4, 3, 3, 10, otherwise="a block needs all tiles from its first query's sequence to its last query's")
+    border = "a block needs all tiles from its first query's sequence to its last query's, and a query on a border begins the later one"
+    yield packed(4, 3, 3, 10, otherwise=border)
     yield packed(16, 12, 20)
     yield packed(4, 5, 0, 7, edge="ragged")
     yield packed(4, 0, 6, 4, edge="ragged")

@@ -55,6 +55,8 @@ class Simulated:
         grid = grid(given) if callable(grid) else grid
         if not isinstance(grid, tuple) or not all(isinstance(size, int) for size in grid):
             raise Wrong(f"a grid is a tuple of whole numbers, and this is {grid!r}")
+        if x.data_ptr() != self.x.data_ptr() == out.data_ptr():
+            raise Wrong("x and out are exchanged: the kernel takes x first")
         if x.data_ptr() != self.x.data_ptr():
             raise Wrong("x is copied before the launch: pass x itself, whose strides say how it lies")
         if (out.dtype, out.device) != (x.dtype, x.device):

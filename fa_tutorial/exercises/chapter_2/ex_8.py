@@ -36,7 +36,7 @@ ROWS_OF_I = "program i takes rows i · ROWS to i · ROWS + ROWS − 1"
 
 def launch(x, ROWS, BLOCK, stride_x, stride_out):
     args = (In(x, (stride_x, 1)), Out(x.shape, x.dtype, (stride_out, 1)), x.shape[1], stride_x, stride_out)
-    shapes = "a block with a number for each row is [ROWS]: [:, None] makes it a column"
+    shapes = "numbers for each row are [ROWS], reduced along axis=1, and [:, None] makes them a column; offs is a row: [None, :]"
     return Launch((len(x) // ROWS,), args, {"ROWS": ROWS, "BLOCK": BLOCK}, shapes, left_out=torch.finfo(x.dtype).max)
 
 
@@ -47,7 +47,13 @@ def inputs():
 
     place = f"{ROWS_OF_I}: element c of row r lies at r · stride_x + c in x, and at r · stride_out + c in out"
     x = [[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0], [0.0, 0.0, 5.0, 1.0], [1.0, 0.0, 2.0, 0.0]]
-    yield softmax(x[:2], 2, 4, "a row's numbers lie along axis 1 of the tile: each row has its own maximum and its own sum", stray=place)
+    yield softmax(
+        x[:2],
+        2,
+        4,
+        "the tile has ROWS rows along axis 0, and a row's numbers lie along axis 1: each row has its own maximum and its own sum",
+        stray=place,
+    )
     yield softmax(x, 2, 4, place, stray=place)
     yield softmax([[0.0, 1.0], [1000.0, 1001.0]], 2, 2, "each row has its own maximum, which is subtracted before exp")
     past = "past the end of a row there is another: the load needs mask=offs < cols and other=−inf, the store the same mask"

@@ -18,8 +18,8 @@ HIDDEN = {  # bug -> (what it does, which of the promises it breaks), and the ch
     "−1e6": ("hides a score with −1e6", "a row that sees no key gets o = 0 and lse = −∞, also where another row of its block sees one",
              [("S_q, -math.inf", "S_q, -1e6")]),
     "0 / 0": ("divides by l = 0", "S_q and S_k may differ, and a row that sees no key gets o = 0 and lse = −∞", [(O, "acc / l[..., None]")]),
-    "unseen lse": ("returns NaN as the lse of a row that sees no key", "a row that sees no key gets lse = −∞, and −∞ − (−∞) is NaN: "
-                   "compare with torch.allclose",
+    "unseen lse": ("returns NaN as the lse of a row that sees no key", "a row that sees no key gets lse = −∞: compare lse, too, and "
+                   "with torch.allclose, because −∞ − (−∞) is NaN",
                    [(LSE, "torch.where(l == 0, math.nan, m + torch.log(l))")]),
     "more keys": ("aligns its mask at the top left where S_q < S_k", "S_q and S_k may differ, in both directions",
                   [("j > i + S_k - S_q", "j > i + min(0, S_k - S_q)")]),

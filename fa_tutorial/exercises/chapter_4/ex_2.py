@@ -57,7 +57,9 @@ def truth(q, k, v, block_m, block_n, scale):
 
 def inputs():
     yield scores_case([[2.0]], (1, 1), ONE_KEY)
-    yield scores_case([[1.0, 3.0]], (1, 2), "one tile, block_m queries by block_n keys: s = scale · q kᵀ, o = acc / l and lse = m + log l")
+    yield scores_case(
+        [[3.0, 2.625]], (1, 2), "one tile: s = scale · q kᵀ, o = acc / l and lse = m + log l, and p is rounded to v's dtype at most"
+    )
     negative = "s = scale · q kᵀ, and a negative scale turns the order round: m is the maximum of the scaled scores"
     yield scores_case([[2.0, 4.0]], (1, 2), negative, scale=-0.5)
     yield scores_case([[1.0, 2.0]], (1, 1), "two blocks: when the maximum grows, rescale acc and l alike")

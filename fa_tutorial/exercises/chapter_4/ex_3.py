@@ -23,6 +23,7 @@ MISTAKES = {
     "full and end are numbers of keys: divide by block_n": [(FULL, "full = seen_by_first"), (END, "end = seen_by_last")],
     "end leaves out a tile that the last row sees in part: round up": (END, "end = seen_by_last // block_n"),
     "end is found from the first row: the last row sees most": (END, "end = -(-seen_by_first // block_n)"),
+    "a row whose keys fill whole tiles needs no tile more: end is n / block_n, rounded up": (END, "end = seen_by_last // block_n + 1"),
     "end is not always full + 1: where the diagonal misses the tiles' corners, a row has two masked tiles": (END, "end = full + 1"),
     "full and end are one key short at the diagonal: row i sees i + 1 + S_k − S_q keys, key i + S_k − S_q among them": [
         ("first + 1", "first"), ("last + 1", "last")],

@@ -69,7 +69,8 @@ def truth(q, k, v, block_m, block_n, scale):
 
 def inputs():
     yield scores_case([[2.0]], (1, 1), ONE_KEY)
-    yield scores_case([[1.0, 2.0], [4.0, 1.0]], (2, 2), "one tile: query i sees keys 0 … i, o = acc / l and lse = m + log l")
+    one = "one tile: query i sees keys 0 … i, o = acc / l and lse = m + log l, and p is rounded to v's dtype at most"
+    yield scores_case([[1.0, 2.0], [4.0, 3.625]], (2, 2), one)
     yield scores_case([[1.0, 2.0], [4.0, 1.0]], (2, 2), "s = scale · q kᵀ", scale=0.5)
     low = "a score that is seen may be any finite number, however low: hidden ones are −∞, and m starts there"
     yield scores_case([[-2e30, 0.0], [0.0, 1.0]], (2, 2), low)

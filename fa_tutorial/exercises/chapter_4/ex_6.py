@@ -16,6 +16,7 @@ TOTAL, OF_O, OF_M = "once + columns * every", "3 * S_q * D", "4 * S_q * 4"
 MISTAKES = {
     "o moves twice in each column: it is read and written": (OF_O, "2 * S_q * D"),
     "m and l move twice in each column: they are read and written": (OF_M, "2 * S_q * 4"),
+    "m and l have 4 bytes an element, whatever itemsize is": (OF_M, "4 * S_q * itemsize"),
     "m and l are missing: they wait in memory between the columns, as o does": (f" + {OF_M}", ""),
     "the first column reads o, m and l as every other does": (TOTAL, "once + columns * every - S_q * (D * itemsize + 2 * 4)"),
     "the start values of o, m and l are not counted: they lie in memory": (TOTAL, "once + columns * every + S_q * (D * itemsize + 2 * 4)"),
@@ -30,7 +31,7 @@ MISTAKES = {
 def inputs():
     yield case(4, 4, 2, 2, 2)
     yield case(2, 6, 1, 2, 4)
-    yield case(6, 5, 3, 2, 2, otherwise="the last column may be shorter: round up")
+    yield case(6, 5, 3, 2, 2, otherwise="the last column may be shorter: round the columns up, and count only the keys that exist")
     for _ in range(10):
         sizes = (random.randint(1, 500) for _ in range(4))
         yield case(*sizes, random.choice((2, 4)), on="random sizes", fresh=True)

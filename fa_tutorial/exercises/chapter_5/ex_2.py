@@ -37,8 +37,7 @@ MISTAKES = {
     "scale is missing: s = scale · q kᵀ": (S, S[8:]),
     "acc is not divided: o = acc / l": (O, "acc, b, h"),
     "exp overflows: subtract the row's maximum before exp": (P, "tl.exp(s)"),
-    "q kᵀ and p v are rounded to TF32: tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't": [
-        (S, S.replace("dot(", "tl.dot(")), (PV, "tl." + PV)],
+    inner_step.TF32: (S, S.replace("dot(", "tl.dot(")),
     "tl.max(s, axis=0) is the maximum of each column, over all queries: axis 1 gives each row its own": ("tl.max(s, axis=1)", "tl.max(s, axis=0)"),
     "q is multiplied by k, not by kᵀ: dot(q_tile, tl.trans(k_tile))": ("tl.trans(k_tile)", "k_tile"),
     "s − m[None, :] subtracts the m of row j from column j: m[:, None] gives one number to each row": ("m[:, None]", "m[None, :]"),

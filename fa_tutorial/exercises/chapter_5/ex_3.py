@@ -49,6 +49,9 @@ MISTAKES = {
         (LAST, LAST + "        acc = acc / l[:, None]\n"), ("acc / l[:, None], b", "acc, b")],
     "the loop ends at S_q, and keys end at S_k": ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"),
     "v's tile never moves: it starts at start_n, as k's does": ("load_tile(v, b, h, start_n", "load_tile(v, b, h, 0"),
+    inner_step.TF32: ("scale * dot(", "scale * tl.dot("),
+    "acc counts twice: dot(p, v, acc · alpha) is acc · alpha + p v already": (ACC, f"acc + {ACC}"),
+    "acc and l are not rescaled: alpha is exp(m − m_new) with the old m, so m = m_new comes last": (ALPHA, "tl.exp(m_new - m_new)"),
     "only the last tile counts: m must carry over to the next iteration, and l and acc with it": (LAST, ""),
 }  # fmt: skip
 STATE = (

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 
 from fa_tutorial import forward
-from fa_tutorial.exercises.chapter_5.inner_step import HALF, as_solution, half_inputs, one_tile_inputs, two_tiles_input
+from fa_tutorial.exercises.chapter_5.inner_step import HALF, TF32, as_solution, half_inputs, one_tile_inputs, two_tiles_input
 from fa_tutorial.exercises.chapter_5.steps import Steps
 from fa_tutorial.exercises.forward_cases import attention_case, draw_qkv, widened
 from fa_tutorial.exercises.harness import Exercise
@@ -25,13 +25,14 @@ MISTAKES = {
     "p v is rescaled too: bring acc to the new maximum first, acc · alpha, and then add p v": [
         (ACC, "acc = acc"), (PV, f"{PV} * alpha[:, None]")],
     "scale is missing: s = scale · q kᵀ": ("scale * dot(", "dot("),
+    TF32: ("scale * dot(", "scale * tl.dot("),
 }  # fmt: skip
 CONDITIONS = {
     "unseen": "a row that has seen no key yet keeps m = −∞, l = 0 and acc = 0",
     "mask": "without MASK nothing is compared: neither scores, nor rows in load_tile",
     "half": HALF,
 }
-STEP = "the tile's keys join by (4.1) to (4.3): m is the largest score so far, l = Σ exp(s − m), acc = Σ exp(s − m) v"
+STEP = "the tile's keys join by (4.1) to (4.3): m is the largest score so far, l = Σ exp(s − m), acc = Σ exp(s − m) v, and tl.dot would round to TF32"
 MASKED = "with MASK a row sees the keys up to last_seen, and the others get the score −inf"
 PAST = "the last tile may be ragged: with MASK load_tile gets S_k, and last_seen hides the keys that are missing"
 

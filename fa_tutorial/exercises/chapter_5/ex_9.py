@@ -32,6 +32,9 @@ MISTAKES = {
     "in series, the exponential counts twice: it is one of the instructions": (IN_SERIES, "(products + exponential + every)"),
     "the share is upside down: the tensor cores multiply in `products` of all cycles": [
         (f"products / {cycles}", f"{cycles} / products") for cycles in (IN_SERIES, IN_TURNS, AT_ONCE)],
+    "these are the shares of the time: multiply each by peak": ("peak * products", "products"),
+    "the three stand in reverse order: return in_series, in_turns, at_once": (
+        "return in_series, in_turns, at_once", "return at_once, in_turns, in_series"),
     "in_series and in_turns are in each other's place: return in_series, in_turns, at_once": (
         "return in_series, in_turns, at_once", "return in_turns, in_series, at_once"),
 }  # fmt: skip

@@ -9,6 +9,7 @@ from fa_tutorial.matmul import triton
 
 OVERLAP = "two programs compute the same rows: program pid computes row block pid % row_blocks of batch and head pid // row_blocks"
 HALF = "fp16 works too (and bf16 on a GPU): the scores, m, l and acc stay float32"
+TF32 = "q kᵀ is rounded to TF32: tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't"
 KEYS_READ = "keys past S_k are read: pass S_k to load_tile for k and for v"
 BLOCKS = "BLOCK_M and BLOCK_N may differ: a tile of q or o has BLOCK_M rows, a tile of k or v BLOCK_N"
 ROWS = "S_q and S_k may differ: k and v have S_k rows, q and o have S_q rows"
@@ -63,9 +64,9 @@ def one_tile_inputs(one_tile="", **options):
     """One program and one step, for whole tiles. one_tile: the rule, for random numbers; options: of each case."""
     options["stray"] = "an offset is wrong, not a mask: every tile is full here"
     zeros = torch.zeros(1, 1, 16, 16)
-    mean = "all scores are 0, so p is 1 for each key that a row sees, l their number, and o is the mean of v, 4097, unrounded"
-    yield attention_case(zeros, zeros, zeros + 4097, "one tile, q = k = 0, v all 4097", mean, **options)
-    softmax = "one tile gives softmax(scale · q kᵀ) v: maximum and sum run over a row's keys, axis 1, and acc is divided by l"
+    mean = "all scores are 0, so p is 1 for each key that a row sees, l their number, and o is the mean of v, 100001, unrounded, as dot gives it; tl.dot rounds to TF32"
+    yield attention_case(zeros, zeros, zeros + 100001, "one tile, q = k = 0, v all 100001", mean, **options)
+    softmax = "one tile gives softmax(scale · q kᵀ) v, by dot (tl.dot rounds to TF32): maximum and sum run over a row's keys, axis 1, and acc is divided by l"
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one_tile or softmax, **options)
     k = zeros.clone()
     k[:, :, 0] = 10
