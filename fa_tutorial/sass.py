@@ -12,6 +12,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,21 +111,35 @@ def _compiled_step(D: int, is_causal: bool, step: str, tile: tuple[int, ...]) ->
     return compiling.compiled_by(steps.flash_forward, *qkv, is_causal, 0.5, step=step, tile=TileConfig(*tile))
 
 
-def print_idea(idea: str, tile: TileConfig, D: int) -> None:
-    """Print the order of matmuls, waits and exponentials in the loop of one of tuned.ideas.IDEAS: in Triton's PTX, in
-    ptxas's SASS, and what ptxas says of matmuls that it serialised. Compiled here, with no GPU."""
-    ptx, loop, said = _in_a_process(f"sass._idea_made({idea!r}, {astuple(tile)!r}, {D})", "idea_kernel")
+def print_idea(idea: str, tile: TileConfig, D: int, programs: Callable[[int, int, int], int]) -> None:
+    """Print what ptxas makes of the loop of one of tuned.ideas.IDEAS, and how many programs fit: programs(num_warps,
+    registers, shared_bytes). Compiled here, with no GPU."""
+    _, loop, _, *room = _idea(idea, tile, D)
+    matmuls, waits, spills = (sum(name.startswith(op) for name in loop) for op in ("HGMMA", "WARPGROUP.DEPBAR", "LDL"))
+    words = f"D = {D:3}, {f'{tile.block_m}x{tile.block_n}':6}, {idea:7}: {len(loop)} instructions, {matmuls} HGMMA,"
+    print(words, f"waits for them: {waits}, spills loaded: {spills}, programs: {programs(tile.num_warps, *room)}")
+
+
+def print_idea_in_order(idea: str, tile: TileConfig, D: int) -> None:
+    """Print the order of matmuls, waits and exponentials in the idea's loop in Triton's PTX, and what ptxas says of
+    matmuls that it serialised."""
+    ptx, _, said, *_ = _idea(idea, tile, D)
     print("Triton's PTX:", ", ".join(f"{name} ({many})" if many > 1 else name for name, many in ptx))
-    matmuls, waits = (sum(name.startswith(op) for name in loop) for op in ("HGMMA", "WARPGROUP.DEPBAR"))
-    print(f"ptxas's SASS: {matmuls} HGMMA, {waits} waits for them")
     print(textwrap.fill(f"ptxas says: {said or 'nothing'}", 100))
 
 
-def _idea_made(idea: str, tile: tuple[int, ...], D: int) -> tuple[list[tuple[str, int]], list[str], str]:
+@cache
+def _idea(idea: str, tile: TileConfig, D: int) -> list[Any]:
+    return _in_a_process(f"sass._idea_made({idea!r}, {astuple(tile)!r}, {D})", "idea_kernel")
+
+
+def _idea_made(idea: str, tile: tuple[int, ...], D: int) -> tuple[list[tuple[str, int]], list[str], str, int, int]:
     qkv = compiling.inputs(torch.float16, D)[:3]
     kernel, log = compiling.compiled_by(ideas.run, *qkv, idea, TileConfig(*tile))
     said = re.search(r"\(C75.*?(?= in the function)", log)
-    return ptx_events(kernel.asm["ptx"]), inner_loop(sass_of(kernel)), " ".join(said[0].split()) if said else ""
+    words = " ".join(said[0].split()) if said else ""
+    room = compiling.read_ptxas(log)[0], kernel.metadata.shared
+    return ptx_events(kernel.asm["ptx"]), inner_loop(sass_of(kernel)), words, *room
 
 
 def print_one_score(*names: str) -> None:

@@ -346,23 +346,61 @@ def print_power(*names: str) -> None:
             before = row
 
 
+def draw_power() -> Figure:
+    """The H200's cycles a call and clock of each of LADDER, full, repeated, and lines on which the rate is the same."""
+    figure = Figure(figsize=(10.5, 3.6))
+    stored = {(row["D"], row["provider"]): row for row in kernels_of_h200("power")}
+    for ax, D in zip(figure.subplots(1, 2, sharey=True), (64, 128), strict=True):
+        found = {words: stored[D, name] for name, words in LADDER.items()}
+        cycles = [row["cycles"] / 1e6 for row in found.values()]
+        ends = min(cycles) - 0.12, max(cycles) + 0.3
+        low, top = 1350, 1680
+        for rate in range(300, 601, 50):
+            at = [clock * flops_of(at_4096(D, False)) / rate / 1e12 for clock in (low, top)]  # million cycles
+            ax.plot(at, (low, top), "-", color="0.75", linewidth=1)
+            if ends[0] < at[1] < ends[1]:
+                ax.text(at[1], top + 3, f"{rate}", color="0.4", fontsize=8, ha="center")
+        for (words, row), x in zip(found.items(), cycles, strict=True):
+            ax.plot(x, row["mhz"], "o", color=COLOURS["vermilion" if words == "cuDNN" else "blue"])
+            ax.annotate(
+                words, (x, row["mhz"]), (6, -10 if words[0] in "23" else 3), textcoords="offset points", fontsize=9
+            )
+        ax.set_title(f"D = {D}, TFLOP/s on the grey lines", pad=16)
+        ax.set(xlabel="million cycles a call", xlim=ends, ylim=(low, top))
+        ax.grid(visible=False)
+    figure.axes[0].set_ylabel("MHz, at about 690 W")
+    return figure
+
+
 def draw_ladder() -> Figure:
-    """The H200's cycles for 64 x 64 scores, full, of each of LADDER: 4 D of matmuls, the rest; its rate; the wall."""
+    """The H200's cycles for 64 x 64 scores, full, of each of LADDER, and its rate: 4 D of matmuls, 256 of exponentials,
+    one after the other as far as the cycles allow, and the rest; the wall.
+    """
     figure = Figure(figsize=(10.5, 3.8))
+    both = {"facecolor": COLOURS["blue"], "edgecolor": COLOURS["yellow"], "hatch": "////", "linewidth": 0}
     for ax, D in zip(figure.subplots(1, 2, sharey=True), (64, 128), strict=True):
         found, wall = [stored_steps()[D, False][name] for name in LADDER], 4 * D + 256
         for y, row in enumerate(found):
             cycles = tile_cycles(row, D, False)
-            ax.barh(y, 4 * D, color=COLOURS["blue"], height=0.55)
-            ax.barh(y, cycles - 4 * D, left=4 * D, color="0.8", height=0.55)
-            words = f"{cycles:,.0f}, {row['tflops']:.0f} TFLOP/s"
-            ax.text(max(cycles, wall) + 25, y, words, va="center", fontsize=9)
+            end = min(cycles, wall)
+            for left, right, look in (
+                (0, 4 * D, {"color": COLOURS["blue"]}),
+                (4 * D, end, {"color": COLOURS["yellow"]}),
+                (end - 256, 4 * D, both),
+                (wall, cycles, {"color": "0.8"}),
+            ):
+                if right > left:
+                    ax.barh(y, right - left, left=left, height=0.55, **look)
+            words = f"{cycles:,.0f} cycles, {row['tflops']:.0f} TFLOP/s"
+            ax.text(max(cycles, wall) + 15, y, words, va="center", fontsize=9)
         ax.axvline(wall, color="black", linestyle=":")
-        ax.text(wall + 25, -0.62, f"the wall, {wall}", va="center", fontsize=9)
-        ends = {64: 1250, 128: 1850}[D]
+        ax.text(wall + 15, -0.62, f"the wall, {wall}", va="center", fontsize=9)
+        ends = {64: 1090, 128: 1800}[D]
         ax.set(title=f"D = {D}", ylim=(len(found) - 0.5, -0.9), xlim=(0, ends), xlabel="cycles for 64 x 64 scores")
         ax.grid(axis="y", visible=False)
         ax.set_yticks(range(len(found)), LADDER.values())
-    handles = [Patch(color=COLOURS["blue"], label="4 D: matmuls"), Patch(color="0.8", label="the rest")]
-    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    looks = {"4 D: matmuls": {"color": COLOURS["blue"]}, "256: exponentials": {"color": COLOURS["yellow"]}}
+    looks |= {"both at once": both, "the rest": {"color": "0.8"}}
+    handles = [Patch(label=label, **look) for label, look in looks.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     return figure

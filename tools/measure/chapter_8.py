@@ -24,14 +24,14 @@ from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Shape, about, literature
 from fa_tutorial.bench.chapter_8 import POINT, at_4096, flops_of, in_words, inputs
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import first_call_s, graph_of, randn, timed, timed_in_turns
+from fa_tutorial.bench.timing import first_call_s, graph_of, randn, timed_in_turns
 from fa_tutorial.exercises.chapter_8 import ex_5
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
-from fa_tutorial.tuned import autotuning, ideas, steps
+from fa_tutorial.tuned import autotuning, ideas, launching, steps
 from measure.clocks import cycles_in_turns, powered_in_turns
 from measure.profiler import counted, python
-from measure.turns import by_shape
+from measure.turns import by_shape, in_turns
 
 
 def tile_cases(is_causal: bool = False) -> Iterator[Measurement]:
@@ -163,23 +163,29 @@ def _wastes_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return {name: row | {key: made[name][key] for key in kept} for name, row in rows.items()}
 
 
+# With steps.LARGER, overlap spills or leaves room for a program fewer; with the other tile it does neither.
+IDEA_TILES = {64: [steps.LARGER[64]], 128: [TileConfig(64, 64, 4, 2), steps.LARGER[128]]}
+
+
 def experiment_cases() -> Iterator[Measurement]:
-    """Warp specialisation, and softmax beside matmul by hand: full, S = 4,096, each with steps.LARGER."""
-    for D, tile in steps.LARGER.items():
+    """Warp specialisation, and softmax beside matmul by hand: full, S = 4,096, in turns with each of IDEA_TILES."""
+    for D, tiles in IDEA_TILES.items():
         shape = at_4096(D, False)
-        for idea in ideas.IDEAS:
-            words = about(8, "idea", idea, **vars(shape)) | {"tile": in_words(tile)}
-            yield words, partial(_idea_row, idea, tile, shape)
+        for tile in tiles:
+            words = {idea: about(8, "idea", idea, **vars(shape)) | {"tile": in_words(tile)} for idea in ideas.IDEAS}
+            yield from in_turns(words, _ideas_in_turns, shape, tile)
     shape = at_4096(64, False)
     yield about(8, "idea", "two_loops", **vars(shape)), partial(_two_loops_row, shape)
 
 
-def _idea_row(idea: str, tile: TileConfig, shape: Shape) -> dict[str, Any]:
+def _ideas_in_turns(shape: Shape, tile: TileConfig) -> dict[str, dict[str, Any]]:
     q, k, v = inputs(shape)
-    error = (ideas.run(q, k, v, idea, tile) - tuned.flash_forward(q, k, v, False, shape.D**-0.5)[0]).abs().max().item()
-    if not error < 2e-3:
-        return {"ms": None, "reason": f"wrong result: off by {error}"}
-    return timed(lambda: ideas.run(q, k, v, idea, tile), flops=flops_of(shape))
+    right = tuned.flash_forward(q, k, v, False, shape.D**-0.5)[0]
+    calls = {idea: partial(ideas.run, q, k, v, idea, tile) for idea in ideas.IDEAS}
+    for idea, call in calls.items():
+        if not (error := (call() - right).abs().max().item()) < 2e-3:
+            raise RuntimeError(f"{idea}: off by {error}")
+    return counted_in_turns(calls, flops=flops_of(shape), rounds=5)
 
 
 def _two_loops_row(shape: Shape) -> dict[str, Any]:
@@ -189,6 +195,28 @@ def _two_loops_row(shape: Shape) -> dict[str, Any]:
     except RuntimeError as error:
         return {"reason": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
     return {"reason": "compiles"}
+
+
+def tuner_cases() -> Iterator[Measurement]:
+    """What the autotuner measures when it is asked again and again: D = 64, causal."""
+    shape = at_4096(64, True)
+    yield about(8, "autotuner", "tuned", **vars(shape)), partial(_tuner_row, shape)
+
+
+def _tuner_row(shape: Shape, times: int = 4) -> dict[str, Any]:
+    """The median ms of each tile, each time; every other time the tiles come in the opposite order."""
+    q, k, v = inputs(shape)
+    kernel, found = tuned.forward.forward_kernel, {}
+    prune = kernel.early_config_prune
+    for time_of in range(times):
+        kernel.early_config_prune = lambda *args, order=1 - 2 * (time_of % 2), **named: prune(*args, **named)[::order]
+        kernel.cache.clear(), autotuning._fastest.clear(), launching._prepared.clear()
+        tuned.flash_forward(q, k, v, shape.is_causal, shape.D**-0.5)
+        for one, (ms, *_) in kernel.configs_timings.items():
+            tile = TileConfig(one.kwargs["BLOCK_M"], one.kwargs["BLOCK_N"], one.num_warps, one.num_stages)
+            found.setdefault(in_words(tile), []).append(round(ms, 4))
+    kernel.early_config_prune = prune
+    return {"tuner_ms": found}
 
 
 def _first_call_row() -> dict[str, Any]:
@@ -351,5 +379,13 @@ def kernels_cases() -> Iterator[Measurement]:
     tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True), unseen_cases())
     of_steps = itertools.chain(step_cases(), order_cases(), waste_cases())
     return itertools.chain(
-        of_steps, tiles, experiment_cases(), first_call, short_cases(), power_cases(), counter_cases(), memory_cases()
-    )
+        of_steps,
+        tiles,
+        experiment_cases(),
+        tuner_cases(),
+        first_call,
+        short_cases(),
+        power_cases(),
+        counter_cases(),
+        memory_cases(),
+    )  # fmt: skip

@@ -32,6 +32,7 @@ MISTAKES = {
         (REGISTERS_LESS, "registers - most_registers"), (BYTES_LESS, "shared_bytes - most_bytes")],
     "that is what it may keep, not what it gives up": [
         (f"programs, {REGISTERS_LESS}", "programs, most_registers"), (f", {BYTES_LESS}", ", most_bytes")],
+    "it gives up registers from those it has, not from the multiple of 8 that they occupy": (REGISTERS_LESS, "max(0, rounded - most_registers)"),
     "registers_less counts a thread's registers, not those of all threads of a program": (REGISTERS_LESS, f"{REGISTERS_LESS} * threads"),
 }  # fmt: skip
 
@@ -47,10 +48,12 @@ def truth(num_warps, registers, shared_bytes):
 
 
 RULES = {
-    "programs": "as many fit as both the 65,536 registers and the 233,472 bytes allow: a thread's registers are rounded up to a multiple of 8, "
+    "programs": "a whole number, as many as both the 65,536 registers and the 233,472 bytes allow: a thread's registers are rounded up to a multiple of 8, "
     "and each program takes 1,024 bytes beside its own",
-    "registers_less": "the registers are shared by one program more than fit, and what each thread may keep is rounded down to a multiple of 8",
-    "bytes_less": "the bytes are shared by one program more than fit, rounded down, and 1,024 of each are on top of its own",
+    "registers_less": "a thread gives up the registers it has beyond its share, 0 where it has fewer, whatever the bytes allow: one program more "
+    "than fit shares all registers, and a thread's share is rounded down to a multiple of 8",
+    "bytes_less": "a program gives up the bytes it has beyond its share, 0 where it has fewer, whatever the registers allow: one program more than "
+    "fit shares all bytes, and of each share, rounded down, 1,024 are on top of the program's own",
 }
 
 

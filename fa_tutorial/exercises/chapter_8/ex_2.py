@@ -2,6 +2,7 @@ import numpy as np
 import torch
 
 from fa_tutorial import hardware
+from fa_tutorial.exercises.chapter_8.loop_length import not_counted, too_long
 from fa_tutorial.exercises.harness import ANYTHING, Exercise, case
 from fa_tutorial.exercises.harness_kernel import check_begun
 from fa_tutorial.exercises.inputs import generator
@@ -69,6 +70,7 @@ MISTAKES = {
     "a row that has seen nothing must keep m = −inf: only the shift is 0 there": ("return p, m_new", "return p, shift"),
     "a row that has seen nothing gives NaN: m_new is −inf, and −inf − (−inf) is NaN": (SHIFT, "m_new"),
 }  # fmt: skip
+STEP = "base 2"
 CONDITIONS = {"unseen": "a row that has seen no key yet keeps m = −∞ and l = 0, and its p is 0", "low": "scores may be as low as −2³⁰"}
 
 
@@ -101,7 +103,7 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Write softmax_step in base 2: the scores s arrive without their scale, and m is kept in units of s · scale_log2.",
+    task="Write softmax_step in base 2, one multiply-add a score: s arrives without its scale, and m is kept in units of s · scale_log2.",
     conditions=CONDITIONS,
     hints=(
         "Chapter 5's step is nearly right. Which of its lines see a score, and which see only m?",
@@ -111,8 +113,7 @@ EXERCISE = Exercise(
     solution=softmax_step,
     reasoning="2^(s · scale · log2(e)) is e^(s · scale). scale_log2 is positive, so the largest score stays the largest. The product and "
     "the difference in p become one multiply-add per element. Only the maximum, one number per row, is multiplied by itself.",
-    more="The package's step is a part of tuned.forward.attend. It also rounds m up a little. Scaling all of s before the maximum is "
-    "right, too, but then that multiply is an instruction of its own: nothing is left for it to join.",
+    more="The package's step is a part of tuned.forward.attend. It also rounds m up a little.",
     inputs=inputs,
     truth=truth,
     rule="p = 2^(s · scale_log2 − m_new), alpha = 2^(m − m_new), and l_new = alpha · l + Σ p",
@@ -120,4 +121,6 @@ EXERCISE = Exercise(
     parts=("p", "m_new", "l_new", "alpha"),
     tolerance=lambda args, part: (3e-5, 1e-6),  # also where the scores are large: those here are exact
     adapt=adapt,
+    refused=lambda answer: too_long("step 1's", STEP, softmax_step=answer),
+    note=lambda answer: not_counted(STEP),
 )

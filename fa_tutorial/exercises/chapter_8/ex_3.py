@@ -57,6 +57,8 @@ MISTAKES = {
     "the scale is missing: s = scale · q kᵀ": ("scale * dot(q", "dot(q"),
     "q kᵀ and p v are rounded to TF32: tl.dot rounds fp32 unless you say otherwise, the course's dot doesn't": [
         ("scale * dot(q", "scale * tl.dot(q"), (f"{ACC}(p", f"{ACC.replace('dot', 'tl.dot')}(p")],
+    "acc isn't divided by l: o = acc / l": ("acc / l[:, None]", "acc"),
+    "the tile of v comes from k_desc": ("v = v_desc", "v = k_desc"),
     "softmax is in base 2: scores in units of scale · q kᵀ take tl.exp, and tl.exp2 takes them times log₂ e": ("tl.exp(", "tl.exp2("),
 }  # fmt: skip
 CONDITIONS = {"half": HALF.replace(" (and bf16 on a GPU)", "") + ", and o has q's dtype"}

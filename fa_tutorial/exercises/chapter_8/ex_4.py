@@ -3,7 +3,7 @@ import random
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def cycles_in_turns(D, block_m, block_n, num_warps, instructions):
+def cycles_by_model(D, block_m, block_n, num_warps, instructions):
     """An SM's cycles for 64 x 64 scores."""
     tiles = 64 * 64 / (block_m * block_n)  # of this size, in 64 x 64 scores
     matmuls = 2 * 2 * 64 * 64 * D / 4096
@@ -23,7 +23,8 @@ MISTAKES = {
         ISSUING, "tiles * num_warps * instructions"),
     "num_warps is left out: that is right for four warps, one on each scheduler, and a tile may have more": (ISSUING, "tiles * instructions"),
     "the warps share the four schedulers: more warps take longer, not less": (ISSUING, "tiles * 4 / num_warps * instructions"),
-    "the matmuls take turns with issuing: the times add up, and the longer one isn't all": ("matmuls + issuing", "max(matmuls, issuing)"),
+    "the model adds the two times, it doesn't take the longer one": ("matmuls + issuing", "max(matmuls, issuing)"),
+    "the exponential units' own 256 cycles aren't in this model: an exponential is one instruction": ("matmuls + issuing", "matmuls + max(256, issuing)"),
 }  # fmt: skip
 
 
@@ -45,13 +46,13 @@ def inputs():
 
 
 EXERCISE = Exercise(
-    task="Predict the cycles that an SM takes for 64 x 64 scores with any tile and number of warps, if its matmuls take turns with issuing.",
+    task="Predict the cycles that an SM takes for 64 x 64 scores by the model, with any tile and number of warps.",
     hints=(
         "How many instructions do all warps of a program issue, and how many of them does an SM issue in one cycle?",
         "Issuing takes num_warps · instructions / 4 cycles for a tile of block_m x block_n scores. How many of these tiles are 64 x 64 "
         "scores? The matmuls take 4 D cycles for 64 x 64 scores, whatever the tile.",
     ),
-    solution=cycles_in_turns,
+    solution=cycles_by_model,
     reasoning="Each scheduler issues one instruction a cycle, for whichever of its warps is ready, so what counts is all warps' instructions "
     "for each score. A larger tile has fewer of them, because what is done once a row or once an iteration is shared by more scores.",
     inputs=inputs,

@@ -1,7 +1,8 @@
 import numpy as np
 import torch
 
-from fa_tutorial import hardware, reference, sass
+from fa_tutorial import hardware, reference
+from fa_tutorial.exercises.chapter_8.loop_length import not_counted, too_long
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Out, Trace, buffer_of, check_begun, run_poisoned
 from fa_tutorial.exercises.inputs import generator
@@ -51,11 +52,7 @@ MISTAKES = {
     "s is not scaled: p = 2^(s · scale_log2 − m_new)": ("s * scale_log2 - shift", "s - shift"),
     "acc is not rescaled when the maximum grows": ("acc * alpha[:, None]", "acc"),
 }  # fmt: skip
-STEP, MORE = "descriptors", 12  # step 3 is this kernel with steps.LARGER; an edit makes ptxas arrange the whole loop anew
-COUNTED = {
-    "FFMA": "multiply-adds", "FMUL": "multiplications", "FADD": "additions", "FSETP": "comparisons", "FSEL": "selects",
-    "ISETP": "integer comparisons, as of a mask", "LDL": "loads of spilled registers",
-}  # fmt: skip
+STEP = "descriptors"  # step 3 is this kernel with steps.LARGER
 
 
 def adapt(answer):
@@ -75,31 +72,13 @@ def adapt(answer):
     return on_tensors
 
 
-def counts(answer):
-    """Pairs of sass.counted's rows, for `answer` and for step 3; none where Triton can't compile for a Hopper GPU."""
-    try:
-        aim = sass.counted(STEP, steps.LARGER)
-    except (ValueError, RuntimeError):
-        return []
-    return list(zip(sass.counted(STEP, steps.LARGER, attend=answer), aim, strict=True))
-
-
 @np.errstate(all="ignore")
 def refused(answer):
     x, m = torch.zeros(1, 1, 16, 16, device=hardware.device()), torch.empty(16, device=hardware.device())
     unseen_m[(1,)](heads(x), m, answer)
     if m[0] != -float("inf"):
         return f"m stays −∞ for a row that has seen no key: yours is {m[0].item():.4g}"
-    try:
-        found = counts(answer)
-    except ValueError as error:
-        return str(error)
-    for mine, aim in found:
-        if mine["loop"] > aim["loop"] + MORE:
-            more = [f"{mine[op] - aim[op]} more {words}" for op, words in COUNTED.items() if mine[op] > aim[op] + 2]
-            loop = f"at D = {mine['D']} the loop has {mine['loop']} instructions, step 3's {aim['loop']}"
-            return f"{loop}: {', '.join(more) or 'of other kinds than floating-point arithmetic'}"
-    return ""
+    return too_long("step 3's", STEP, steps.LARGER, attend=answer)
 
 
 def inputs():
@@ -110,7 +89,8 @@ def inputs():
         on = f"{'causal, ' * is_causal}{S_q} queries, {S_k} keys{words}"
         return case(factor * q, k, v, is_causal, on=on, otherwise=otherwise, fresh=draw is not fixed)
 
-    yield of(16, 16, False, "", "each row sees every key, p = 2^(s · scale_log2 − m), and s, p, l, acc are float32")
+    first = "each row sees every key, p = 2^(s · scale_log2 − m), s, p, l, acc are float32 by dot, not tl.dot, and the m returned is m_new"
+    yield of(16, 16, False, "", first)
     yield of(16, 48, False, "", "when the maximum grows, l and acc shrink by alpha, which stays in float32")
     yield of(32, 40, True, "", "where MASK is True, a row sees the keys up to last_seen, and where it sees none it keeps m, l and acc")
     yield of(40, 20, True, "", "the first 20 rows see no key: their m stays −inf, their l and acc 0")
@@ -145,5 +125,5 @@ EXERCISE = Exercise(
     tolerance=lambda args, part: (1e-2, 1e-2) if part == "o" and args[0].dtype == torch.float16 else (3e-5, 1e-5),
     adapt=adapt,
     refused=refused,
-    note=lambda answer: "" if counts(answer) else "Triton can't compile for a Hopper GPU here, so the instructions aren't counted",
-)  # fmt: skip
+    note=lambda answer: not_counted(STEP, steps.LARGER),
+)
