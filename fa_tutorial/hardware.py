@@ -64,7 +64,10 @@ def device() -> torch.device:
 
 def capability() -> int | None:
     """Compute capability of the current GPU as one number (90 for 9.0); None without a GPU."""
-    return int("{}{}".format(*torch.cuda.get_device_capability())) if has_gpu() else None
+    if not has_gpu():
+        return None
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * major + minor
 
 
 def shared_memory_limit() -> int | None:

@@ -20,7 +20,6 @@ from fa_tutorial.bench.chapter_10 import documents
 from fa_tutorial.bench.measure import call_of
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, timed_in_turns
-from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned.backward import flash_backward
 from fa_tutorial.tuned.forward import flash_forward
@@ -30,7 +29,7 @@ from fa_tutorial.variants import forward as variant_kernels
 from fa_tutorial.variants.forward import CONFIGS, tl, triton
 from measure.turns import in_turns
 
-D, WINDOW, SOFTCAP = 128, 1024, 30.0
+D, WINDOW = 128, 1024
 GEMMAS_CAP = 50.0
 
 
@@ -62,17 +61,12 @@ def in_window(b, h, i, j):
 
 
 def causal_contest(S: int, H: int, variant: str) -> Contest:
-    """The causal mask by this chapter's kernels, as a window as long as the sequence; or with a window, a soft cap or
+    """The causal mask by this chapter's kernels, as a window as long as the sequence; or with a window or with
     ALiBi's slopes."""
     slopes = torch.exp2(-8 * torch.arange(1, H + 1, device=hardware.device()) / H)
     options, mask, score = {
         "causal": ({"window": (S - 1, 0)}, causal, None),
         "window": ({"is_causal": True, "window": (WINDOW - 1, -1)}, in_window, None),
-        "softcap": (
-            {"is_causal": True, "softcap": SOFTCAP},
-            causal,
-            lambda s, b, h, i, j: SOFTCAP * torch.tanh(s / SOFTCAP),
-        ),
         "alibi": ({"is_causal": True, "alibi_slopes": slopes}, causal, lambda s, b, h, i, j: s - slopes[h] * (i - j)),
     }[variant]
     hidden = (S - WINDOW) * (S - WINDOW + 1) // 2 if variant == "window" else 0
@@ -108,7 +102,7 @@ def packed_contest(S: int, H: int) -> Contest:
     return Contest(ours, compiled_flex(S, mask), pairs)
 
 
-CONTESTS = {name: partial(causal_contest, variant=name) for name in ("causal", "window", "softcap", "alibi")} | {
+CONTESTS = {name: partial(causal_contest, variant=name) for name in ("causal", "window", "alibi")} | {
     "documents": documents_contest,
     "packed": packed_contest,
 }
@@ -232,34 +226,20 @@ def causal_mask(b, h, i, j, aux):
     return j <= i
 
 
-# The causal tiles are 0, 1, 2, … in this order, so the kernel can count them instead of reading its list.
-COUNTED = (
-    """    tile = tl.load(index, mask=count > 0, other=0)
-    for t in range(count):
-        start_n = tile * BLOCK_N
-        # A tile ahead, so that no load of keys waits for it.
-        tile = tl.load(index + (t + 1) * step, mask=t + 1 < count, other=0)
-""",
-    """    first = block.start // BLOCK_N if MASK else 0
-    for t in range(count):
-        start_n = (first + t) * BLOCK_N
-""",
-    1,
-)
 LARGER = TileConfig(128, 64, 4, 2)
 # Chapter 8's and this chapter's backward have the same tile for dq, and these for dk and dv.
 DQ_TILE = variant_backward_kernels.CONFIGS[D].dq
 OTHERS = {"64x64": TileConfig(64, 64, 4, 2), "32x64": variant_backward_kernels.CONFIGS[D].dkdv}
 PRICED = {
-    "fwd": ("chapter 8", "chapter 8, 64x64", "chapter 8, 128x64", "lists", "lists, 128x64", "lists not read", "window"),
+    "fwd": ("chapter 8", "chapter 8, 64x64", "lists", "lists, 128x64", "window"),
     "bwd": ("chapter 8", "chapter 8, 32x64", "lists", "lists, 64x64", "window"),
 }
 
 
 def price_cases() -> Iterator[Measurement]:
     """Causal attention of 16,384 tokens by chapter 8's kernels, and by this chapter's with the causal mask and with a
-    window of all keys, in turns: three runs of the forward, with either tile and with tiles that are counted, and of
-    the backward, with either tile for dk and dv."""
+    window of all keys, in turns: three runs of the forward, with either tile, and of the backward, with either tile
+    for dk and dv."""
     for mode, run in itertools.product(PRICED, (1, 2, 3)):
         words = {name: about(10, "price", name, mode=mode, run=run, S=TOKENS, D=D) for name in PRICED[mode]}
         yield from in_turns(words, _prices_in_turns, mode)
@@ -278,14 +258,10 @@ def priced_calls(mode: str) -> dict[str, Callable]:
     }
     calls = {name: call_of(mode, partial(attend, q, k, v), (q, k, v), do) for name, attend in attentions.items()}
     if mode == "fwd":
-        scale, tile = D**-0.5, CONFIGS[D]
-        names = vars(variant_kernels)
-        counted = defined(edited(source_of(variant_kernels), COUNTED), {"__name__": variant_kernels.__name__})
-        for name, kernels, config in (("lists, 128x64", names, LARGER), ("lists not read", counted, tile)):
-            arguments = (q, k, v, mods.Mods(mask=causal_mask, scale=scale), (), block_mask)
-            calls[name] = partial(kernels["variant_forward"], *arguments, config=config)
-        calls["chapter 8, 64x64"] = partial(flash_forward, q, k, v, True, scale, tile=tile)
-        calls["chapter 8, 128x64"] = partial(flash_forward, q, k, v, True, scale, tile=LARGER)
+        scale = D**-0.5
+        arguments = (q, k, v, mods.Mods(mask=causal_mask, scale=scale), (), block_mask)
+        calls["lists, 128x64"] = partial(variant_kernels.variant_forward, *arguments, config=LARGER)
+        calls["chapter 8, 64x64"] = partial(flash_forward, q, k, v, True, scale, tile=CONFIGS[D])
         o = calls["chapter 8"]()
         for name, call in calls.items():
             found = call()

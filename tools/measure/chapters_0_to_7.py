@@ -168,7 +168,7 @@ def first_kernel_cases() -> Iterator[Measurement]:
     for provider in ("course", "torch"):  # chapter 0's: 16 heads of 4,096 queries and keys
         words = about(2, "chapter_0_softmax", provider, "fp16", rows=2**16, cols=4096)
         yield words, partial(_softmax_row, softmaxes[provider], 2**16, 4096, torch.float16)
-    for warps in (1, 2, 4, 8):
+    for warps in (1, 8):
         yield about(2, "start", "nothing", programs=2**18, warps=warps), partial(_start_row, 2**18, warps)
     words = about(2, "softmax_rows", "course", "fp32", rows=n // 256, cols=256)
     cases = {(each, warps): words | {"rows_each": each, "warps": warps} for each, warps in SHORT_ROWS}
