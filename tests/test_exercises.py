@@ -95,6 +95,7 @@ def test_where_triton_cannot_compile_results_alone_are_graded(monkeypatch):
         raise RuntimeError("no ptxas")
 
     monkeypatch.setattr(loop_length.sass, "counted", refuse)
+    monkeypatch.setattr(loop_length, "aim", loop_length.aim.__wrapped__)  # what was counted before isn't known
     assert check("8.5", ex_5.attend).message.endswith(
         "correct (Triton can't compile for a Hopper GPU here, so the instructions aren't counted)"
     )

@@ -78,7 +78,7 @@ def refused(answer):
     unseen_m[(1,)](heads(x), m, answer)
     if m[0] != -float("inf"):
         return f"m stays −∞ for a row that has seen no key: yours is {m[0].item():.4g}"
-    return too_long("step 3's", STEP, steps.LARGER, attend=answer)
+    return too_long("step 3's", STEP, attend=answer)
 
 
 def inputs():
@@ -125,5 +125,5 @@ EXERCISE = Exercise(
     tolerance=lambda args, part: (1e-2, 1e-2) if part == "o" and args[0].dtype == torch.float16 else (3e-5, 1e-5),
     adapt=adapt,
     refused=refused,
-    note=lambda answer: not_counted(STEP, steps.LARGER),
+    note=lambda answer: not_counted(STEP),
 )

@@ -1,6 +1,9 @@
 """How much longer the loop without a mask becomes by a reader's function, for 8.2 and 8.5."""
 
+import functools
+
 from fa_tutorial import sass
+from fa_tutorial.tuned import steps
 
 MORE = 12  # instructions that are accepted: an edit makes ptxas arrange the whole loop anew
 COUNTED = {
@@ -9,20 +12,24 @@ COUNTED = {
 }  # fmt: skip
 
 
-def aim(step, tiles):
-    """sass.counted's rows of the step; none where Triton can't compile for a Hopper GPU."""
+TILES = {"base 2": None, "descriptors": steps.LARGER}  # of 8.2 and 8.5
+
+
+@functools.cache
+def aim(step):
+    """sass.counted's rows of the course's step; none where Triton can't compile for a Hopper GPU."""
     try:
-        return sass.counted(step, tiles)
+        return sass.counted(step, TILES[step])
     except (ValueError, RuntimeError):
         return []
 
 
-def too_long(words, step, tiles=None, **function):
+def too_long(words, step, **function):
     """Why the step's loop is too long with `function` in it, "" where it isn't or nothing compiles. words: whose the step's loop is."""
-    if not (wanted := aim(step, tiles)):
+    if not (wanted := aim(step)):
         return ""
     try:
-        found = sass.counted(step, tiles, **function)
+        found = sass.counted(step, TILES[step], **function)
     except ValueError as error:
         return str(error)
     for mine, ours in zip(found, wanted, strict=True):
@@ -33,6 +40,6 @@ def too_long(words, step, tiles=None, **function):
     return ""
 
 
-def not_counted(step, tiles=None):
+def not_counted(step):
     """A remark where nothing compiles."""
-    return "" if aim(step, tiles) else "Triton can't compile for a Hopper GPU here, so the instructions aren't counted"
+    return "" if aim(step) else "Triton can't compile for a Hopper GPU here, so the instructions aren't counted"
