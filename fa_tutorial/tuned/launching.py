@@ -39,15 +39,15 @@ class Launch:
             addresses = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in arguments]
             self.run(*on_tiles, *addresses, *self.in_order)
             return
-        compiled = self.kernel[self.grid](*on_tiles, *arguments, **self.constants)
-        if compiled is not None:  # it is None in the interpreter
+        self.compiled = self.kernel[self.grid](*on_tiles, *arguments, **self.constants)
+        if self.compiled is not None:  # it is None in the interpreter
             names = self.kernel.arg_names[len(on_tiles) + len(arguments) :]
             self.in_order = [self.constants[name] for name in names]  # as the kernel's signature has them
             self.to_argument = [
                 (lambda x, strides=x.strides: (x.data_ptr(), strides)) if isinstance(x, Heads) else to_argument
                 for x, to_argument in zip(on_tiles, self.to_argument, strict=True)
             ]
-            self.run = compiled[self.grid]
+            self.run = self.compiled[self.grid]
 
 
 MAX_PREPARED = 4096

@@ -41,10 +41,10 @@ WRONG_ANSWERS = (
     edit("14.7", "half as far", ("8 * (slot // 2)", "4 * (slot // 2)"), told="keys 0, 1, 8 and 9"),
     edit("14.8", "the largest, not in size", ("tl.max(tl.abs(tile))", "tl.max(tile)"), (SCALE, "largest / 448"), told="gives scale = [−0.002232]"),
     edit("14.8", "the scale by the position's mask", ("tl.abs(tile)", "tl.where(position[:, None] < S, tl.abs(tile), 0.0)"), told="the scale is the largest number in size"),
-    edit("14.8", "the position's mask", ("mask=key[:, None] < S", "mask=position[:, None] < S"), told="no key from S on is read", gpu="with 0 where there is no key"),
+    # on a GPU those with gpu="quantise_columns" race, or read what happens to lie there: what is told differs from run to run
+    edit("14.8", "the position's mask", ("mask=key[:, None] < S", "mask=position[:, None] < S"), told="no key from S on is read", gpu="quantise_columns"),
     edit("14.8", "no mask of the store", (", mask=position[None, :] < columns", ""), told="no column from `columns` on is written"),
     edit("14.8", "the store's mask by the key", ("mask=position[None, :] < columns", "mask=key[None, :] < S"), told="with 0 where there is no key"),
-    # on a GPU the programs of the ones with gpu="quantise_columns" race, and what is told differs from run to run
     edit("14.8", "rows of y by S", ("(head * D + offs_d[:, None]) * columns", "head * D * columns + offs_d[:, None] * S"), told="y has `columns` columns all the same",
          gpu="quantise_columns"),
     edit("14.8", "no other", (", other=0.0", ""), told="with 0 where there is no key", gpu=None),
