@@ -83,6 +83,13 @@ UNSEEN = [(32, 64, 4, 2), (64, 32, 4, 3), (64, 64, 4, 1), (64, 64, 8, 2), (64, 1
 UNSEEN += [(128, 32, 4, 3), (128, 64, 4, 3), (128, 64, 8, 2), (128, 128, 4, 2)]
 # Of D = 128: those among which the reader chooses.
 SIX = [(64, 64, 4, 1), (64, 64, 4, 3), (64, 128, 4, 1), (128, 64, 4, 2), (128, 128, 4, 1), (128, 128, 8, 2)]
+
+
+def tiles_of(D: int) -> list[tuple[int, int, int, int]]:
+    """Those that the page draws."""
+    return TILES[D] + UNSEEN * (D == 128)
+
+
 TILE_RUN = {64: "tile", 128: "unseen tile"}  # by D: the rows of the run with the most tiles
 
 
@@ -272,44 +279,49 @@ def time_until_done(programs: Iterable[tuple[int, int]], places: int) -> int:
 
 def tiles_of_h200() -> pd.DataFrame:
     """Of each tile in TILE_RUN's run: what the compiler makes of the finished kernel's loop, and the H200's cycles for
-    64 x 64 scores, its clock and its rates in full attention and under the causal mask."""
+    64 x 64 scores, its clock and its rates in full attention and under the causal mask; "alone": for 64 x 64 scores of
+    one program that has an SM for itself."""
     made = {(row["D"], in_words(TileConfig(*row["tile"]))): row for row in compiled_tiles()}
-    tile_of = {in_words(TileConfig(*tile)): tile for tile in (*TILES[64], *TILES[128], *UNSEEN)}
+    tile_of = {in_words(TileConfig(*tile)): tile for D in TILES for tile in tiles_of(D)}
     stored = [row for D, kernel in TILE_RUN.items() for row in kernels_of_h200(kernel) if row["D"] == D]
     causal = {(row["D"], row["provider"]): row["tflops"] for row in stored if row["is_causal"]}
+    alone = {(row["D"], row["provider"]): row["block_cycles"] for row in kernels_of_h200("alone")}
     rows = []
     for full in (row for row in stored if not row["is_causal"]):
         D, words = full["D"], full["provider"]
         code = full if "loop" in full else made[D, words]
+        block_m, block_n, *_ = tile_of[words]
         rows.append(
             {"D": D, "name": words, "tile": tile_of[words], "spills loaded": code["LDL"]}
             | {key: code[key] for key in ("loop", "registers", "shared_bytes")}
             | {"cycles": round(tile_cycles(full, D, False)), "MHz": round(mhz(full))}
             | {"TFLOP/s": round(full["tflops"]), "causal": round(causal[D, words])}
+            | {"alone": alone[D, words] * 4096 / (block_m * block_n)}
         )
     return pd.DataFrame(rows)
 
 
-ASKED = 128, (64, 64, 4, 2)  # the tile whose waits the chapter looks into
 PROGRAM_LOOKS = {1: ("^", "vermilion"), 2: ("o", "yellow"), 3: ("s", "sky"), 4: ("D", "blue")}  # by programs on an SM
 
 
 def draw_tiles(tiles: pd.DataFrame) -> Figure:
-    """Of each of tiles_of_h200's tiles, the fastest first: the cycles "by (8.4)" as a bar, the H200's as a mark that
-    tells the "programs" on an SM, and how far the second is from the first."""
+    """Of each of tiles_of_h200's tiles, the fastest first: two bounds, "by (8.4)" as a bar and "alone" shared among
+    "programs" as a line; the H200's cycles as a mark that tells the programs on an SM, and how far they are from the
+    larger bound."""
     figure = Figure(figsize=(10.5, 5.4))
     for ax, D in zip(figure.subplots(1, 2, width_ratios=(5, 6)), (64, 128), strict=True):
         of = tiles[tiles["D"] == D].sort_values("cycles").to_dict("records")
         for y, row in enumerate(of):
             block_m, _, warps, _ = row["tile"]
             marker, colour = PROGRAM_LOOKS[row["programs"]]
-            ax.barh(y, row["by (8.4)"], color="0.82", height=0.62)
+            bounds = row["by (8.4)"], row["alone"] / row["programs"]
+            ax.barh(y, bounds[0], color="0.82", height=0.62)
+            ax.vlines(bounds[1], y - 0.4, y + 0.4, color="black", linewidth=2)
             ax.plot(row["cycles"], y, marker, color=COLOURS[colour], markeredgecolor="black", markersize=8)
-            why = {"spills": row["spills loaded"], "HMMA": block_m == 32, "q kᵀ twice": (block_m, warps) == (64, 8)}
-            words = ", ".join([percent(row["cycles"] / row["by (8.4)"]), *(word for word, so in why.items() if so)])
-            weight = "bold" if (D, row["tile"]) == ASKED else "normal"
-            place = {"textcoords": "offset points", "fontsize": 9, "va": "center", "weight": weight}
-            ax.annotate(words, (row["cycles"], y), (9, 0), **place)
+            slow = {"HMMA": block_m == 32, "q kᵀ twice": (block_m, warps) == (64, 8)}
+            words = ", ".join([percent(row["cycles"] / max(bounds)), *(word for word, so in slow.items() if so)])
+            at = max(row["cycles"], bounds[1]), y
+            ax.annotate(words, at, (9, 0), textcoords="offset points", fontsize=9, va="center")
         ends = {64: 2000, 128: 4000}[D]
         ax.set(title=f"D = {D}", xlabel="cycles for 64 x 64 scores", xlim=(0, ends), ylim=(len(of) - 0.4, -0.6))
         ax.set_xticks(range(0, ends, ends // 4))
@@ -317,10 +329,12 @@ def draw_tiles(tiles: pd.DataFrame) -> Figure:
         ax.grid(axis="y", visible=False)
     plain = {"linestyle": "", "markeredgecolor": "black", "markersize": 8}
     handles: list = [Patch(color="0.82", label="your model (8.4)")]
+    line = {"marker": "|", "linestyle": "", "markersize": 12, "markeredgewidth": 2, "color": "black"}
+    handles.append(Line2D([], [], **line, label="alone on an SM / programs"))
     for n, (marker, colour) in PROGRAM_LOOKS.items():
-        look = {"marker": marker, "color": COLOURS[colour], "label": f"H200, {n} program{'s' * (n > 1)}"}
+        look = {"marker": marker, "color": COLOURS[colour], "label": f"H200, {n} program{'s' * (n > 1)} on an SM"}
         handles.append(Line2D([], [], **look, **plain))
-    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 

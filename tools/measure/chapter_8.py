@@ -61,6 +61,25 @@ def _unseen_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
     return {tile: rows[tile] | facts for tile, facts in zip(tiles, machine_code(tiles, shape), strict=True)}
 
 
+def alone_cases() -> Iterator[Measurement]:
+    """Each of the tiles that the page draws with one program on each of 132 SMs, and 131,072 keys: cycles a block."""
+    for D in pages.TILES:
+        tiles = {tile: in_words(tile) for tile in itertools.starmap(TileConfig, pages.tiles_of(D))}
+        abouts = {tile: about(8, "alone", words, D=D) for tile, words in tiles.items()}
+        yield from in_turns(abouts, _alone_in_turns, D, list(tiles))
+
+
+def _alone_in_turns(D: int, tiles: Sequence[TileConfig], S_k: int = 131_072) -> dict[TileConfig, dict[str, Any]]:
+    k, v = randn(1, 4, S_k, D), randn(1, 4, S_k, D)
+    calls = {}
+    for tile in tiles:
+        q = randn(1, 132, tile.block_m, D)
+        calls[tile] = partial(tuned.flash_forward, q, k, v, False, D**-0.5, tile=tile)
+        calls[tile]()
+    cycles = cycles_in_turns(calls, rounds=3)
+    return {tile: {"block_cycles": round(cycles[tile] * tile.block_n / S_k)} for tile in tiles}
+
+
 def machine_code(tiles: Sequence[TileConfig], shape: Shape) -> list[dict[str, Any]]:
     """What Triton makes here of the finished kernel's loop with each tile: sass.step_rows' numbers."""
 
@@ -376,7 +395,7 @@ def launch(provider: str, backward: bool, shape: tuple, tile: tuple) -> None:
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
-    tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True), unseen_cases())
+    tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True), unseen_cases(), alone_cases())
     of_steps = itertools.chain(step_cases(), order_cases(), waste_cases())
     return itertools.chain(
         of_steps,

@@ -607,7 +607,7 @@ def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     for tile in ATOMIC_TILES:
         with contextlib.suppress(OutOfResources):
             require_alike((one_loop(tile), dk, dv), right)
-            tiles[tile] = time_call(partial(one_loop, tile), 20, 20).ms
+            tiles[tile] = time_call(partial(one_loop, tile)).ms
     best = min(tiles, key=tiles.get)
     kernels = dict(zip(STEPS[2:4], (changed_one_loop(dq=False), changed_one_loop(NO_ADDS)), strict=True))
     rooms, dq = {}, torch.zeros_like(q, dtype=torch.float32)
