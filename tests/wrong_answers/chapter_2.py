@@ -81,7 +81,7 @@ WRONG_ANSWERS = (
          told="the result is right, but out is read back: load the row once", gpu=None),
     edit("2.7", "rows side by side", ("row * stride_x + ", "row * cols + "), told="row i starts at i · stride_x in x"),
     edit("2.8", "of each column", ("tl.max(x, axis=1)", "tl.max(x, axis=0)"), ("tl.sum(p, axis=1)", "tl.sum(p, axis=0)"), told="reduced along axis=1"),
-    edit("2.8", "the sum + 1e-4", ("p / tl.sum(p, axis=1)[:, None]", "p / (tl.sum(p, axis=1)[:, None] + 1e-4)"), told="y = exp(x − m) / Σ exp(x − m)"),
+    edit("2.8", "the sum + 1e-4", ("p / tl.sum(p, axis=1)[:, None]", "p / (tl.sum(p, axis=1)[:, None] + 1e-4)"), told="for each row y = exp(x − m) / Σ exp(x − m)"),
     edit("2.8", "one row", (" + tl.arange(0, ROWS)[:, None]", ""), told="the tile has ROWS rows along axis 0"),
     edit("2.8", "no column", ("tl.max(x, axis=1)[:, None]", "tl.max(x, axis=1)"), told="[:, None] makes them a column"),
     ("2.8", softmax_row_after_row, "take the rows of a program as one tile, [ROWS, BLOCK]", None),

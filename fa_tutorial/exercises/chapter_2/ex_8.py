@@ -47,12 +47,11 @@ def inputs():
 
     place = f"{ROWS_OF_I}: element c of row r lies at r · stride_x + c in x, and at r · stride_out + c in out"
     x = [[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0], [0.0, 0.0, 5.0, 1.0], [1.0, 0.0, 2.0, 0.0]]
-    yield softmax(x[:1], 1, 4, stray=place)
     yield softmax(
         x[:2],
         2,
         4,
-        "the tile has ROWS rows along axis 0, and a row's numbers lie along axis 1: each row has its own maximum and its own sum",
+        "the tile has ROWS rows along axis 0, a row's numbers along axis 1, and for each row y = exp(x − m) / Σ exp(x − m)",
         stray=place,
     )
     yield softmax(x, 2, 4, place, stray=place)
