@@ -14,8 +14,8 @@ from fa_tutorial.bench import results, timing
 
 # As ncu names them.
 FROM_HBM, TO_SMS = "dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum"
-L2_BUSY, CYCLES = "lts__throughput.avg.pct_of_peak_sustained_elapsed", "sm__cycles_elapsed.max"
 ORDERS = {1: "course, row order", 8: "course", 16: "course, bands of 16"}  # the stored provider of each group
+TILES = (16, 16), (64, 64), (128, 256)  # a small one, a middle one, and the one that 3.3 picks
 
 
 def show_rates(card: dict, calls: dict[str, tuple[str, Callable]]) -> None:
@@ -31,30 +31,49 @@ def show_rates(card: dict, calls: dict[str, tuple[str, Callable]]) -> None:
         print(f"{n:6,}", *(f"{rates[name]:12.0f}" for name, _ in calls.values()))
 
 
-def six_tiles(card: dict) -> pd.DataFrame:
-    """The stored tiles at n = 4,096 in row order, and by ncu the GB that the SMs received and how busy L2 was: the
-    share of its nearest limit. card: results.load's."""
-    counted = results.select(card["kernels"], M=4_096, kernel="matmul_traffic", provider=ORDERS[1])
-    columns = {"BLOCK_M": "block_m", "BLOCK_N": "block_n", "GB counted": TO_SMS, "L2 busy, %": L2_BUSY}
-    table = pd.DataFrame({name: list(counted[column]) for name, column in columns.items()})
-    return table.assign(**{"GB counted": table["GB counted"] / 1e9})
-
-
 def pieces(card: dict) -> pd.DataFrame:
-    """Stored launches at n = 4,096 in row order: the six tiles, 256 x 256, and others: SM cycles with and without the
-    loads, and the TFLOP/s and clock of the kernel with them. card: results.load's."""
-    names = {"block_m": "BLOCK_M", "block_n": "BLOCK_N", "warps": "warps", "cycles": "cycles"}
+    """Stored launches at n = 4,096 in row order: the FLOPs of an SM in a cycle, with and without the loads, and the
+    TFLOP/s and clock of the kernel with them. card: results.load's."""
     stored = results.select(card["kernels"], kernel="matmul_piece")
     bare = stored["provider"].str.endswith(", no loads")
-    table = stored[~bare].reset_index(drop=True)
-    columns = {new: list(table[old]) for old, new in names.items()}
-    columns |= {"instruction": list(table["provider"]), "cycles, no loads": list(stored[bare]["cycles"])}
-    return pd.DataFrame(columns | {"TFLOP/s": 2 * 4_096**3 / table["ms"] / 1e9, "GHz": table["mhz"] / 1e3})
+    table, flops = stored[~bare].reset_index(drop=True), 2 * 4_096**3
+    columns = {"BLOCK_M": table["block_m"], "BLOCK_N": table["block_n"], "warps": table["warps"]}
+    columns |= {"instruction": table["provider"], "TFLOP/s": flops / table["ms"] / 1e9, "GHz": table["mhz"] / 1e3}
+    for name, cycles in (("with loads", table["cycles"]), ("no loads", stored[bare]["cycles"].reset_index(drop=True))):
+        columns[name] = (flops / 132 / cycles).round().astype(int)
+    return pd.DataFrame(columns)
+
+
+def by_tile(card: dict, *tiles: tuple[int, int]) -> Iterable[pd.Series]:
+    """Of `pieces`, the launch that choosing such a tile gives: the first of it."""
+    first = pieces(card).drop_duplicates(["BLOCK_M", "BLOCK_N"])
+    return (launch for _, launch in first.iterrows() if (launch.BLOCK_M, launch.BLOCK_N) in tiles)
+
+
+def show_bytes(card: dict, flops_per_byte: Callable[[int, int], float]) -> None:
+    """Print, for three tiles at n = 4,096, what the SMs receive by (3.3) and by ncu, and the kernel's TFLOP/s."""
+    print("     tile   FLOPs/byte   GB by (3.3)   GB counted   TFLOP/s   (stored, H200)")
+    for launch in by_tile(card, *TILES):
+        m, n = launch.BLOCK_M, launch.BLOCK_N
+        tile = {"block_m": m, "block_n": n, "M": 4_096, "provider": ORDERS[1]}
+        counted = results.select(card["kernels"], kernel="matmul_traffic", **tile)[TO_SMS].item() / 1e9
+        rate = flops_per_byte(m, n)
+        print(f"{m:3} x {n:3} {rate:12.1f} {2 * 4_096**3 / rate / 1e9:13.2f} {counted:12.2f} {launch['TFLOP/s']:9.0f}")
+
+
+def show_without_loads(card: dict) -> None:
+    """Print, for these tiles and 256 x 256, the FLOPs of an SM in a cycle with and without the loads, beside the clock
+    and TFLOP/s of the kernel with them."""
+    print("            FLOPs in a cycle of an SM    with loads:")
+    print("     tile   with loads   without loads    GHz   TFLOP/s   (stored, H200)")
+    for launch in by_tile(card, *TILES, (256, 256)):
+        flops = f"{launch['with loads']:12,} {launch['no loads']:15,}"
+        print(f"{launch.BLOCK_M:3} x {launch.BLOCK_N:3} {flops} {launch.GHz:6.2f} {launch['TFLOP/s']:9.0f}")
 
 
 def draw_pieces(launches: pd.DataFrame, loops: Iterable[compiling.Loop], at_most: Callable) -> Figure:
     """FLOPs in a cycle of an SM without loads, by the piece of c that is computed at once, beside what shared memory
-    allows. launches: of `pieces`, with "no loads"; loops: of the same; at_most: (rows, columns of a piece) -> FLOPs."""
+    allows. launches: of `pieces`; loops: of the same; at_most: (rows, columns of a piece) -> FLOPs."""
     shown = [(loop, launch) for loop, (_, launch) in zip(loops, launches.iterrows(), strict=True) if not loop.spilled]
     shown.sort(key=lambda row: (row[0].instruction, row[0].piece, row[1]["BLOCK_M"], row[1]["BLOCK_N"]))
     figure, ax = plt.subplots(figsize=(8.5, 5.0))
@@ -78,6 +97,7 @@ def draw_pieces(launches: pd.DataFrame, loops: Iterable[compiling.Loop], at_most
     ax.plot([], [], **look, label="at most, by (3.3) for the piece\n(of the last two: off the axis)")
     ax.set_yticks([place for place, _ in ends], [text for _, text in ends], fontsize=9)
     ax.set(xlim=(0, 4_750), ylim=(y - 0.3, -0.7), xlabel="FLOPs per cycle of an SM, without loads (stored, H200)")
+    ax.set_title("Bars of one piece stand together")
     ax.grid(visible=False, axis="y")
     ax.legend(loc="upper left", bbox_to_anchor=(0.3, 1.0))
     return figure
@@ -85,16 +105,16 @@ def draw_pieces(launches: pd.DataFrame, loops: Iterable[compiling.Loop], at_most
 
 def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -> None:
     """Print what HBM delivered in row order and in bands, beside what (3.4) predicts, how long it takes at a copy's
-    rate, the kernel's time, and its cycles in ncu's run. wave_bytes: (n, group) -> of each wave, what it reads."""
+    rate, and the kernel's time. wave_bytes: (n, group) -> of each wave, what it reads."""
     rate = card["provenance"]["ceilings"]["copy_gb_s"] * 1e9
-    heads = "     n   order        one wave   by (3.4)   measured"
-    print(f"{heads}   at {rate / 1e12:.2f} TB/s   the kernel   M cycles  (stored, H200)")
+    heads = "     n   order        mean wave   by (3.4)   measured"
+    print(f"{heads}   at {rate / 1e12:.2f} TB/s   the kernel   (stored, H200)")
     for n, group in itertools.product((4_096, 8_192, 16_384), ORDERS):
         select = partial(results.select, card["kernels"], dtype="fp16", M=n, provider=ORDERS[group])
         ms, counted = select(kernel="matmul").iloc[0]["ms"], select(kernel="matmul_traffic", block_n=256).iloc[0]
         waves, read = list(wave_bytes(n, group)), counted[FROM_HBM]
-        words = f"{n:6,}   {f'bands of {group}' if group > 1 else 'rows':11} {sum(waves) / len(waves) / 1e6:5.0f} MB"
-        taken = f"{read / rate * 1e3:11.2f} ms {ms:9.3f} ms {counted[CYCLES] / 1e6:10.3f}"
+        words = f"{n:6,}   {f'bands of {group}' if group > 1 else 'rows':11} {sum(waves) / len(waves) / 1e6:6.0f} MB"
+        taken = f"{read / rate * 1e3:11.2f} ms {ms:9.3f} ms"
         print(f"{words} {sum(waves) / 1e9:7.2f} GB {read / 1e9:7.2f} GB {taken}")
 
 

@@ -45,5 +45,7 @@ RIGHT_ANSWERS = (
     ("2.1", lambda shape: [torch.tensor(shape[i + 1 :], dtype=torch.int64).prod() for i in range(len(shape))]),
     ("2.4", transpose_kernel_flat),
     ("2.7", softmax_kernel_named),
+    edit("2.7", "by the sum's logarithm", ("p = tl.exp(x - tl.max(x, axis=0))", "m = tl.max(x, axis=0)"),
+         ("y = p / tl.sum(p, axis=0)", "y = tl.exp(x - m - tl.log(tl.sum(tl.exp(x - m), axis=0)))")),
     ("2.8", softmax_of_rows_kept),
 )  # fmt: skip

@@ -68,6 +68,7 @@ WRONG_ANSWERS = (
     edit("3.5", "stored in every step", ("    o_ptrs = o_ptr + ", "        o_ptrs = o_ptr + "), ("    tl.store(", "        tl.store("),
          told="stored more than once: store acc once, after the loop over keys", gpu=None),
     edit("3.5", "steps of BLOCK_M keys", ("S_k, BLOCK_N)", "S_k, BLOCK_M)"), told="each step takes its own BLOCK_N keys"),
+    edit("3.5", "no scale", ("s = scale * ", "s = "), told="scale multiplies s, once"),
     edit("3.5", "s not rounded", ("s.to(v.dtype)", "s"), told="these are fp32 and fp16: round one to the other's: x.to(y.dtype)"),
     edit("3.5", "v widened", ("s.to(v.dtype), v,", "s, v.to(tl.float32),"), told="but 16-bit inputs are multiplied as float32", gpu=None),
     edit("3.5", "s v in TF32", ('v, acc, input_precision="ieee"', "v, acc"), told="IEEE precision, q kᵀ and s v", gpu=None),

@@ -28,7 +28,6 @@ MISTAKES = {
     "your mask compares with BLOCK, where program 1's offsets begin, so it lets nothing of program 1 through: the mask is offs < n": (
         "offs < n", "offs < BLOCK"),
     "an offset counts elements, not bytes: don't multiply tl.arange by their size": ("tl.arange(0, BLOCK)", "tl.arange(0, BLOCK) * 4"),
-    "the sum is rounded to half precision: store it as it is, tl.store converts to the dtype of out": ("x + y", "(x + y).to(tl.float16)"),
 }  # fmt: skip
 
 STARTS = "program i works on the elements from i · BLOCK to (i + 1) · BLOCK − 1, whatever BLOCK is"
@@ -46,6 +45,7 @@ def inputs():
     yield case(x[:4], y[:4], 4, stray=one)
     for BLOCK in (4, 8):
         yield case(x, y, BLOCK, otherwise=STARTS)
+    yield case(x[:4] / 3, y[:4] / 7, 4, otherwise="fp32 numbers are rounded: add what you load as it is, and store the sum as it is")
     ragged = "the last program has more lanes than elements are left: every load and the store need mask=offs < n"
     for n in (5, 1):
         yield case(x[:n], y[:n], 4, otherwise=ragged, stray=past)

@@ -51,7 +51,7 @@ def inputs():
         x[:2],
         2,
         4,
-        "the tile has ROWS rows along axis 0, and a row's numbers lie along axis 1: each row has its own maximum and its own sum",
+        "the tile has ROWS rows along axis 0, a row's numbers along axis 1, and for each row y = exp(x − m) / Σ exp(x − m)",
         stray=place,
     )
     yield softmax(x, 2, 4, place, stray=place)

@@ -82,8 +82,9 @@ def inputs():
         return attention(*whole_numbers(S_q + S_k + D, (S_q, D), (S_k, D), (S_k, D)), on, otherwise, **options)
 
     fits = "no mask is missing, for whole blocks fit here: an offset is wrong, or the loop goes too far"
-    alone = "o is scale · (q kᵀ) v, with nothing else in it, summed in float32, and each pointer needs both of its strides"
-    yield digits(16, 16, 16, "one tile of each, scale = 3", alone, scale=3.0, stray=fits)
+    alone = "o is (q kᵀ) v here, summed in float32, and each pointer needs both of its strides"
+    yield digits(16, 16, 16, "one tile of each, scale = 1", alone, stray=fits)
+    yield digits(16, 16, 16, "one tile of each, scale = 3", "scale multiplies s, once", scale=3.0)
     rows = "a program has BLOCK_M rows of q and o, from tl.program_id(0) · BLOCK_M on, and all S_k keys: each step takes its own BLOCK_N keys, rows of k and v"
     yield digits(48, 96, 16, "scale = 3, BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), scale=3.0, stray=fits)
     own, mixed = "each tensor has its own two strides", "columns wider spaced wide"
@@ -96,8 +97,7 @@ def inputs():
     sums = "sums stay in float32, acc and what tl.dot returns: fp16 rounds 2048 + 1 to 2048"
     on = "fp16, all scores 1, rows of v 2048 and 1 in one block, 1 in the next"
     yield attention(ones, ones[:1].expand(48, 16), v, on, sums, edge="precision")
-    one = torch.eye(16)
-    on = "fp32, q and v are 131,584 times the identity, k is 131,072 times"
+    one, on = torch.eye(16), "fp32, q and v are 131,584 times the identity, k is 131,072 times"
     kept = "q, k, v, s and o are fp32 here, so keep them: 16 bits can't hold 131,584. s.to(v.dtype) rounds s to fp16 only where v is fp16"
     yield attention(131_584 * one, 131_072 * one, 131_584 * one, on, kept, edge="precision")
     ieee = 'fp32 is multiplied in IEEE precision, q kᵀ and s v: tl.dot rounds to TF32 unless you pass input_precision="ieee"'
@@ -106,9 +106,8 @@ def inputs():
     q[:, 0], q[:, 1], k[:, 0], k[:, 1] = 1, 3, 3, -1  # 0.3 and 0.9 are both rounded in fp16, and not to 1 : 3
     scaled = "the scale multiplies s, in float32: q or k times the scale would be rounded"
     yield attention(q, k, q * 0 + 1, "fp16, rows of q 1 and 3, of k 3 and −1, v all 1, scale = 0.3", scaled, scale=0.3, edge="precision")
-    large = torch.full((16, 16), 100.0, dtype=torch.float16)
     over = "s = q kᵀ comes first, and is scaled before it is rounded to fp16: q kᵀ and kᵀ v are 160,000 here, and fp16 ends at 65,504"
-    on = "fp16, q and k all 100, columns of v 100, 50, 33, …, scale = 0.0001"
+    large, on = torch.full((16, 16), 100.0, dtype=torch.float16), "fp16, q and k all 100, columns of v 100, 50, 33, …, scale = 0.0001"
     yield attention(large, large, large / torch.arange(1, 17), on, over, scale=1e-4, edge="precision")
     draw, bf16 = generator(), [torch.bfloat16] if hardware.device().type == "cuda" else []  # the interpreter's is wrong
     for dtype in (torch.float32, torch.float16, *bf16):
