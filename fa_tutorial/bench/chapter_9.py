@@ -388,11 +388,10 @@ def print_maximum(card: dict[str, Any]) -> None:
 
 
 def print_maxima(loops: dict[str, dict[str, Any]]) -> None:
-    """How many instructions loops have, which sass.stored or sass.compiled gives, and how many of them take a maximum:
-    between the two waits, and after them."""
-    print(f"{'by ptxas':18}instructions   maxima between the waits   after them")
+    """Where the maxima of loops stand, which sass.stored or sass.compiled gives: between the two waits, or after."""
+    print(f"{'maxima, by ptxas':28}between the waits  after them")
     for name, loop in loops.items():
-        print(f"{name:18}{loop['instructions']:12}{loop['maxima'][1]:27}{loop['maxima'][2]:13}")
+        print(f"{name:28}{loop['maxima'][1]:17}{loop['maxima'][2]:12}")
 
 
 def both_wait(stamps: list) -> tuple[int, int, list[tuple[int, int]]]:
