@@ -100,11 +100,11 @@ NAMES = {kernel.row: kernel.name for kernel in KERNELS}
 
 
 def remedies(card: dict[str, Any], run: str = "remedy") -> pd.DataFrame:
-    """The rows of one run, D = 128, full, S = 4,096, by name: cycles of an SM for 64 x 128 scores, MHz, TFLOP/s, and
+    """The rows of one run, D = 128, full, S = 4,096, by name: cycles of an SM for 64 x 128 scores, MHz, and
     where there are stamps the share of the time in which exactly one consumer is at a softmax. run: "remedy", or
     "turns", which has the loops by turns."""
     found = results.select(card["kernels"], kernel=run).set_index("provider")
-    table = found[["mhz", "tflops"]].copy()
+    table = found[["mhz"]].copy()
     table["cycles"] = [_cycles_a_block(card, row) for _, row in found.iterrows()]
     table["one"] = [of[1] if isinstance(of, list) else None for of in found["softmax_at_once"]]
     return table
