@@ -1,6 +1,7 @@
 """Chapter 9: what its pages show of the stored results, which tools/measure measures. card: results.load's."""
 
 import itertools
+import math
 import re
 import textwrap
 from collections.abc import Sequence
@@ -87,32 +88,34 @@ class Kernel(NamedTuple):
 
 KERNELS = (
     Kernel("chapter 8's", "chapter 8's", "p v of the block before, q kᵀ, wait for both, softmax"),
-    Kernel("9.3", "two stops", "q kᵀ, wait for it, softmax, p v, wait for it"),
+    Kernel("9.3", "two stops (9.3)", "q kᵀ, wait for it, softmax, p v, wait for it"),
     Kernel("9.4, one wait", "one stop", "q kᵀ, p v of the block before, wait for both, softmax"),
-    Kernel("9.4", "half overlapped", "the same matmuls, wait for q kᵀ, wait for p v, softmax"),
-    Kernel("9.4, second step", "overlapped", "q kᵀ, wait for it, p v of the block before, under the softmax"),
+    Kernel("9.4", "half overlapped (9.4)", "the same matmuls, wait for q kᵀ, then for p v, softmax"),
+    Kernel(
+        "9.4, second step", "overlapped (9.4, second step)", "q kᵀ, wait, p v of the block before under the softmax"
+    ),
     Kernel("persistent", "finished", "as half overlapped, but a program's ends are hidden"),
 )
 NAMES = {kernel.row: kernel.name for kernel in KERNELS}
 
 
 def remedies(card: dict[str, Any], run: str = "remedy") -> pd.DataFrame:
-    """The rows of one run, D = 128, full, S = 4,096, by name: cycles of an SM for 64 x 128 scores, MHz, TFLOP/s, and
+    """The rows of one run, D = 128, full, S = 4,096, by name: cycles of an SM for 64 x 128 scores, MHz, and
     where there are stamps the share of the time in which exactly one consumer is at a softmax. run: "remedy", or
     "turns", which has the loops by turns."""
     found = results.select(card["kernels"], kernel=run).set_index("provider")
-    table = found[["mhz", "tflops"]].copy()
+    table = found[["mhz"]].copy()
     table["cycles"] = [_cycles_a_block(card, row) for _, row in found.iterrows()]
     table["one"] = [of[1] if isinstance(of, list) else None for of in found["softmax_at_once"]]
     return table
 
 
 def print_kernels(card: dict[str, Any]) -> None:
-    """The chapter's six kernels: what a block does, the cycles of an SM for 64 x 128 scores, and TFLOP/s."""
+    """The chapter's six kernels: what a block does, and the cycles of an SM for 64 x 128 scores."""
     table = remedies(card)
-    print(f"{f'{gpu(card)}, {NOTE}':79}cycles  TFLOP/s")
+    print(f"{f'{gpu(card)}, {NOTE}':86}cycles")
     for row, name, block in KERNELS:
-        print(f"{name:17}{block:61}{table.loc[row, 'cycles']:7,.0f}{table.loc[row, 'tflops']:9.0f}")
+        print(f"{name:31}{block:54}{table.loc[row, 'cycles']:7,.0f}")
 
 
 def print_cycles(card: dict[str, Any], rows: dict[str, str], run: str = "remedy") -> None:
@@ -205,29 +208,6 @@ def draw_account(card: dict[str, Any]) -> Figure:
     return figure
 
 
-def print_finished(card: dict[str, Any]) -> None:
-    """What the finished kernel's cycles consist of, D = 128: its matmuls (9.1), what SMs idle because some have one
-    work tile less than others, and the rest."""
-    last = account(card)[-1]
-    row = results.select(card["kernels"], kernel="remedy", provider="persistent").iloc[0]
-    tiles, sms = row["B"] * row["H_q"] * row["S_q"] // (2 * ROWS), card["provenance"]["multiprocessors"]
-    matmuls, unequal = 2 * matmul_cycles(128), round(last.cycles * (1 - tiles / sms / -(-tiles // sms)))
-    row = clocked(card, "hopper")
-    call = round(_cycles_a_block(card, {**row, "cycles": row["call"]}))
-    wasted = round(sum(row["cycles"].values()) / 2) - matmuls
-    for words, cycles in (
-        ("the finished kernel, cycles", last.cycles),
-        ("  its matmuls (9.1)", matmuls),
-        (f"  {tiles:,} work tiles on {sms} SMs: {tiles // sms} or {-(-tiles // sms)} each", unequal),
-        ("  the rest", last.cycles - matmuls - unequal),
-        ("its copy with stamps", call),
-        ("  its matmuls (9.1)", matmuls),
-        ("  the rest of a block in its loop’s middle", wasted),
-        ("  all else, unequal work tiles included", call - matmuls - wasted),
-    ):
-        print(f"{words:50}{cycles:6,}")
-
-
 def _cycles_a_block(card: dict[str, Any], row: pd.Series | dict[str, Any]) -> float:
     """Cycles of an SM for 64 x 128 scores that are seen."""
     blocks = row["B"] * row["H_q"] * ledger.visible_pairs(row["S_q"], row["S_q"], row["is_causal"]) / (ROWS * KEYS)
@@ -271,55 +251,73 @@ def mean_parts(row: pd.Series) -> list[tuple[str, int]]:
     return [(part, end - start) for part, start, end in parts_of(block[:-1], [block[-1] + at for at in block])]
 
 
-def waits_and_away(card: dict[str, Any], loop: str) -> tuple[int, int]:
-    """Of a mean block at D = 128 the cycles in which a consumer waits for matmuls, and all others."""
+class Block(NamedTuple):
+    """The cycles of a mean block at D = 128, by stamps: a warpgroup waits for matmuls, it waits for k where stamps tell
+    that wait from the rest, and all others."""
+
+    waits: int
+    k: int
+    away: int
+
+
+CLOCKED = NAMES | {"tuned, alone": "chapter 8's, alone on an SM", "tuned": "chapter 8's", "hopper": "finished"}
+
+
+def by_stamps(card: dict[str, Any], loop: str) -> Block:
+    """A mean block of a clocked loop, one of CLOCKED."""
+    cycles = clocked(card, loop)["cycles"]
+    if loop.startswith("tuned"):
+        return Block(cycles["p v to asked"] + cycles["k to stop"], cycles["asked to k"], cycles["away"])
+    if loop == "hopper":
+        return Block(cycles["k"], 0, cycles["s"] + cycles["packed"])
     parts = mean_parts(clocked(card, loop))
     waits = sum(cycles for part, cycles in parts if part == "matmul")
-    return waits, sum(cycles for _, cycles in parts) - waits
+    return Block(waits, 0, sum(cycles for _, cycles in parts) - waits)
 
 
-def print_waits(card: dict[str, Any], *loops: str) -> None:
-    """waits_and_away of `loops`, beside what both are at best: the consumer's own matmuls, and the other's (9.1); and a
-    call's cycles for each block of an SM, with the stamps and without."""
-    print(f"{f'{gpu(card)}, cycles of a consumer’s mean block':44}  waits   away    sum    / 2   stamped call   call")
+def stamped_call(card: dict[str, Any], loop: str) -> int:
+    """Cycles of an SM for 64 x 128 scores, of a whole call of a clocked loop."""
+    row = clocked(card, loop)
+    return round(_cycles_a_block(card, {**row, "cycles": row["call"]}))
+
+
+def print_blocks(card: dict[str, Any], *loops: str, ends: bool = False) -> None:
+    """by_stamps of `loops`, and an SM's cycles for each block, beside what is best: a warpgroup waits for its own
+    matmuls, and is away while the other's run (9.1). ends: also a stamped call's cycles a block, what of them is in no
+    block because some SMs have a program or work tile less than others, and what remains."""
+    print(f"{f'{gpu(card)}, cycles of a mean block':31}  waits  for k   away    sum   SM's", end="")
+    print("   call  idle SMs   ends" if ends else "")
     for loop in loops:
-        waits, away = waits_and_away(card, loop)
-        row = clocked(card, loop)
-        stamped = _cycles_a_block(card, {**row, "cycles": row["call"]})
-        both = f"{stamped:15,.0f}{remedies(card).loc[loop, 'cycles']:7,.0f}"
-        print(f"{NAMES[loop]:44}{waits:7,}{away:7,}{waits + away:7,}{(waits + away) / 2:7,.0f}{both}")
-    best = 2 * matmul_cycles(128)
-    print(f"{'at best: its own matmuls, then the other’s':44}{best:7,}{best:7,}{2 * best:7,}{best:7,}")
-
-
-def print_late_tiles(card: dict[str, Any]) -> None:
-    """In a mean block of chapter 8's program by its stamps, D = 128: how long it is at what, alone on its SM and beside
-    another."""
-    found = [clocked(card, name)["cycles"] for name in ("tuned, alone", "tuned")]
-    print(f"{f'{gpu(card)}, chapter 8’s program, cycles of a mean block':52}{'alone':>8}{'two on an SM':>14}")
-    words = {
-        "p v to asked": "issues p v, asks for the next k and v", "asked to k": "waits for this k",
-        "k to stop": "q kᵀ, until both matmuls are done", "away": "away",
-    }  # fmt: skip
-    for part, said in words.items():
-        print(f"  {said:50}{found[0][part]:8,}{found[1][part]:14,}")
+        block, row = by_stamps(card, loop), clocked(card, loop)
+        one = round(sum(block) / (1 if "alone" in loop else 2))  # of an SM, which two warpgroups share
+        print(f"{CLOCKED[loop]:31}{block.waits:7,}{block.k or '–':>7}{block.away:7,}{sum(block):7,}{one:7,}", end="")
+        call = stamped_call(card, loop)
+        programs = row["B"] * row["H_q"] * row["S_q"] // (2 * ROWS) / card["provenance"]["multiprocessors"]
+        idle = round(call * (1 - programs / math.ceil(programs)))
+        print(f"{call:7,}{idle:10}{call - one - idle:7}" if ends else "")
+    if not ends:
+        best = 2 * matmul_cycles(128)
+        print(f"{'at best':31}{best:7,}{0:7}{best:7,}{2 * best:7,}{best:7,}")
 
 
 def draw_clocked(card: dict[str, Any], *loops: str) -> Figure:
     """Both consumers of one program over a few blocks, a panel for each of `loops`, by their stamps. A bar's number is
-    its own length. The third lane shows when a matmul of either is issued and not finished: without one, the tensor
-    cores are idle."""
+    its own length. The third lane shows when both wait for matmuls at once."""
     figure = Figure(figsize=(10, 2.2 * len(loops) + 1.1))
     panels = figure.subplots(len(loops), 1, sharex=True, squeeze=False)[:, 0]
     for ax, loop in zip(panels, loops, strict=True):
-        _draw_lanes(ax, clocked(card, loop))
-        first, last, spans = matmuls_under_way(clocked(card, loop)["stamps"])
-        none = 1 - sum(end - start for start, end in spans) / (last - first)
-        ax.set_title(f"{NAMES[loop]}: for {none:.0%} of this time no matmul is issued", loc="left", fontsize="medium")
+        stamps = clocked(card, loop)["stamps"]
+        for c, blocks in enumerate(stamps):
+            for part in itertools.chain.from_iterable(itertools.starmap(parts_of, itertools.pairwise(blocks))):
+                _part(ax, c, *part)
+        first, last, spans = both_wait(stamps)
+        _busy(ax, 2, first, last, spans, facecolor="white")
+        _lanes(ax, ["consumer 0", "consumer 1", "both wait\nfor matmuls"])
+        share = sum(end - start for start, end in spans) / (last - first)
+        ax.set_title(f"{NAMES[loop]}: both wait for {share:.0%} of the time", loc="left", fontsize="medium")
     panels[-1].set(xlim=(0, 13_000), xlabel=f"cycles of the SM, {gpu(card)}, {NOTE}")
-    handles: list[Any] = [Patch(edgecolor="black", **look) for look in (*(look for _, look in PARTS.values()), IDLE)]
-    words = [*(words for words, _ in PARTS.values()), "no matmul issued"]
-    figure.legend(handles, words, loc="outside lower center", ncols=5)
+    handles = [Patch(edgecolor="black", **look) for _, look in PARTS.values()]
+    figure.legend(handles, [words for words, _ in PARTS.values()], loc="outside lower center", ncols=4)
     return figure
 
 
@@ -334,9 +332,9 @@ def _part(ax: Axes, lane: int, look: str, left: int, right: int) -> None:
         ax.text(*place, ha="center", va="center", color="white", fontsize="small", clip_on=True)
 
 
-def _busy(ax: Axes, lane: int, first: int, last: int, spans: Sequence[tuple[int, int]]) -> None:
-    """A lane from first to last that is busy in `spans`."""
-    ax.barh(lane, last - first, left=first, **EDGE, **IDLE)
+def _busy(ax: Axes, lane: int, first: int, last: int, spans: Sequence[tuple[int, int]], **rest: Any) -> None:
+    """A lane from first to last that is busy in `spans`; rest: how it looks elsewhere, if not as IDLE."""
+    ax.barh(lane, last - first, left=first, **EDGE, **(rest or IDLE))
     for start, end in spans:
         ax.barh(lane, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
 
@@ -347,15 +345,6 @@ def _lanes(ax: Axes, names: Sequence[str]) -> None:
         ax.invert_yaxis()
     ax.xaxis.set_major_formatter("{x:,.0f}")
     ax.grid(False)
-
-
-def _draw_lanes(ax: Axes, row: pd.Series) -> None:
-    """A lane for each consumer, by its stamps, and one for the matmuls that are under way."""
-    for c, blocks in enumerate(row["stamps"]):
-        for part in itertools.chain.from_iterable(itertools.starmap(parts_of, itertools.pairwise(blocks))):
-            _part(ax, c, *part)
-    _busy(ax, 2, *matmuls_under_way(row["stamps"]))
-    _lanes(ax, ["consumer 0", "consumer 1", "a matmul issued,\nnot finished"])
 
 
 # What a consumer does up to each stamp of the finished forward (tools/measure/finished_clock), and a look of PARTS.
@@ -405,16 +394,20 @@ def print_maxima(loops: dict[str, dict[str, Any]]) -> None:
         print(f"{name:28}{loop['maxima'][1]:17}{loop['maxima'][2]:12}")
 
 
-def matmuls_under_way(stamps: list) -> tuple[int, int, list[tuple[int, int]]]:
-    """(from, to, spans): while both consumers have stamps, when a matmul of either is issued and not finished."""
-    first, last = max(blocks[0][0] for blocks in stamps), min(blocks[-1][0] for blocks in stamps)
-    found: list[tuple[int, int]] = []
-    spans = (part for blocks in stamps for pair in itertools.pairwise(blocks) for part in parts_of(*pair))
-    for start, end in sorted((start, end) for part, start, end in spans if part == "matmul"):
-        start, end = max(start, first, found[-1][1] if found else first), min(end, last)
-        if start < end:
-            found.append((start, end))
-    return first, last, found
+def both_wait(stamps: list) -> tuple[int, int, list[tuple[int, int]]]:
+    """(from, to, spans): while both consumers have stamps, when both wait for matmuls."""
+    first, last = max(blocks[0][1] for blocks in stamps), min(blocks[-1][1] for blocks in stamps)
+    waits = [
+        [
+            (start, end)
+            for pair in itertools.pairwise(blocks)
+            for part, start, end in parts_of(*pair)
+            if part == "matmul"
+        ]
+        for blocks in stamps
+    ]
+    both = [(max(a, c), min(b, d)) for (a, b), (c, d) in itertools.product(*waits)]
+    return first, last, [(start, end) for start, end in both if start < end]
 
 
 def print_errors(card: dict[str, Any], attend=None) -> None:
@@ -566,8 +559,8 @@ def print_orders(card: dict[str, Any]) -> None:
     """The backward with s′ issued earlier, and with each matmul waited for before the next line: a call's cycles over
     those of the kernel's, and its time."""
     found = results.select(card["kernels"], chapter=9, kernel="order").set_index("provider")
-    print(f"{f'{gpu(card)}, {NOTE}':50}cycles      ms")
+    print(f"{f'{gpu(card)}, {NOTE}':44}cycles, as a share      ms")
     first, *_ = names = "the kernel's", "s′ right behind dp", "line by line"
     for name in names:
         cycles, ms = found.loc[name, ["cycles", "ms"]]
-        print(f"{name:50}{cycles / found.loc[first, 'cycles']:6.2f}{ms:8.3f}")
+        print(f"{name:44}{cycles / found.loc[first, 'cycles']:18.2f}{ms:8.3f}")

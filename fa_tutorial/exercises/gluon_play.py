@@ -180,7 +180,7 @@ class Play:
         block = self.issued["k"] - 1
         if self.passed >= block or self.issued["v"] < block or len(self.in_flight) < 2:
             fault = f"you arrive at {barrier.name} with {' and '.join(map(str, self.in_flight)) or 'no matmul'} under way"
-            raise Stop(f"{fault}: pass it on once a block, when both matmuls are issued and before you wait for them")
+            raise Stop(f"{fault}: pass it on once a block, from block 1 on, when both matmuls are issued and before you wait for them")
         self.passed += 1
 
     @begins

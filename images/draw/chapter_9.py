@@ -11,25 +11,23 @@ LOOKS = {"s": {"colour": "blue", "share": 0.45}, "o": {"colour": "green", "share
 INCH, LANE, LANES_LEFT = 0.0016, 0.34, 1.45  # inches: of a cycle, of a lane's height, where time 0 is
 
 
-@image("09_one_warpgroup.png", 4.05)
+@image("09_one_warpgroup.png", 2.5)
 def draw_one_warpgroup(ax: Axes) -> None:
-    """One warpgroup with one stop a block, three blocks of keys, D = 64 and 128: matmuls, softmax, matmuls (9.2)."""
-    for D, top in ((64, 0.25), (128, 1.8)):
-        draw_timeline(ax, top, "one warpgroup, one stop: {} cycles a block, the tensor cores {} busy", D)
-    draw_key(ax, 3.4)
+    """One warpgroup with one stop a block, three blocks of keys, D = 128: matmuls, softmax, matmuls (9.2)."""
+    draw_timeline(ax, 0.25, "one warpgroup, one stop: {} cycles a block, the tensor cores {} busy", 128)
+    draw_key(ax, 1.85)
 
 
-@image("09_two_warpgroups.png", 4.1)
+@image("09_two_warpgroups.png", 2.5)
 def draw_two_warpgroups(ax: Axes) -> None:
     """The same for two warpgroups, each with one stop a block (9.3)."""
-    for D, blocks, top in ((64, 3, 0.25), (128, 2, 1.8)):
-        draw_timeline(ax, top, "two warpgroups, one stop: a block every {} cycles, cores {} busy", D, blocks, warpgroups=2)
-    draw_key(ax, 3.45, "; B (darker): the second warpgroup")
+    draw_timeline(ax, 0.25, "two warpgroups, one stop: a block every {} cycles, cores {} busy", 128, 2, warpgroups=2)
+    draw_key(ax, 1.85, "; B (darker): the second warpgroup")
 
 
 @image("09_overlapped.png", 4.1)
 def draw_overlapped(ax: Axes) -> None:
-    """The same for one warpgroup, whose p v runs under the next block's softmax (9.3)."""
+    """The same for one warpgroup, D = 64 and 128, whose p v runs under the next block's softmax (9.3)."""
     for D, top in ((64, 0.25), (128, 1.8)):
         draw_timeline(ax, top, "one warpgroup, overlapped: a block every {} cycles, cores {} busy", D, overlap=True)
     draw_key(ax, 3.45)

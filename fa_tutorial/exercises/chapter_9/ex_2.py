@@ -34,6 +34,8 @@ MISTAKES = {
     "the producer waits for full[stage], at which it arrives itself: before a load it waits for empty[stage]": (
         "wait(empty[stage]", "wait(full[stage]"),
     "the consumer does not wait for full[stage] before it uses a tile (is the wait yielded?)": ("yield wait(full[stage], parity)", "pass"),
+    "the consumer waits for the other parity, which a fresh full[stage] passes before anything is loaded": (
+        "wait(full[stage], parity)", "wait(full[stage], 1 - parity)"),
     "the producer does not arrive at full[stage] after it has loaded a tile, and whoever needs that tile waits for it": ("yield arrive(full[stage])", "pass"),
     "the consumer does not arrive at empty[stage] after it has used a tile, and whoever needs that stage waits for it": ("yield arrive(empty[stage])", "pass"),
 }  # fmt: skip
