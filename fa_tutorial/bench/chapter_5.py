@@ -84,7 +84,7 @@ def show_tiles(card: dict, D: int) -> None:
         print(f"{row['provider']:26} {made} {star:>3}{row['ms']:.2f} ms")
     cudnn = results.select(card["kernels"], kernel="step", provider="sdpa_cudnn", D=D, is_causal=False).iloc[0]
     print(f"{'cuDNN, in another run':67}{cudnn['ms']:.2f} ms")
-    print("a thread's registers, and the numbers that it spills; *: the tile of the package")
+    print(f"a thread's registers, and the numbers that it spills; *: the package's tile at D = {D}")
     print(f"compiled by Triton {card['provenance']['triton']}: other versions take a few registers more or fewer")
 
 

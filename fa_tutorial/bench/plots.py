@@ -96,7 +96,7 @@ def memory_and_speed(names: dict[str, str]) -> Figure:
         speed.plot(several["S_q"], several["tflops"], style, **marks)
     figure.suptitle("forward on an H200, D = 64, fp16")
     memory.set(title="one sequence, 16 heads", ylabel="extra memory at the peak, MiB", ylim=(0.5, 1e6))
-    speed.set(title="16,384 tokens, 32 heads", ylabel="TFLOP/s", ylim=(0, 700))
+    speed.set(title="16,384 / S sequences, 32 heads", ylabel="TFLOP/s", ylim=(0, 700))
     speed.axhline(card["provenance"]["ceilings"]["matmul_fp16_tflops"], color=GREY, linestyle="-", linewidth=1)
     speed.text(512, 610, "a plain matmul")
     most = card["provenance"]["memory_bytes"] / 2**20

@@ -394,35 +394,3 @@ def draw_kinds_of_work(ax: Axes) -> None:
     words = "instructions of the softmax", "other instructions, as for loads", "idle"
     legend(ax, 4.97, tuple(zip((0.1, 3.1, 6.5), (looks["softmax"], looks["other"], {}), words, strict=True)))
     note(ax, 0.1, 5.4, "to scale: tiles of 1,024 scores at D = 128; a score takes 12 instructions for its softmax, and 5 others")
-
-
-@image("05_two_programs.png", 3.45)
-def draw_two_programs(ax: Axes) -> None:
-    """The tiles of one program on an SM, and of two, by (5.4), to scale. In which order two work is drawn, not measured."""
-    left, window, work = 1.75, 896, 320  # cycles; a tile of 1,024 scores in series, as in 05_kinds_of_work.png
-    cycle = 7.1 / window
-    one, two = 128 / 0.2903, 2 * 128 / 0.4273  # of the program's tile, whose products take 128, from busy
-    lanes = (("room for one", "program", 0.45, 0, one), ("room for two", "program 1", 1.35, 0, two), ("", "program 2", 1.65, -two / 2, two))
-    for name, program, y, begin, every in lanes:
-        if name:
-            note(ax, 0.1, y - 0.2, name, BODY, weight="bold")
-        note(ax, 0.1, y + 0.13, program)
-        box(ax, left, y, window * cycle, 0.26)
-        while begin < window:
-            start, stop = max(begin, 0), min(begin + work, window)
-            if stop > start:
-                text = f"works: {work} cycles" if round(stop - start) == work else ""
-                box(ax, left + start * cycle, y, (stop - start) * cycle, 0.26, text, "green", share=0.4)
-            if begin + every <= window:
-                write(ax, left + (stop + begin + every) / 2 * cycle, y + 0.13, f"{every - work:.0f}")
-            begin += every
-    for at in range(0, window, 128):
-        x = left + at * cycle
-        ax.plot([x, x], [2.02, 2.12], color="black", linewidth=1.2)
-        write(ax, x, 2.26, str(at))
-    note(ax, 0.1, 2.26, "cycles of an SM")
-    notes(ax, 0.1, 2.65, (
-        "to scale, for tiles of 1,024 scores at D = 128: a tile in series takes 320 cycles, 128 of them for products",
-        "white: the program waits, or works more slowly than the table says",
-        f"by (5.4) one program needs 128 / 0.2903 = {one:.0f} cycles for a tile, and two need 2 · 128 / 0.4273 = {two:.0f} for two",
-    ))  # fmt: skip

@@ -80,6 +80,7 @@ RIGHT_ANSWERS = (
     edit("5.8", "sizes and layouts of their own",
          ("(q, k.mT.contiguous().mT, v, False)", "(torch.randn(2, 64, 3, 20).transpose(1, 2), k := torch.randn(2, 3, 64, 20), k, 0)"),
          ("(*randn(1, 40, 1, 32), False)", "(*randn(3, 33, 3, 33), True)"), ("(*randn(1, 32, 1, 64), True)", "[*randn(1, 64, 1, 129), True]")),
+    edit("5.8", "an expanded k", ("k.mT.contiguous().mT", "torch.randn(1, 1, 1, 16).expand(1, 1, 32, 16)")),
     edit("5.8", "F without D, by no keys", ("(*randn(1, 64, 1, 32), True)", "(*randn(1, 64, 1, 0), False)")),
     edit("5.9", "in turns, instructions that might not fit beside the products", ("(products + max(exponential, softmax))",
          "(max(products, every - softmax) + max(exponential, softmax))")),

@@ -27,7 +27,6 @@ FIRST_PASS = """    for start_n in range(0, S_k, BLOCK_N):
         m = tl.maximum(m, tl.max(tl.where(offs_n[None, :] < S_k, s, -float("inf")), axis=1))
 """
 LOOP = "    for start_n in"
-MEAN = "the mean of v, 100001, unrounded"
 STANDS = 'stands for −∞: write -float("inf"), because a score may be as low as −2³⁰'
 FULL, END = "tl.maximum(start_m + 1 + S_k - S_q, 0)", "tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
 FIRST_LOOP = "    for start_n in range(0, full_n, BLOCK_N):\n"
@@ -76,7 +75,7 @@ WRONG_ANSWERS = (
     edit("5.2", "batch and head exchanged", ("b, h = batch", "h, b = batch"), told="// H gives b and % H gives h"),
     edit("5.2", "p in float32", P_IN_FLOAT32, told=f"{TWO_DTYPES}, and these are fp32 and fp16"),
     *(edit(number, "p v by tl.dot", ("acc = dot(", "acc = tl.dot("), told="to TF32") for number in ("5.2", "5.3", "5.5")),
-    edit("5.4", "q kᵀ by tl.dot", ("scale * dot(", "scale * tl.dot("), told="by dot (tl.dot rounds to TF32)"),
+    edit("5.4", "q kᵀ by tl.dot", ("scale * dot(", "scale * tl.dot("), told="neither a cast nor tl.dot (TF32) rounds it"),
     edit("5.2", "row blocks forgotten", ("batch_head = tl.program_id(0) // row_blocks", "batch_head = tl.program_id(0)"),
          told="row block pid % row_blocks of q and o, of head pid // row_blocks"),
     edit("5.2", "1/√D", ("scale * dot", "0.25 * dot"), told="scale is an argument, which the caller chooses"),
@@ -89,10 +88,13 @@ WRONG_ANSWERS = (
     *(edit(number, "scores in the inputs' dtype", SCORES, told="fp16 rounds 2049 to 2048") for number in ("5.2", "5.5")),
     *(edit(number, "sums of rounded p", ("tl.sum(p, axis=1)", "tl.sum(p.to(v_tile.dtype), axis=1)"), told="or a sum of p, is fp16", gpu=None)
       for number in ("5.2", "5.3")),
+    edit("5.2", "a maximum of at least 0", ("tl.max(s, axis=1)", "tl.maximum(tl.max(s, axis=1), 0.0)"), told="scores may be large, or low"),
+    edit("5.2", "a mean for the maximum", ("tl.max(s, axis=1)", "tl.sum(s, axis=1) / BLOCK_N"), told="each row subtracts its own maximum"),
+    edit("5.3", "alpha upside down", ("tl.exp(m - m_new)", "tl.exp(m_new - m)"), told="an exponent that is positive or NaN"),
     edit("5.3", "divided by the last tile's l", ("alpha * l + tl.sum(p, axis=1)", "tl.sum(p, axis=1)"), told="joins m, l and acc by (4.2) and (4.3)"),
     edit("5.3", "one maximum for the tile", ("tl.max(s, axis=1)", "tl.max(s)"), told="each row subtracts its own maximum"),
     edit("5.3", "acc in fp16", ("BLOCK_D), dtype=tl.float32", "BLOCK_D), dtype=tl.float16"), ("acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None])",
-         "acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None]).to(tl.float16)"), told=MEAN),
+         "acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None]).to(tl.float16)"), told="a tile in fp16, which ends at 65504"),
     edit("5.3", "m in the inputs' dtype", ("-float(\"inf\"), dtype=tl.float32", "-float(\"inf\"), dtype=q_tile.dtype"),
          ("        m = m_new", "        m = m_new.to(q_tile.dtype)"), told="fp16 rounds 2049 to 2048"),
     edit("5.3", "l in the inputs' dtype", ("        m = m_new", "        m, l = m_new, l.to(v_tile.dtype).to(tl.float32)"),
@@ -111,7 +113,7 @@ WRONG_ANSWERS = (
     edit("5.3", "row blocks of BLOCK_N", ("tl.cdiv(S_q, BLOCK_M)", "tl.cdiv(S_q, BLOCK_N)"), told="a tile of q or o has BLOCK_M rows"),
     edit("5.3", "a global for −∞", m_starts_at("LOWEST"), helpers=(with_a_global,), told="Triton's compiler refuses the global LOWEST"),
     edit("5.4", "a mask times −∞", ('tl.where(offs_n[None, :] < S_k, s, -float("inf"))', 's + (offs_n[None, :] >= S_k).to(tl.float32) * -float("inf")'),
-         told=f"{MEAN}, as dot gives it; tl.dot rounds to TF32: one tile, q = k = 0, v all 100001 gives o = nan"),
+         told="an exponent that is positive or NaN"),
     edit("5.4", "m starts at −9999", m_starts_at("-9999.0"), ("acc / l[:, None]", "acc / tl.where(l == 0.0, 1.0, l)[:, None]"),
          told="one edge is left: the scores may be as low as −2³⁰"),
     edit("5.4", "a constant for −∞", ('s, -float("inf")', "s, NO_SCORE"), helpers=(with_a_constant,), told=f"−3.403e+38 {STANDS}"),
@@ -124,6 +126,7 @@ WRONG_ANSWERS = (
     edit("5.4", "v without other", *NO_OTHER, ("v_tile = load_tile", "v_tile = load_anything"), helpers=(load_tile,),
          told="keys past S_k have the score −inf, and their rows of v are 0", gpu=None),
     edit("5.5", "returned in another order", ("return m, l, acc", "return acc, m, l"), told="returns something else than m [BLOCK_M]", gpu=None),
+    edit("5.5", "no return", ("return m, l, acc", "m += 0"), told="returns something else than m [BLOCK_M]", gpu=None),
     edit("5.5", "masked after the maximum", (MASKING, ""), ("(4.2)\n", "(4.2)\n" + MASKING), told="the others get the score −inf"),
     edit("5.5", "no shift by 0", ('tl.where(m_new == -float("inf"), 0.0, m_new)', "m_new"), helpers=(softmax_step,),
          told="a row that has seen no key yet keeps m = −∞"),

@@ -33,7 +33,7 @@ WRONG_ANSWERS = (
          told="more multiplications"),
     edit("8.3", "missing keys score −1e6", ('s, -float("inf")', "s, -1e6"), told="−1e+06 stands for −∞"),
     edit("8.3", "m starts at −9999", ('(BLOCK_M,), -float("inf")', "(BLOCK_M,), -9999.0"), told="scores may be as low as −2³⁰"),
-    edit("8.3", "p in fp16", ("p.to(v.dtype), v", "p.to(tl.float16), v.to(tl.float16)"), told="o is the mean of v, 100001, unrounded"),
+    edit("8.3", "p in fp16", ("p.to(v.dtype), v", "p.to(tl.float16), v.to(tl.float16)"), told="a tile in fp16, which ends at 65504"),
     edit("8.3", "l adds p in v's dtype", ("tl.sum(p, axis=1)", "tl.sum(p.to(v.dtype), axis=1)"), told="all four stay float32", gpu=None),
     edit("8.3", "v widened", ("dot(p.to(v.dtype), v)", "dot(p, v.to(tl.float32))"), told="off the tensor cores", gpu=None),
     edit("8.3", "no mask, l repaired after the loop",

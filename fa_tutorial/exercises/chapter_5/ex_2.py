@@ -46,7 +46,7 @@ MISTAKES = {
     "o is rounded to fp16, whatever its dtype is: store_tile rounds to o's dtype by itself": ("acc / l[:, None]", "(acc / l[:, None]).to(tl.float16)"),
     "the base is 2: tl.exp2(s) is 2 to the power s, and exp(s) is exp2(s · log2(e))": ("tl.exp(", "tl.exp2("),
 }  # fmt: skip
-CONDITIONS = {"large": "scores may be as large as 200: subtract each row's maximum", "half": inner_step.HALF}
+CONDITIONS = {"large": "scores may reach from −200 to 200: subtract each row's maximum", "half": inner_step.HALF}
 
 
 @cases.with_fresh(
@@ -64,8 +64,9 @@ def inputs():
     on, blocks = "S_q = BLOCK_M = 16, S_k = BLOCK_N = 32", f"{inner_step.ROWS}; {inner_step.BLOCKS}"
     yield cases.attention_case(*cases.draw_qkv(1, 1, 16, 32, 16), on, blocks, blocks=(16, 32, 16))
     yield cases.attention_case(*cases.draw_qkv(3, 2, 16, 16, 16), "B = 3, H = 2", WHERE, stray=WHERE)
-    shift = "scores may be large: m is the maximum of a row of scale · q kᵀ, and p = exp(scale · q kᵀ − m)"
-    yield cases.attention_case(*inner_step.logits(200), "all logits 200, scale = 0.25", shift, edge="large")
+    shift = "scores may be large, or low: m is the maximum of a row of scale · q kᵀ, and p = exp(scale · q kᵀ − m)"
+    for logit in (200, -200):
+        yield cases.attention_case(*inner_step.logits(logit), f"all logits {logit}, scale = 0.25".replace("-", "−"), shift, edge="large")
     yield from inner_step.half_inputs(loop=False)
 
 

@@ -39,6 +39,7 @@ def any_length_kernel(q, k, v, o, H, S_q, S_k, D, scale,
 KEYS_MASK, WHERE = "offs_n[None, :] < S_k", 'tl.where(offs_n[None, :] < S_k, s, -float("inf"))'
 MISTAKES = {
     "missing keys have a score of 0, and exp(0 − m) is not 0: set the scores of keys past S_k to −inf": (WHERE, "s"),
+    "a key that exists may have a score of 0, too: compare the keys' numbers with S_k": (WHERE, 'tl.where(s == 0.0, -float("inf"), s)'),
     "offs_n does not move with the loop: it is start_n + tl.arange(0, BLOCK_N)": ("offs_n = start_n + ", "offs_n = "),
     "offs_n[:, None] numbers the rows of s, which are queries: keys are its columns, offs_n[None, :]": (KEYS_MASK, "offs_n[:, None] < S_k"),
     "one key too many: the last key is S_k − 1, so the mask is offs_n < S_k": (KEYS_MASK, "offs_n[None, :] <= S_k"),

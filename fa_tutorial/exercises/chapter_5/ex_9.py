@@ -33,6 +33,8 @@ MISTAKES = {
     "the share is upside down: the tensor cores multiply in `products` of all cycles": [
         (f"products / {cycles}", f"{cycles} / products") for cycles in (IN_SERIES, IN_TURNS, AT_ONCE)],
     "these are the shares of the time: multiply each by peak": ("peak * products", "products"),
+    "peak is an argument, which the caller chooses: multiply each share of the time by it, not by 100": ("peak * products", "100 * products"),
+    "these are a score's cycles: the tensor cores multiply in products / cycles of the time, and peak is their TFLOP/s": ("peak * products / ", ""),
     "the three stand in reverse order: return in_series, in_turns, at_once": (
         "return in_series, in_turns, at_once", "return at_once, in_turns, in_series"),
     "in_series and in_turns are in each other's place: return in_series, in_turns, at_once": (

@@ -16,6 +16,10 @@ ROWS = "S_q and S_k may differ: k and v have S_k rows, q and o have S_q rows"
 LOW = "all scores may be low: m starts at −inf, below them all, and exp takes differences"
 FIRST = "keys past S_k are hidden before the maximum is taken: a score of 0 in their place may be the largest of all"
 ONCE = "a program stores each element once, after its loop"
+NOT_FINITE = (
+    "a result isn't finite: look for a division by 0, an exponent that is positive or NaN, and a tile in fp16, which ends at 65504. p is "
+    "exp(s − m), where m is the largest score so far, and alpha exp(old m − new m)"
+)
 FALLS = "the maximum may be in the first tile: m never falls, and p is exp(s − m)"
 
 
@@ -56,17 +60,17 @@ def logits(*tiles, scale=0.25, S_k=None):
 
 def own_maximum():
     q, k, v = logits(200)
-    q[:, :, :15] = 0
-    return attention_case(q, k, v, "logits 200 in row 15, 0 in all others", "each row subtracts its own maximum, tl.max(s, axis=1)")
+    q[:, :, :15], k[:, :, 1:] = 0, 0  # row 15's mean is not its maximum
+    return attention_case(q, k, v, "key 0's logit 200 in row 15, all others 0", "each row subtracts its own maximum, tl.max(s, axis=1)")
 
 
 def one_tile_inputs(one_tile="", **options):
     """One program and one step, for whole tiles. one_tile: the rule, for random numbers; options: of each case."""
-    options["stray"] = "an offset is wrong, not a mask: every tile is full here"
+    options |= {"stray": "an offset is wrong, not a mask: every tile is full here", "infinite": NOT_FINITE}
     zeros = torch.zeros(1, 1, 16, 16)
-    mean = "all scores are 0, so p is 1 for each key that a row sees, l their number, and o is the mean of v, 100001, unrounded, as dot gives it; tl.dot rounds to TF32"
+    mean = "all scores are 0, so p is 1 for each key that a row sees, l their number, and o is the mean of v, 100001, which only tl.dot rounds, to TF32"
     yield attention_case(zeros, zeros, zeros + 100001, "one tile, q = k = 0, v all 100001", mean, **options)
-    softmax = "one tile gives softmax(scale · q kᵀ) v, by dot (tl.dot rounds to TF32): maximum and sum run over a row's keys, axis 1, and acc is divided by l"
+    softmax = "one tile gives softmax(scale · q kᵀ) v, and neither a cast nor tl.dot (TF32) rounds it: maximum and sum run over a row's keys, axis 1, and acc is divided by l"
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one_tile or softmax, **options)
     k = zeros.clone()
     k[:, :, 0] = 10
