@@ -390,4 +390,4 @@ def print_parts(card: dict[str, Any]) -> None:
     for part, words in PARTS.items():
         one, cycles = row(card, kernel="part", provider=part), cycles_of_a_block(card, part)
         fewer = f"{whole - cycles:8}" if words.startswith("…") else " " * 8
-        print(f"{words:26}{cycles:8,}{fewer}{one['mhz'] / 1000:8.2f}{one['watts']:8.0f}")
+        print(f"{words:26}{cycles:8,}{fewer}{one['mhz'] / 1000:8.3f}{one['watts']:8.0f}")

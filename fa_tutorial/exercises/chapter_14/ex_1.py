@@ -47,7 +47,7 @@ def inputs():
         ([-3.3], "between 2 and 4 in size the step is 0.25, and a negative number is rounded like its opposite"),
         ([1.1, 300.0], "each number has a step of its own: between 256 and 448 it is 32"),
         ([0.0], "0 is a number of e4m3"),
-        ([0.003, 0.01], "below 2⁻⁶ = 0.0156 the numbers are multiples of 2⁻⁹ = 0.00195"),
+        ([0.003, 0.01, 0.0007], "below 2⁻⁶ = 0.0156 the numbers are multiples of 2⁻⁹ = 0.00195"),
         ([1.0625, 1.1875], "halfway between two numbers the even one is taken: 1 and 1.25"),
     ):
         yield case(torch.tensor(numbers, dtype=torch.float64), otherwise=rule)

@@ -48,9 +48,9 @@ def inputs():
     yield case(numbers([2.0, 3.0]), numbers([1.0], [4.0]), 0.5, one, *start, 0.5, otherwise=first)
     shrink = "the maximum has grown: l and acc shrink by alpha, and the block's own sums don't"
     yield case(numbers([2.0]), numbers([1.0]), 1.0, numbers(0.25), numbers(8.0), numbers([16.0]), 1.0, otherwise=shrink)
-    units = "acc was in units of 2, and comes back in units of 0.5; l has no unit"
-    yield case(numbers([2.0]), numbers([1.0]), 0.5, one, numbers(8.0), numbers([16.0]), 2.0, otherwise=units)
-    cut = "behind a product of 256 · 256 the tensor core cuts off what is below 8: all that the other keys give, of acc as of l"
+    units = "acc was in units of 4, and comes back in units of 0.5; l has no unit"
+    yield case(numbers([2.0]), numbers([1.0]), 0.5, one, numbers(8.0), numbers([16.0]), 4.0, otherwise=units)
+    cut = "a block is one chain: behind its product of 256 · 256 the tensor core cuts off what is below 8: all that the other keys give, of acc as of l"
     p, v = numbers(256.0, *[15 / 512] * 31)[None], numbers(256.0, *[240.0] * 31)[:, None]
     yield case(p, v, 1.0, one, *start, 1.0, on="p v = 256 · 256 and 31 times 0.029 · 240", otherwise=cut)
     far = "l and acc are far above this block: its two chains begin at zero, so the old sums cut nothing off, and each takes all 8,192 keys"

@@ -54,4 +54,5 @@ EXERCISE = Exercise(
     rule="of 16 keys, thread c holds 2c, 2c + 1, 2c + 8 and 2c + 9, and reads positions 4c to 4c + 3",
     mistakes=MISTAKES,
     exact=True,
+    refused=lambda answer: "" if hasattr(answer(1), "__index__") else "it is no whole number, and so no index",
 )

@@ -81,7 +81,8 @@ def inputs():
     right = (
         "its sums are right: o is off from softmax(q kᵀ / √D) v by the rounding of q, k, p and v alone, which your test must let through"
     )
-    chain = "its sums are wrong, and your test doesn't see it: choose a v, at least 16,384 keys, and a bound with which it does"
+    chain = "its sums are wrong, and your test doesn't see it: choose a v, a number of keys and a bound with which it does"
+    longer = "its sums are wrong from 16,384 keys on, and right below: take as many keys"
     row = "any of the first 8 rows may be wrong: look at each row's own error, with a bound that its chain doesn't meet"
     for words, add_acc, add_l, rule in (
         ("acc and l exact", exactly, exactly, right),
@@ -89,7 +90,7 @@ def inputs():
         ("acc exact, l in one chain", exactly, in_a_chain, chain),
         ("acc and l in chains that lose a fifth less, as with other keys", nearly(in_a_chain), nearly(in_a_chain), chain),
         ("acc and l by blocks of 128 keys", by_blocks, by_blocks, right),
-        ("acc and l by blocks below 16,384 keys, and in one chain each from there on", by_length, by_length, chain),
+        ("acc and l by blocks below 16,384 keys, and in one chain each from there on", by_length, by_length, longer),
         ("acc and l by blocks, but row 7's acc in chains of 2,048", in_row(7, in_long_chains), by_blocks, row),
         ("acc and l by blocks, but row 2's in chains of 2,048 that lose a fifth less", in_row(2, nearly(in_long_chains)), by_blocks, row),
     ):
@@ -108,7 +109,8 @@ EXERCISE = Exercise(
     solution=sums_are_right,
     reasoning="With a mean as large as v's spread, each chain costs 8 % of o or more, and rounding 0.13 %. So one bound between the two tells all of them apart. "
     "One row in chains of 2,048 is 2.4 % off, and all rows together, of which the others are right, 0.9 %: so the largest error of a row must stay below the bound. "
-    "Chains of 256 keys pass: with such scores they cost 0.2 %. A peaked row would show them.",
+    "acc and l both in chains of 2,048 pass, with at most 0.8 %, because the two faults nearly hide each other."
+    " A peaked row, with the value 0 at its heavy key, shows them.",
     inputs=inputs,
     truth=truth,
     rule="True for right sums, False for wrong ones",
