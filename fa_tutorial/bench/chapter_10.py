@@ -55,32 +55,16 @@ def list_times(mask: str) -> list[float]:
     return rows("whole_tile", mask=mask)["ms"].tolist()
 
 
-# a row of the page's table -> the stored forward and backward that took turns with chapter 8's
+# a row of the page's chart -> the stored forward and backward that took turns with chapter 8's
 PRICED = {
     "chapter 8, our tile": ("chapter 8, 64x64", "chapter 8, 32x64"),
     "ours": ("lists", "lists"),
     "ours, chapter 8's tile": ("lists, 128x64", "lists, 64x64"),
-    "window": ("window", "window"),
+    "ours, a window of all keys": ("window", "window"),
 }
-
-
-def prices() -> dict[str, list[str]]:
-    """Stored times of causal attention, divided by chapter 8's in the same run, forward and backward: the least and the
-    most of the runs."""
-    found: dict[str, list[str]] = {name: [] for name in (*PRICED, "FlexAttention")}
-    for place, mode in enumerate(("fwd", "bwd")):
-        runs = rows("price", mode=mode).pivot(columns="run", values="ms")
-        shares = {name: (runs.loc[both[place]] / runs.loc["chapter 8"]).tolist() for name, both in PRICED.items()}
-        one = rows("variant", mode=mode).loc["causal"]  # a run of the window beside FlexAttention
-        shares["window"].append(one["ms"] / one["causal_ms"])
-        shares["FlexAttention"] = [one["flex_ms"] / one["causal_ms"]]
-        for name, some in shares.items():
-            found[name].append(" to ".join(sorted({f"{min(some):.2f}", f"{max(some):.2f}"})))
-    return found
-
-
-# a row of the page's table -> the stored contest with FlexAttention
+# another row -> the stored contest with FlexAttention
 VARIANTS = {
+    "ours, a window of all keys": "causal",
     "window of 1,024 keys": "window",
     "ALiBi": "alibi",
     "24 documents": "documents",
@@ -88,13 +72,43 @@ VARIANTS = {
 }
 
 
-def variant_prices() -> dict[str, list[float]]:
-    """Stored times of a variant on 16,384 causal tokens, divided by chapter 8's of causal attention in the same run:
-    ours and FlexAttention's forward, then both backward."""
-    found: dict[str, list[float]] = {name: [] for name in VARIANTS}
-    for mode in ("fwd", "bwd"):
-        times = rows("variant", mode=mode)
-        shares = times[["ms", "flex_ms"]].div(times["causal_ms"], axis=0)
-        for name, provider in VARIANTS.items():
-            found[name] += shares.loc[provider].tolist()
+def prices(mode: str) -> dict[str, tuple[list[float], list[float]]]:
+    """By the chart's rows: stored times of the runs, ours and FlexAttention's, each divided by chapter 8's of causal
+    attention in the same run."""
+    runs = rows("price", mode=mode).pivot(columns="run", values="ms")
+    place = ("fwd", "bwd").index(mode)
+    found: dict[str, tuple[list[float], list[float]]] = {
+        name: ((runs.loc[both[place]] / runs.loc["chapter 8"]).tolist(), []) for name, both in PRICED.items()
+    }
+    contests = rows("variant", mode=mode)
+    shares = contests[["ms", "flex_ms"]].div(contests["causal_ms"], axis=0)
+    for name, provider in VARIANTS.items():
+        for times, share in zip(found.setdefault(name, ([], [])), shares.loc[provider], strict=True):
+            times.append(float(share))
     return found
+
+
+def price_chart() -> Figure:
+    """The prices, forward and backward. A bar ends at the most of its runs; beside it stand the least and the most."""
+    figure, panels = plt.subplots(1, 2, figsize=(9, 4.6), sharey=True, layout="constrained")
+    for ax, (mode, title) in zip(panels, (("fwd", "forward"), ("bwd", "backward")), strict=True):
+        found = prices(mode)
+        for row, (name, (ours, flex)) in enumerate(found.items()):
+            own = "lightgrey" if name.startswith("chapter 8") else COLOURS["blue"]
+            y, height = (row - 0.2, 0.38) if flex else (row, 0.7)
+            for times, colour in ((ours, own), (flex, COLOURS["orange"])):
+                if times:
+                    ax.barh(y, max(times), height, color=colour)
+                    text = "–".join(sorted({f"{min(times):.2f}", f"{max(times):.2f}"}))
+                    ax.text(max(times) + 0.02, y, text, va="center", fontsize=9)
+                y += 0.4
+        ax.axvline(1, color="black", linestyle="--", linewidth=1)
+        ax.axhline(len(PRICED) - 0.5, color="lightgrey", linewidth=1)
+        ax.set(title=title, xlim=(0, 1.65), xticks=(0, 0.5, 1, 1.5), xlabel="time / chapter 8's of causal attention")
+        ax.grid(visible=False, axis="y")
+    panels[0].set_yticks(range(len(found)), list(found))
+    panels[0].invert_yaxis()
+    looks = (("lightgrey", "chapter 8"), (COLOURS["blue"], "ours"), (COLOURS["orange"], "FlexAttention"))
+    handles = [Patch(color=colour, label=name) for colour, name in looks]
+    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+    return figure

@@ -15,14 +15,14 @@ def draw_places(ax: Axes) -> None:
     """Chapter 5's loop, and the lines at which a variant enters, each with who does."""
     # (a line of chapter 5's loop, its colour, the place that a variant takes there, who does), from top to bottom
     loop = (
-        ("m, l, acc = −∞, 0, 0", "purple", "the denominator", "sinks: one more term"),
+        ("m, l, acc = −∞, 0, 0", None, "", ""),
         ("for each tile of keys:", "sky", "the set of tiles", "those that a mask leaves"),
         ("    k_tile, v_tile = load(…)", None, "", ""),
         ("    s = scale · q_tile k_tileᵀ", "yellow", "the score", "soft cap, ALiBi, bias"),
         ("    s = where(seen, s, −∞)", "orange", "the mask", "window, documents, prefix"),
         ("    p, m, l, alpha = softmax_step(s, m, l)", None, "", ""),
         ("    acc = alpha · acc + p v_tile", "green", "the numerator", "dropout: fewer terms than in l"),
-        ("o = acc / l;  lse = m + log l", None, "", ""),
+        ("o = acc / l;  lse = m + log l", "purple", "the denominator", "sinks: one more term"),
     )
     tall, left = 0.5, 0.1
     heading(ax, left, 0.25, "chapter 5's loop")
@@ -222,8 +222,12 @@ def draw_there_and_back(ax: Axes) -> None:
         arrow(ax, (x + broad + room - 0.02, below + tall / 2), (x + broad + 0.02, below + tall / 2))
     end = left + 3 * (broad + room)
     box(ax, end, below, 9 - left - end, tall, "do, and delta = do · o")
-    under, sink, dv = below + tall + 0.4, left + broad + room, end - 0.2
-    box(ax, sink, under, 2.6, tall, "dsink = −Σ p_sink · delta", "purple", share=0.45)
-    arrow(ax, (sink + broad / 2, below + tall + 0.02), (sink + broad / 2, under - 0.02))
-    box(ax, dv, under, 9 - left - dv, tall, "dv = (z ∘ p)ᵀ do", "green", share=0.45)
-    arrow(ax, (end + 0.85, below + tall + 0.02), (end + 0.85, under - 0.02))
+    under = below + tall + 0.4
+    for x, across, words, colour, start in (
+        (left, 3.4, "dq = scale · ds k,  dk = scale · dsᵀ q", None, left + broad / 2),
+        (4.35, 2.55, "dsink = −Σ p_sink · delta", "purple", end + 0.15),
+        (end, 9 - left - end, "dv = (z ∘ p)ᵀ do", "green", end + 1.0),
+    ):
+        box(ax, x, under, across, tall, words, colour, share=0.45 if colour else 0.0)
+        arrow(ax, (start, below + tall + 0.02), (min(start, x + across - 0.25), under - 0.02))
+    write(ax, end + 1.45, below + tall + 0.2, "z, p again")

@@ -62,6 +62,8 @@ MISTAKES = {
     "start_n counts keys, and index_ptr holds numbers of tiles: multiply by BLOCK_N": [
         (f"{NUMBER} * BLOCK_N", NUMBER), (f"{END} * BLOCK_N", END)],
     "the loop over mixed tiles runs to the end of the row: only as many entries as count says are mixed": (MIXED, "range(across)"),
+    "i counts from 0 in every block: a block's queries begin at start_m": ("i = start_m + tl", "i = tl"),
+    "j counts from 0 in every tile: a tile's keys begin at start_n": ("j = start_n + tl", "j = tl"),
 }  # fmt: skip
 
 
@@ -92,7 +94,14 @@ def inputs():
         return case(q, k, v, left, blocks, on=on, otherwise=otherwise, stray=SHORT if S_k % blocks[1] else LISTS, **options)
 
     yield rows(1, 1, 16, 16, 3)
-    yield rows(1, 1, 16, 32, 31, f"each tile starts at its number · BLOCK_N, and rescales l and acc by alpha, the whole one too; {LISTS}")
+    yield rows(
+        1,
+        1,
+        16,
+        32,
+        31,
+        f"a tile starts at its number · BLOCK_N, and a whole one differs from a mixed one in nothing but the mask; {LISTS}",
+    )
     out = {"on": ", v is NaN in tile 0, which isn't listed", "unlisted": slice(16)}
     yield rows(1, 1, 32, 64, 5, f"a tile that isn't listed isn't read; {LISTS}", **out)
     yield rows(1, 1, 96, 96, 47, "mixed tiles at a row's start, whole ones at its end: both add to one m, l and acc")

@@ -92,7 +92,7 @@ def inputs():
     term = "the sink adds one term, e^sink, to the denominator, and none to the sum of p v; what l holds beside m = −∞ is wiped out by the first tile"
     yield rows(1, 1, 16, 16, 15, [1.0], {"o": term, "lse": "lse is the logarithm of the whole denominator, with the sink's term"})
     yield rows(1, 1, 48, 48, 47, [0.5], "the sink's term joins l once in each row, and is rescaled with l from then on")
-    yield rows(2, 2, 32, 32, 20, [2.0, -1.0], "each head has its sink, the same in each batch entry")
+    yield rows(2, 2, 32, 32, 20, [2.0, -1.0], "each head has its sink, positive or negative, the same in each batch entry")
     yield rows(1, 2, 32, 32, 31, [-math.inf, 0.0], "a sink of −∞ is none")
     yield rows(1, 1, 32, 32, 20, [150.0], edge="large")
     yield rows(1, 2, 48, 16, 20, [1.0, -math.inf], edge="empty", words=", so that rows 0 to 31 see no key")

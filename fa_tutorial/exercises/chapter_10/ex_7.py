@@ -98,9 +98,9 @@ def inputs():
     yield rows(1, 1, 16, 20)
     yield rows(1, 1, 48, 20, f"dk and dv add up over the listed tiles, each with its own i, q, do, lse and delta; {LISTS}")
     yield rows(1, 1, 64, 10, "BLOCK_M and BLOCK_N may differ", blocks=(32, 16))
-    yield rows(2, 2, 32, 5, "all heads share the lists, and a head's rows of lse and delta start at batch_head · S")
+    yield rows(2, 2, 16, THIRD, "STEP gets the numbers of batch entry and head, and a head's rows of lse and delta start at batch_head · S")
+    yield rows(2, 2, 32, 5, "all heads share the lists")
     yield rows(1, 1, 32, 20, words=", fp16", dtype=torch.float16)
-    yield rows(2, 2, 16, THIRD, "the mods get the numbers of batch entry, head, query and key, and aux")
     late = "a tile that isn't listed isn't read, and a block of keys with an empty list has dk = dv = 0"
     yield rows(1, 1, 32, LATE, late, words=", do is NaN in tile 0, which isn't listed", unlisted=slice(16))
 
@@ -126,8 +126,7 @@ EXERCISE = Exercise(
     more="The package's dkdv_kernel has two lists here as well, and asks the mask in the mixed tiles alone.",
     inputs=inputs,
     truth=truth,
-    rule="dv = Σ pᵀ do and dk = scale · Σ dsᵀ q, over the listed tiles of queries, with p, ds = STEP(s, dp, lse, delta, …), s = scale · k qᵀ "
-    "and dp = v doᵀ, with i, lse and delta along the tile's queries, and j along its keys",
+    rule="dv is the sum of pᵀ do and dk that of scale · dsᵀ q, with p, ds = STEP(s, dp, lse, delta, …), in which i counts queries and j keys",
     mistakes=MISTAKES,
     launch=launch,
     refused=refused,

@@ -58,12 +58,12 @@ def inputs():
         return case(cu, block, on=on or f"cu_seqlens = {cu.tolist()}, blocks of {block}", otherwise=otherwise, **options)
 
     yield packed(4, 8, 8)
-    yield packed(4, 6, 10, otherwise="the second block has queries of both sequences, and needs the tiles of both")
+    yield packed(4, 6, 10, otherwise="first and end are integers, and a block with queries of both sequences needs the tiles of both")
     border = "a block needs all tiles from its first query's sequence to its last query's, and a query on a border begins the later one"
     yield packed(4, 3, 3, 10, otherwise=border)
     yield packed(16, 12, 20)
     yield packed(4, 5, 0, 7, edge="ragged")
-    yield packed(4, 0, 6, 4, edge="ragged")
+    yield packed(4, 0, 6, 4, on="cu_seqlens = [0, 0, 6, 10], blocks of 4, the last one of queries 8 and 9", edge="ragged")
     yield packed(8, *torch.randint(20, (6,), generator=generator()).tolist(), 64, on="random lengths", fresh=True, edge="ragged")
 
 
