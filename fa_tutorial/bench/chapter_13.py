@@ -116,9 +116,8 @@ def times_of(rows: pd.DataFrame, way: str = "forward") -> pd.DataFrame:
 
 LONG = 131_072  # tokens of the running case
 HOST = [("host memory", S, 16) for S in (65_536, LONG, 262_144)]  # images/explore/ring_clock.html's, too
-SHORT, G4 = [("NVLink", S, 16) for S in (32_768, 65_536)], [(link, LONG, 4) for link in ("NVLink", "host memory")]
-SHOWN = [*SHORT, ("NVLink", LONG, 16), G4[0], *HOST, G4[1]]
-CHOICES = [("NVLink", 8_192, 16), ("NVLink", LONG, 16), G4[0], *HOST[1:], G4[1]]
+SHOWN = [*(("NVLink", S, 16) for S in (65_536, LONG)), *HOST[1:]]
+CHOICES = [("NVLink", 8_192, 16), *SHOWN[1:], ("host memory", LONG, 4)]
 
 
 def noise(S: int) -> float:
@@ -154,26 +153,21 @@ def steps_of(way: str, own: str, T_c: float, T_s: float, ranks: int) -> list[tup
 
 
 def clock_times(rows: pd.DataFrame, way: str) -> pd.DataFrame:
-    """times_of SHOWN, by INDEX, and what the clock says of the package's order and of the other: columns "clock" and,
-    backward, "clock, own tile first"."""
-    found = times_of(rows, way).set_index(INDEX).loc[SHOWN]
-    columns = {"clock": "last"} | ({"clock, own tile first": "first"} if way == "backward" else {})
-    pairs = [*zip(found["T_c"], found["T_s"], strict=True)]
-    clocks = {name: [on_clock(way, *pair, own=own) for pair in pairs] for name, own in columns.items()}
-    return found.assign(**clocks)
+    """times_of, by INDEX, and what the clock says of the package's order: column "clock"."""
+    found = times_of(rows, way).set_index(INDEX)
+    pairs = zip(found["T_c"], found["T_s"], strict=True)
+    return found.assign(clock=[on_clock(way, *pair, own="last") for pair in pairs])
 
 
 def print_parts(rows: pd.DataFrame, way: str) -> None:
-    """Ms of SHOWN: T_s, a quarter of one GPU's time, the clock, the ring with nothing sent and with its sends. Forward
-    also with equal shares, backward what the own tile last saves."""
-    ms = clock_times(rows, way)
-    columns = {"T_s": ms["T_s"], "4 T_c": 4 * ms["T_c"], "clock": ms["clock"]}
-    columns |= {"tiles alone": ms["computing alone"], "with sends": ms["ring"]}
+    """Ms of SHOWN: T_s, a quarter of one GPU's time, the clock, the ring with nothing sent and with its sends: forward
+    with a counter and with equal shares, backward with the own tile last and first."""
+    ms = clock_times(rows, way).loc[SHOWN]
+    columns = {"T_s": ms["T_s"], "4 T_c": 4 * ms["T_c"], "clock": ms["clock"], "tiles alone": ms["computing alone"]}
     if way == "forward":
-        columns |= {"equal shares": ms["equal shares"]}
+        columns |= {"with sends": ms["ring"], "equal shares": ms["equal shares"]}
     else:
-        columns |= {"saved": ms["own tile first"] - ms["own tile last"]}
-        columns |= {"saved on the clock": ms["clock, own tile first"] - ms["clock"]}
+        columns |= {name: ms[name] for name in ("own tile last", "own tile first")}
     print(f"{f'{way}, ms':34}", *(f"{name:>{max(len(name), 5) + 2}}" for name in columns))
     for case in ms.index:
         print(f"{name_of(case):34}", *(f"{x[case]:{max(len(name), 5) + 2}.1f}" for name, x in columns.items()))

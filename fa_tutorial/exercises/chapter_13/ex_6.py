@@ -37,6 +37,7 @@ MISTAKES = {
     "dq travels with the keys, so that gradients of different queries are added up: dq stays": (YIELD, YIELD.replace("k, v, dk", "dq, k, v, dk")),
     "its own pair is counted twice, and the last pair never: pass on first, then take the gradients of what came": (
         YIELD + PARTS + ADD, PARTS + ADD + YIELD),
+    "one pair too many: the last step takes dk and dv home alone, and its own pair is counted already": [("range(1, ranks)", "range(ranks)"), (HOME, "")],
     "dk and dv are overwritten in each step: add to what the earlier ranks have put in": ("dk + dk_part, dv + dv_part", "dk_part, dv_part"),
     "only the rank's own keys are used: take the ones that come": (YIELD, "        yield k, v, dk, dv\n"),
     "o and do are exchanged: attention_backward takes q, k, v, o, do, lse": (TILE, TILE.replace("o, do", "do, o"), 2),

@@ -42,25 +42,27 @@ MISTAKES = {
 RULES = {
     "dk and dv": "the parts of all ranks come home to the keys that began here: a row for each rank's keys, a column for each rank's part",
     "seconds": "a rank computes `ranks` tiles, and all messages but the first or the last hide behind them: start each as soon as its contents are there, and wait only where what comes is needed",
-    "seconds of all messages": "k and v travel ranks − 1 times, dk and dv ranks times at most",
+    "trips of k and v": "k and v travel ranks − 1 times",
+    "trips of dk and dv": "dk and dv travel ranks times at most",
 }
 
 
 def truth(ranks, tile_s):
     dkv = torch.zeros(ranks, ranks)
     dkv[0] = 1  # its own keys, with the parts of all ranks
-    return dkv, ranks * tile_s + DKV_S, (ranks - 1) * KV_S + ranks * DKV_S
+    return dkv, ranks * tile_s + DKV_S, float(ranks - 1), float(ranks)
 
 
 @adapting
 def adapt(answer, ranks, tile_s):
-    """The answer on a clock: its gradients, its seconds and those of its messages. With right gradients, less than in the truth is as right."""
-    dkv, *seconds = ring.play_backward(answer, ranks, tile_s, KV_S, DKV_S)
+    """The answer on a clock: its gradients, its seconds and how often each pair travels. With right gradients, less than in the truth is as right."""
+    dkv, seconds, _ = ring.play_backward(answer, ranks, tile_s, KV_S, DKV_S)
+    trips = [ring.play_backward(answer, ranks, tile_s, *messages)[2] for messages in ((1.0, 0.0), (0.0, 1.0))]
     if isinstance(dkv, ring.Message):
         raise Wrong("it returns a Message, which is still on its way: its wait() returns what comes")
     want, *most = truth(ranks, tile_s)
     is_right = isinstance(dkv, torch.Tensor) and dkv.equal(want)
-    return dkv, *(map(max, seconds, most) if is_right else seconds)
+    return dkv, *(map(max, (seconds, *trips), most) if is_right else (seconds, *trips))
 
 
 def note(answer):
@@ -96,7 +98,7 @@ EXERCISE = Exercise(
     truth=truth,
     rule="the parts of all ranks come home to this rank's keys, and one message alone takes time",
     mistakes=MISTAKES,
-    parts=("dk and dv", "seconds", "seconds of all messages"),
+    parts=tuple(RULES),
     note=note,
     adapt=adapt,
 )
