@@ -157,6 +157,7 @@ WRONG_ANSWERS = (
       for text in ("h * 0", "h // 2")),
     edit("5.7", "the second loop reads head h", ("h_k, start_n, last_seen, S_k, D, scale,\n                           True", "h, start_n, last_seen, S_k, D, scale,\n                           True"),
          told="so both loops read key head h_k", gpu="in both loops"),
+    *(edit(number, "ends as the first row block", ("tl.minimum(start_m + BLOCK_M, S_q)", "tl.minimum(BLOCK_M, S_q)"), told="causal") for number in ("5.6", "5.7")),
     edit("5.7", "lse stored past the end", ("mask=offs_m < S_q", "mask=offs_m < row_blocks * BLOCK_M"),
          told="a row past S_q, or of another head, is loaded or stored"),
     *(edit("5.8", f"{old} is {new}", (old, new), told=told) for old, new, told in OF_5_8),
