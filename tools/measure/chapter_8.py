@@ -48,14 +48,14 @@ def _tiles_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
 
 
 def unseen_cases() -> Iterator[Measurement]:
-    """D = 128: tile_cases' tiles and pages.UNSEEN in one run, in turns, with what Triton makes of each loop here."""
+    """D = 128: all tiles that the page draws, in one run, in turns, with what Triton makes of each loop here."""
     shapes = [at_4096(128, is_causal) for is_causal in (False, True)]
-    tiles = itertools.starmap(TileConfig, pages.TILES[128] + pages.UNSEEN)
+    tiles = itertools.starmap(TileConfig, pages.tiles_of(128))
     return by_shape(8, "unseen tile", _unseen_in_turns, shapes, tiles, in_words)
 
 
 def _unseen_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
-    tiles = list(itertools.starmap(TileConfig, pages.TILES[shape.D] + pages.UNSEEN))
+    tiles = list(itertools.starmap(TileConfig, pages.tiles_of(shape.D)))
     calls = {tile: pages.compiled_tile(tile, shape)[0] for tile in tiles}
     rows = counted_in_turns(calls, flops=flops_of(shape), rounds=5)
     return {tile: rows[tile] | facts for tile, facts in zip(tiles, machine_code(tiles, shape), strict=True)}
@@ -69,13 +69,14 @@ def alone_cases() -> Iterator[Measurement]:
         yield from in_turns(abouts, _alone_in_turns, D, list(tiles))
 
 
-def _alone_in_turns(D: int, tiles: Sequence[TileConfig], S_k: int = 131_072) -> dict[TileConfig, dict[str, Any]]:
+def _alone_in_turns(D: int, tiles: Sequence[TileConfig]) -> dict[TileConfig, dict[str, Any]]:
+    S_k = 131_072
     k, v = randn(1, 4, S_k, D), randn(1, 4, S_k, D)
     calls = {}
     for tile in tiles:
         q = randn(1, 132, tile.block_m, D)
         calls[tile] = partial(tuned.flash_forward, q, k, v, False, D**-0.5, tile=tile)
-        calls[tile]()
+        calls[tile]()  # compiles
     cycles = cycles_in_turns(calls, rounds=3)
     return {tile: {"block_cycles": round(cycles[tile] * tile.block_n / S_k)} for tile in tiles}
 
