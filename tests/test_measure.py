@@ -22,6 +22,7 @@ from measure import (
     chapters_0_to_7,
     clocks,
     finished_clock,
+    finished_parts,
     fp8_parts,
 )
 
@@ -146,4 +147,5 @@ def test_the_packages_step_with_its_keys_in_l2_is_attention_to_two_tiles_of_each
 def test_what_the_finished_kernels_are_changed_at_stands_in_their_source():
     assert callable(finished_clock.forward())
     assert all(callable(backward_orders.backward(order)) for order in backward_orders.ORDERS)
+    assert all(callable(finished_parts.forward(part)) for part in finished_parts.PARTS)
     assert all(callable(fp8_parts.module_of(part)["flash_forward"]) for part in fp8_parts.PARTS)

@@ -347,37 +347,33 @@ def _lanes(ax: Axes, names: Sequence[str]) -> None:
     ax.grid(False)
 
 
-# What a consumer does up to each stamp of the finished forward (tools/measure/finished_clock), and a look of PARTS.
-FINISHED = (
-    ("waits for s", "matmul"), ("softmax, the rest of p v, rescaling", "softmax"),
-    ("releases, waits for tiles", "tiles"),
-)  # fmt: skip
+# What the finished kernel does without, or by a polynomial: the rows of tools/measure.
+WITHOUT = {
+    "whole": "finished", "exponentials": "without exponentials", "sum": "without the sum of p",
+    "rescaling": "without rescaling acc", "maximum, rescaling": "without maximum and rescaling",
+    "all": "without all of these", "one in 16 by a polynomial": "every 16th exponential a polynomial",
+    "one in 4 by a polynomial": "every 4th exponential a polynomial",
+}  # fmt: skip
 
 
-def draw_finished(card: dict[str, Any]) -> Figure:
-    """Both consumers of the finished forward over a few blocks, by their stamps, each bar with its own length. The
-    third lane shows when the tensor cores would be busy if each matmul took as long as (9.1) says: from k on, as soon
-    as the other's are done."""
-    row = clocked(card, "hopper")
-    figure = Figure(figsize=(10, 2.6))
-    ax, means = figure.subplots(), list(row["cycles"].values())
-    for c, blocks in enumerate(row["stamps"]):
-        for block, after in itertools.pairwise(blocks):
-            for (_, look), (left, right) in zip(FINISHED, itertools.pairwise([*block, after[0]]), strict=True):
-                _part(ax, c, look, left, right)
-    first, last, busy = max(of[0][0] for of in row["stamps"]), min(of[-1][0] for of in row["stamps"]), []
-    for issued in sorted(block[0] for blocks in row["stamps"] for block in blocks):
-        start = max([issued, *(end for _, end in busy[-1:])])
-        busy.append((start, start + 2 * matmul_cycles(128)))
-    spans = [(max(start, first), min(end, last)) for start, end in busy if end > first and start < last]
-    _busy(ax, 2, first, last, spans)
-    idle = 1 - 2 * 2 * matmul_cycles(128) / sum(means)  # of a mean block, with both consumers' matmuls
-    _lanes(ax, ["consumer 0", "consumer 1", f"tensor cores by (9.1),\nidle: {idle:.0%}"])
-    ax.set_xlabel(f"cycles of the SM, {gpu(card)}, {NOTE}")
-    parts = " + ".join(f"{mean:,}" for mean in means)
-    ax.set_title(f"a mean block: {parts} = {sum(means):,} cycles", loc="left", size="medium")
-    handles = [Patch(edgecolor="black", **PARTS[look][1]) for _, look in FINISHED]
-    figure.legend(handles, [words for words, _ in FINISHED], loc="outside lower center", ncols=3)
+def draw_parts(card: dict[str, Any]) -> Figure:
+    """The finished kernel without a part of its softmax, and with exponentials by a polynomial, D = 128, full,
+    S = 4,096: cycles of an SM for 64 x 128 scores, those of the matmuls by (9.1) in grey, and instructions a block."""
+    found = results.select(card["kernels"], chapter=9, kernel="part").set_index("provider").loc[list(WITHOUT)]
+    figure = Figure(figsize=(10, 3.2))
+    ax, matmuls = figure.subplots(), 2 * matmul_cycles(128)
+    for n, (name, row) in enumerate(found.iterrows()):
+        cycles = _cycles_a_block(card, row)
+        ax.barh(n, matmuls, facecolor="0.9", **EDGE)
+        ax.barh(n, cycles - matmuls, left=matmuls, facecolor="C3" if "polynomial" in name else "C1", **EDGE)
+        ax.text(cycles + 12, n, f"{cycles:,.0f}", va="center", size="small")
+        ax.text(1_560, n, f"{row.instructions:.0f}", va="center", ha="right", size="small")
+    ax.text(1_560, -0.7, "instructions", va="bottom", ha="right", size="small")
+    ax.text(matmuls, -0.7, f"the matmuls alone (9.1): {matmuls:,}", va="bottom", ha="right", size="small")
+    ax.axvline(matmuls, color="black", linestyle="--", linewidth=1.3)
+    ax.set(xlim=(0, 1_580), ylim=(len(found) - 0.5, -1.3))
+    _lanes(ax, list(WITHOUT.values()))
+    ax.set_xlabel(f"cycles of an SM for 64 x 128 scores, {gpu(card)}, {NOTE}", loc="left")
     return figure
 
 
@@ -556,11 +552,11 @@ def backward_with(order: Sequence[str]) -> str:
 
 
 def print_orders(card: dict[str, Any]) -> None:
-    """The backward with s′ issued earlier, and with each matmul waited for before the next line: a call's cycles over
-    those of the kernel's, and its time."""
+    """The backward with s′ issued earlier, both orders with more stages of q and do, and each matmul waited for before
+    the next line: a call's cycles over those of the kernel's, and its time."""
     found = results.select(card["kernels"], chapter=9, kernel="order").set_index("provider")
     print(f"{f'{gpu(card)}, {NOTE}':44}cycles, as a share      ms")
-    first, *_ = names = "the kernel's", "s′ right behind dp", "line by line"
-    for name in names:
+    usual = "the kernel's", "s′ right behind dp"
+    for name in (*usual, *(f"{order}, three stages" for order in usual), "line by line"):
         cycles, ms = found.loc[name, ["cycles", "ms"]]
-        print(f"{name:44}{cycles / found.loc[first, 'cycles']:18.2f}{ms:8.3f}")
+        print(f"{name:44}{cycles / found.loc[usual[0], 'cycles']:18.2f}{ms:8.3f}")

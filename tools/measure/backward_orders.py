@@ -47,10 +47,27 @@ LINE_BY_LINE = [
     ("        x = warpgroup_mma_wait(0, [issue_s(block, shared, start_n, sizes, C, flags)])\n"
      "        if flags.UNDER_DQ:\n", "        x = scale_log2\n        if False:\n", 1),
 ]  # fmt: skip
+# Rings of q and do with three stages, for which k's has one.
+THREE_STAGES = [
+    ("STAGES = gl.constexpr(2)  # of every ring but v\n",
+     "STAGES = gl.constexpr(2)\nOF_Q = gl.constexpr(3)\nOF_K = gl.constexpr(1)\n", 1),
+    ("    stage = stage_of(n, STAGES)\n    mbarrier.expect(", "    stage = stage_of(n, OF_Q)\n    mbarrier.expect(", 1),
+    ("values.index(stage_of(n, STAGES))", "values.index(stage_of(n, OF_Q))", 1),
+    ("ring.tiles.index(stage_of(n, STAGES))", "ring.tiles.index(stage_of(n, OF_Q))", 1),
+    ("make_pipeline(q_desc, STAGES, 2)", "make_pipeline(q_desc, OF_Q, 2)", 1),
+    ("[STAGES, 1, 1, BLOCK_M, D]", "[OF_Q, 1, 1, BLOCK_M, D]", 1),
+    ("            make_barriers(STAGES, 1),\n", "            make_barriers(OF_Q, 1),\n", 1),
+    ("(gl.float32, [STAGES, 1, BLOCK_M]", "(gl.float32, [OF_Q, 1, BLOCK_M]", 2),
+    ("stage_of(turn, STAGES)), count=1)", "stage_of(turn, OF_K)), count=1)", 1),
+    ("make_pipeline(k_desc, STAGES, 2),\n        make_numbers(STAGES)",
+     "make_pipeline(k_desc, OF_K, 2),\n        make_numbers(OF_K)", 1),
+]  # fmt: skip
 ORDERS: dict[str, list[tuple]] = {
     "the kernel's": [],
     "s′ right behind dp": UNDER_DS,
     "line by line": LINE_BY_LINE,
+    "the kernel's, three stages": THREE_STAGES,
+    "s′ right behind dp, three stages": UNDER_DS + THREE_STAGES,
 }
 
 

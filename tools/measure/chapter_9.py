@@ -16,7 +16,7 @@ from fa_tutorial.bench.measure import measure_in_turns
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
 from fa_tutorial.tuned import steps
-from measure import backward_orders, chapter_8_clock, finished_clock, loops
+from measure import backward_orders, chapter_8_clock, finished_clock, finished_parts, loops
 from measure.chapter_8 import repeated_us
 from measure.clocks import cycles_in_turns, settled_in_turns
 from measure.stamps import completed, mean_parts, mean_shares, of_the_usual
@@ -193,6 +193,6 @@ def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
         step_cases(), remedy_cases(), turns_cases(), clocked_cases(),
-        chapter_8_clock.clocked_cases(), finished_clock.clocked_cases(), backward_orders.order_cases(), error_cases(),
-        auto_rule_cases(),
+        chapter_8_clock.clocked_cases(), finished_clock.clocked_cases(), finished_parts.part_cases(),
+        backward_orders.order_cases(), error_cases(), auto_rule_cases(),
     )  # fmt: skip

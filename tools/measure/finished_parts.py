@@ -1,0 +1,116 @@
+"""Chapter 9: the finished forward without a part of its softmax, and with some exponentials by a polynomial, D = 128.
+
+Without a part the result is wrong; the cycles say what the part costs.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+from fa_tutorial import hopper, sass
+from fa_tutorial.bench.cases import Shape
+from fa_tutorial.bench.chapter_8 import at_4096, inputs
+from fa_tutorial.bench.sweep import Measurement
+from fa_tutorial.source import defined, edited, source_of
+from fa_tutorial.tuned import launching
+from measure.clocks import cycles_in_turns
+from measure.turns import by_shape
+
+STEP = """    p, m, alpha = softmax_step(s, m, scale_log2, seen, MASK)
+    l = alpha * l + gl.sum(p, axis=1)
+"""
+# softmax_step without a mask
+BY_PARTS = """    m_new = gl.maximum(m, gl.max(s, axis=1))
+    shift = mul_up(m_new, scale_log2)
+    p = gl.exp2(s * scale_log2 - shift[:, None])
+    alpha = gl.exp2(mul_up(m, scale_log2) - shift)
+    m = m_new
+    l = alpha * l + gl.sum(p, axis=1)
+"""
+MAXIMUM = "gl.maximum(m, gl.max(s, axis=1))", "m", 1
+EXPONENTIALS = "gl.exp2(s * scale_log2 - shift[:, None])", "s * scale_log2 - shift[:, None]", 1
+SUM = " + gl.sum(p, axis=1)", "", 1
+RESCALING = "new * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]\n", "new\n", 1
+POLYNOMIAL = "gl.exp2(s * scale_log2 - shift[:, None])", "exp2_by_both(s * scale_log2 - shift[:, None])", 1
+# Of EACH numbers x <= 0 all but one by the exponentials' unit, one as 2**floor(x) * 2**(x - floor(x)), the latter by a
+# polynomial of degree 3 whose error is 9e-5 (FlashAttention-4, section 3).
+BY_BOTH = '''
+@gluon.jit
+def exp2_by_both(x):
+    return gl.inline_asm_elementwise(
+        """{{ .reg .f32 whole, part, y; .reg .b32 exponent, bits;
+        {by_unit}
+        max.f32 y, ${last}, -127.0;
+        add.rm.f32 whole, y, 12582912.0;
+        mov.b32 exponent, whole;
+        sub.f32 whole, whole, 12582912.0;
+        sub.f32 part, y, whole;
+        fma.rn.f32 y, part, 0.077119089663028717, 0.227564394474029541;
+        fma.rn.f32 y, y, part, 0.695146143436431885;
+        fma.rn.f32 y, y, part, 1.0;
+        shl.b32 exponent, exponent, 23;
+        mov.b32 bits, y;
+        add.s32 exponent, exponent, bits;
+        mov.b32 ${to}, exponent; }}""",
+        "{places}", [x], dtype=gl.float32, is_pure=True, pack={each})
+
+
+@gluon.jit
+def next_block('''
+
+
+def by_both(each: int) -> list[tuple[str, str, int]]:
+    """Edits: one of `each` exponentials by the polynomial."""
+    by_unit = "\n        ".join(f"ex2.approx.ftz.f32 ${n}, ${n + each};" for n in range(each - 1))
+    places = ",".join(["=&f"] * each + ["f"] * each)
+    text = BY_BOTH.format(by_unit=by_unit, last=2 * each - 1, to=each - 1, places=places, each=each)
+    return [POLYNOMIAL, ("\n@gluon.jit\ndef next_block(", text, 1)]
+
+
+PARTS: dict[str, list[tuple[str, str, int]]] = {
+    "whole": [],
+    "exponentials": [EXPONENTIALS],
+    "sum": [SUM],
+    "rescaling": [RESCALING],
+    "maximum, rescaling": [MAXIMUM, RESCALING],
+    "all": [MAXIMUM, EXPONENTIALS, SUM, RESCALING],
+    "one in 4 by a polynomial": by_both(4),
+    "one in 16 by a polynomial": by_both(16),
+}
+
+
+@functools.cache
+def forward(without: str) -> Callable:
+    """hopper.flash_forward without one of PARTS, where there is no mask."""
+    module = hopper.forward
+    edits = (STEP, BY_PARTS, 1), *PARTS[without], ('key = ("hopper", ', f'key = ("without {without}", ', 1)
+    names = {"__name__": module.__name__, "mul_up": hopper.softmax.mul_up}
+    return defined(edited(source_of(module), *edits), names)["flash_forward"]
+
+
+def part_cases() -> Iterator[Measurement]:
+    """The forward without each of PARTS, in turns, full, S = 4,096: SM cycles, and the instructions of a block."""
+    return by_shape(9, "part", _parts_in_turns, [at_4096(128, False)], PARTS)
+
+
+def _parts_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    q, k, v = inputs(shape)
+    calls = {name: partial(forward(name), q, k, v, False, shape.D**-0.5) for name in PARTS}
+    truth = hopper.flash_forward(q, k, v, False, shape.D**-0.5)[0]
+    errors = {name: (call()[0] - truth).abs().max().item() for name, call in calls.items()}
+    made = {key[0]: launch.compiled for (key, _), launch in launching._prepared.items()}
+    cycles = cycles_in_turns(calls)
+    return {
+        name: {
+            "cycles": cycles[name],
+            "instructions": _instructions(sass.sass_of(made[f"without {name}"])),
+            "differs": round(errors[name], 5),
+        }
+        for name in PARTS
+    }
+
+
+def _instructions(text: str) -> int:
+    """Of the shortest loop with the 16 HGMMA of two matmuls: a block without a mask."""
+    return min(len(loop) for loop in sass.loops(text) if sum(name.startswith("HGMMA") for name in loop) == 16)
