@@ -5,8 +5,6 @@ from collections.abc import Iterator
 
 import torch
 
-from fa_tutorial.exercises.running import INF
-
 
 def generator() -> torch.Generator:
     """A generator with a new seed each time: an answer that knows the inputs cannot pass."""
@@ -25,17 +23,6 @@ def vectors(draw: torch.Generator, *shape: int) -> Iterator[tuple[str, torch.Ten
     yield "all values near −1e4", randn - 1e4
     yield "values up to ±1e4", 2e4 * torch.rand(*shape, generator=draw, dtype=torch.float64) - 1e4
     yield "equal values", torch.full(shape, 2.5, dtype=torch.float64)
-
-
-def masked_vectors(draw: torch.Generator, *shape: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """The same with −inf entries; none is −inf throughout."""
-    x = torch.randn(*shape, generator=draw, dtype=torch.float64)
-    half = x.clone()
-    half[..., : shape[-1] // 2] = -INF  # whole blocks hold nothing but −inf
-    yield "−inf in the first half", half
-    scattered = x.masked_fill(torch.rand(*shape, generator=draw) < 0.5, -INF)
-    scattered[..., 0] = x[..., 0]
-    yield "−inf here and there", scattered
 
 
 def views(x: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
