@@ -66,7 +66,7 @@ class Products(Operations):
         factors = [args[place] for place in PRODUCTS.get(name, ())]
         if factors and all(isinstance(factor, torch.Tensor) and factor.ndim for factor in factors):
             shapes = [tuple(factor.shape[-2:]) if "bmm" in name else tuple(factor.shape) for factor in factors]
-            steps = result.numel() if name == "mul" else math.prod(shapes[0]) * (shapes[1][1] if len(shapes[1]) > 1 else 1)
+            steps = math.prod(result.shape[-3:]) if name == "mul" else math.prod(shapes[0]) * (shapes[1][1] if len(shapes[1]) > 1 else 1)
             self.largest = max(self.largest, (steps, shapes))
         if name in ("mm", "bmm"):
             self.done += result.numel() * args[0].shape[-1]
@@ -112,8 +112,10 @@ class OnePass(Scores):
 
     def see(self, name: str, args: tuple, result: Any) -> None:
         super().see(name, args, result)
-        if name in ("mm", "bmm"):
-            size, is_score = math.prod(result.shape[-2:]), args[0].shape[-1] == self.q.shape[-1]  # q kᵀ adds over D, p v over keys
+        by_sum = name == "mul" and all(isinstance(x, torch.Tensor) and x.numel() < result.numel() for x in args[:2])  # p v, or q kᵀ
+        if name in ("mm", "bmm") or by_sum:
+            is_score = not by_sum and args[0].shape[-1] == self.q.shape[-1]  # q kᵀ adds over D, p v over keys
+            size = math.prod(result.shape[-2:])
             self.run = self.run + size if is_score else 0
             self.longest, self.largest_tile = max(self.longest, self.run), max(self.largest_tile, size if is_score else 0)
 

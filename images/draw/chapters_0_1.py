@@ -207,7 +207,7 @@ def draw_passes(ax: Axes) -> None:
     ways = (
         ("three passes", "4·n elements", ("find the\nmaximum", "find the\nsum", "divide"), 0.1, 2.95),
         ("short row", "2·n elements", ("keep the\nrow on\nthe chip",), 4.05, 1.6),
-        ("flash attention", "neither x nor y", ("make scores,\nuse them up",), 6.65, 1.85),
+        ("flash attention", "0 scores, 0 weights", ("make scores,\nuse them up",), 6.65, 1.85),
     )
     cell, cells, strip_top, strip_bottom, top = 0.09, 6, 1.05, 1.27, 2.2
     for title, moved, passes, left, width in ways:

@@ -469,26 +469,38 @@ def draw_in_l2(ax: Axes) -> None:
 @image("03_skeleton.png", 5.25)
 def draw_skeleton(ax: Axes) -> None:
     """(q kᵀ) v by blocks: the tile of q and acc stay on chip, tiles of k and v stream past, the tile of s never leaves."""
+    draw_program(ax, 3.5, {"s": 3.1}, "o (S_q, D)", "kᵀ (D, S_k): k by swapped strides")
+    write(ax, 4.825, 3.195, "acc += s v", BODY)
+    write(ax, 4.825, 3.555, "s in v's dtype")
+    write(ax, 3.525, 4.25, "s = scale · q kᵀ\n[BLOCK_M, BLOCK_N]\nnever leaves the chip")
+    write(ax, 6.25, 4.15, "[BLOCK_M, BLOCK_D]\nstays, stored once")
+
+
+def draw_program(ax: Axes, tall: float, between: dict[str, float], o: str, k: str) -> None:
+    """A frame, `tall`, with what one program has on the chip: tiles of q and acc, those that stream past, and the tiles `between` at their x;
+    around it the tensors in HBM, o and kᵀ under these titles."""
     block_m, block_n, dim = 0.75, 0.85, 1.1  # inches for BLOCK_M, BLOCK_N and D on the chip
-    row, high, x_q, x_s, x_acc = 3.0, 2.8, 1.65, 3.1, 5.7  # top of the tiles of q, s and acc; bottom of those of k and v
-    for name, x, y, rows, cols, now, wide, tall in (
+    row, high, x_q, x_acc = 3.0, 2.8, 1.65, 5.7  # top of the tiles of q, s and acc; bottom of those of k and v
+    x_s = between["s"]
+    for name, x, y, rows, cols, now, wide, high_one in (
         ("q", 0.2, 1.5, 4, 1, 2, 0.7, 0.75), ("o", 8.05, 1.5, 4, 1, 2, 0.7, 0.75), ("k", 2.55, 0.35, 1, 3, 1, 0.65, 0.5),
         ("v", x_acc, 0.35, 3, 1, 1, dim, 0.25),
     ):  # fmt: skip
         look = {"share": 0.12}, {"share": 0.6, "hatch": MASKED, "line": 2.2}
-        grid(ax, x, y, rows, cols, wide, lambda *block: {"colour": TENSOR_COLOUR[name], **look[max(block) == now]}, tall)
+        grid(ax, x, y, rows, cols, wide, lambda *block: {"colour": TENSOR_COLOUR[name], **look[max(block) == now]}, high_one)
     write(ax, 0.55, 1.33, "q (S_q, D)")
-    write(ax, 8.4, 1.33, "o (S_q, D)")
-    note(ax, 2.55, 0.18, "kᵀ (D, S_k): k by swapped strides")
+    write(ax, 8.4, 1.33, o)
+    note(ax, 2.55, 0.18, k)
     write(ax, x_acc + dim / 2, 0.18, "v (S_k, D)")
-    outline(ax, 1.35, 1.3, 6.1, 3.5, dashed=True, line=1.6)
+    outline(ax, 1.35, 1.3, 6.1, tall, dashed=True, line=1.6)
     note(ax, 1.5, 1.53, "on the chip", BODY, weight="bold")
-    tiles = {"q": (x_q, row, dim, block_m), "kᵀ": (x_s, high - dim, block_n, dim), "s": (x_s, row, block_n, block_m),
-             "v": (x_acc, high - block_n, dim, block_n), "acc": (x_acc, row, dim, block_m)}  # fmt: skip
+    tiles = {"q": (x_q, row, dim, block_m), "kᵀ": (x_s, high - dim, block_n, dim), "v": (x_acc, high - block_n, dim, block_n),
+             "acc": (x_acc, row, dim, block_m)} | {name: (x, row, block_n, block_m) for name, x in between.items()}  # fmt: skip
     for name, place in tiles.items():
         box(ax, *place, name, TENSOR_COLOUR["o" if name == "acc" else name[0]], share=0.6, size=HEAD, line=2, weight="bold")
     middle = row + block_m / 2
-    for start, end in ((0.9, x_q), (x_q + dim, x_s), (x_s + block_n, x_acc), (x_acc + dim, 8.05)):
+    ends = [0.9, x_q + dim, *(x + block_n for x in between.values()), x_acc + dim]
+    for start, end in zip(ends, [x_q, *between.values(), x_acc, 8.05], strict=True):
         arrow(ax, (start, middle), (end, middle))
     for x, long in ((x_s + block_n / 2, dim), (x_acc + dim / 2, block_n)):
         arrow(ax, (x, 0.85), (x, high - long))
@@ -496,8 +508,4 @@ def draw_skeleton(ax: Axes) -> None:
     write(ax, x_q + dim / 2, 2.65, "[BLOCK_M, BLOCK_D]\nread once, stays")
     note(ax, x_s + block_n + 0.1, 1.9, "[BLOCK_D, BLOCK_N]\nstreams past")
     write(ax, x_acc - 0.04, 2.5, "[BLOCK_N, BLOCK_D]\nstreams past", ha="right")
-    write(ax, (x_s + block_n + x_acc) / 2, middle - 0.18, "acc += s v", BODY)
-    write(ax, (x_s + block_n + x_acc) / 2, middle + 0.18, "s in v's dtype")
-    write(ax, x_s + block_n / 2, 4.25, "s = scale · q kᵀ\n[BLOCK_M, BLOCK_N]\nnever leaves the chip")
-    write(ax, x_acc + dim / 2, 4.15, "[BLOCK_M, BLOCK_D]\nstays, stored once")
-    note(ax, 1.35, 5.03, "dashed frame: one program; outside it: HBM. Hatched: the blocks in use now.")
+    note(ax, 1.35, 1.53 + tall, "dashed frame: one program; outside it: HBM. Hatched: the blocks in use now.")

@@ -78,6 +78,7 @@ RIGHT_ANSWERS = (
     edit("4.2", "divides in every iteration", ("= acc / l[..., None]", "= acc"), ("alpha[..., None] * acc", "(alpha * old)[..., None] * acc"),
          ("p, m, l, alpha = step(s, m, l)", "old, (p, m, l, alpha) = l, step(s, m, l)"), (IN_LOOP, f"{IN_LOOP}\n            acc = acc / l[..., None]")),
     *(edit(number, "p v by einsum", (IN_LOOP, 'torch.einsum("bhmn,bhnd->bhmd", p, v[:, :, keys].float())')) for number in ("4.2", "4.4")),
+    *(edit(number, "p v by a sum", (IN_LOOP, "(p[..., None] * v[:, :, None, keys].float()).sum(-2)")) for number in ("4.2", "4.4")),
     ("4.3", tiles_by_counting),
     ("4.4", causal_normalised_as_it_goes),
     edit("4.4", "0 / 0 replaced", ("acc / torch.where(l == 0, 1.0, l)[..., None]", "(acc / l[..., None]).nan_to_num()")),

@@ -9,6 +9,12 @@ def two_passes(x):
     return m, sum(math.exp(value - m) for value in x.tolist()) if m > -math.inf else 0.0
 
 
+def two_passes_of_a_list(x):
+    seen = [value for value in x.tolist() if value > -math.inf]
+    m = max(seen, default=-math.inf)
+    return m, sum(math.exp(value - m) for value in seen)
+
+
 def two_passes_of_tensors(x):
     m = x.max() if len(x) else torch.tensor(-math.inf)
     return m, torch.exp(x - torch.where(m == -math.inf, 0.0, m)).sum()
@@ -35,7 +41,7 @@ def skips(condition: str, by: str = "continue") -> tuple[str, str]:
 
 
 WRONG_ANSWERS = (
-    ("1.1", lambda x: torch.nn.functional.softmax(x, -1), "the result is right, but a library's function made it"),
+    ("1.1", lambda x: torch.nn.functional.softmax(x, -1), "a library's function makes it"),
     edit("1.1", "clamped at 80", ("wide - m", "wide.clamp(max=80)"), told="a score may be above 88.72, where float32's exp overflows: subtract"),
     edit("1.1", "the first value", (MAXIMUM, "wide[..., :1]"), told="so that the largest exponent is 0: x = [0, 2000]"),
     edit("1.1", "the last value", (MAXIMUM, "wide[..., -1:]"), (PROMOTED, "x.double()"), told="so that the largest exponent is 0: x = [2000, 0]"),
@@ -50,10 +56,12 @@ WRONG_ANSWERS = (
     edit("1.1", "bf16 in bf16", (PROMOTED, "x.float() if x.dtype == torch.float16 else x"), told="and round only the weights"),
     edit("1.1", "only the sum in float32", (PROMOTED, "x"), (SUM, f"{SUM[:-1]}, dtype=torch.promote_types(x.dtype, torch.float32))"),
          told="and round only the weights"),
-    ("1.1", lambda x: torch.log_softmax(x.float() if x.dtype.itemsize < 4 else x, -1).exp().to(x.dtype), "but a library's function made it"),
+    *(("1.1", library, "a library's function makes it") for library in (lambda x: torch.log_softmax(x, -1).exp(), lambda x: torch.nn.Softmax(-1)(x))),
+    edit("1.1", "clamped at −80", ("wide - m", "(wide - m).clamp(min=-80)"), told="one edge is left: a −inf entry gets the weight 0"),
     edit("1.1", "result in float32", (").to(x.dtype)", ")"),
          told="x = 70,000 zeros in float16: returns float32: convert the weights"),
     ("1.2", two_passes, "x is gone through more than once"),
+    ("1.2", two_passes_of_a_list, "x is gone through more than once"),
     ("1.2", two_passes_of_tensors, "x is gone through more than once"),
     edit("1.2", "l before the maximum", ("l * math.exp(m - m_new) + math.exp(value - m_new)", "(l + math.exp(value - (m if l else m_new))) * math.exp((m if l else m_new) - m_new)"),
          told="no exponent may be positive, not even for a while"),
@@ -62,6 +70,7 @@ WRONG_ANSWERS = (
          told="one edge is left: a −inf entry adds nothing, wherever it stands: x = [1, −inf, 2]"),
     edit("1.2", "needs a first", ("m, l = -math.inf", "m, l = x[0].item()"), told="one edge is left: an empty vector: raises IndexError"),
     ("1.3", merge_numbers_only, "torch.where decides for each"),
+    edit("1.3", "clamped at −1e4", ("torch.where(m == -math.inf, 0.0, m)", "m.clamp(min=-1e4)"), told="a maximum may be any finite number"),
     edit("1.3", "in float32", ("torch.as_tensor(x) for", "torch.as_tensor(x).float() for"), told=FLOAT64),
     edit("1.3", "tensors only", ("(torch.as_tensor(x) for x in (m_a, l_a, m_b, l_b))", "(m_a, l_a, m_b, l_b)"),
          told="one edge is left: merge(1.0, 2.0, 2.0, 3.0) with floats: raises TypeError"),
@@ -72,6 +81,7 @@ WRONG_ANSWERS = (
     ("1.5", whole_row, "the result is right, but what you keep grows with every block"),
     edit("1.5", "two passes", ("    for s, v in", "    blocks = list(blocks)\n    m = max([s.max() for s, _ in blocks], default=m)\n    for s, v in"),
          told="its memory holds NaN after you ask for the next"),
+    edit("1.5", "two loops", ("    for s, v in", "    for s, _ in blocks:\n        m = torch.maximum(m, s.max())\n    for s, v in"), told="a second loop finds none"),
     edit("1.5", "lse is l", ("m + torch.log(l)", "l"), told="one block: lse = m + log l"),
     edit("1.5", "l first", ("return o, m + torch.log(l)", "return l, acc"), told="one block: o = acc / l, of shape (D,)"),
     edit("1.5", "divided by l in each block", ("p @ v", "(p @ v) / l"), ("acc / l if l > 0 else acc", "acc"), told="divide by l only at the end"),

@@ -41,12 +41,20 @@ def truth(x):
 
 def goes_twice(answer):
     """Why a right result isn't enough: the answer goes through x, its list, or a tensor as long more than once."""
-    x, passes = torch.arange(40.0), []
+    x, passes, at = torch.arange(40.0), [], 0
+
+    class Number(float):
+        def __sub__(self, other):
+            if self < at - 1:  # the maximum so far is one behind, at most
+                passes.append("a list")
+            return float(self) - other
 
     class Numbers(list):
         def __iter__(self):
+            nonlocal at
             passes.append("a loop")
-            return super().__iter__()
+            for at in super().__iter__():
+                yield Number(at)
 
     class Passes(TorchFunctionMode):
         def __torch_function__(self, func, types, args=(), kwargs=None):

@@ -46,6 +46,7 @@ def inputs():
     yield numbers(1.0, 2.0, 2.0, 3.0, otherwise="move each l from its own maximum to the common one, then add")
     yield numbers(2.0, 3.0, 1.0, 2.0, otherwise="either part may hold the larger maximum: merge must be commutative")
     yield numbers(1000.0, 1.0, 1001.0, 1.0, otherwise="exp(1000) overflows: no exponent may be positive, not even for a while")
+    yield numbers(-2e4, 1.0, -2e4, 2.0, otherwise="a maximum may be any finite number, however low: it alone is subtracted")
     maxima, ones = (torch.tensor([1.0, 4.0]), torch.tensor([3.0, 2.0])), torch.ones(2)
     yield case(maxima[0], ones, maxima[1], ones, otherwise="each element of the tensors is a pair of its own")
     for words, x in vectors(generator(), 3, 5, 2):

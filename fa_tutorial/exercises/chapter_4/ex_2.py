@@ -30,6 +30,7 @@ def flash_forward(q, k, v, block_m, block_n, scale):
 
 
 ACC, O = "alpha[..., None] * acc + p @ v[:, :, keys].float()", "acc / l[..., None]"
+KEYS = "slice(key_block * block_n, (key_block + 1) * block_n)"
 MISTAKES = {
     "your acc is not rescaled when the maximum grows, and l is": (ACC, ACC.replace("alpha[..., None] * ", "")),
     "the new block's p v is rescaled as well: rescale only what was summed before it": (
@@ -41,6 +42,7 @@ MISTAKES = {
     "k is not transposed: s is q kᵀ": (".transpose(-1, -2)", ""),
     "the scale is 1/√D here: multiply by the scale that is given": ("scale * (q_tile", "q.shape[-1] ** -0.5 * (q_tile"),
     "the loop over keys runs to S_q: k and v have S_k rows": ("math.ceil(S_k / block_n)", "math.ceil(S_q / block_n)"),
+    "a slice of k and v has block_m rows here: a tile has block_n keys": (KEYS, KEYS.replace("block_n", "block_m")),
 }  # fmt: skip
 
 CONDITIONS = {

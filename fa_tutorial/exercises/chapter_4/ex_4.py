@@ -2,13 +2,14 @@ import math
 
 import torch
 
+from fa_tutorial.exercises.chapter_4 import ex_2
 from fa_tutorial.exercises.chapter_4.ex_1 import softmax_step as step
-from fa_tutorial.exercises.chapter_4.ex_2 import CONDITIONS as FORWARD_CONDITIONS
 from fa_tutorial.exercises.chapter_4.ex_3 import causal_tiles as tiles_of
 from fa_tutorial.exercises.chapter_4.tiled_cases import ONE_KEY, column, half_cases, random_case, scores_case, tolerance
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.exercises.watch import HiddenByInfinity
+from fa_tutorial.source import source_of
 
 
 def causal_forward(q, k, v, block_m, block_n, scale):
@@ -36,11 +37,14 @@ def causal_forward(q, k, v, block_m, block_n, scale):
     return o, lse
 
 
-MASKED = "s.masked_fill(j > i + S_k - S_q, -math.inf)"
+MASKED, STEP = "s.masked_fill(j > i + S_k - S_q, -math.inf)", "p, m, l, alpha = step(s, m, l)"
 I, J = "torch.arange(rows.start, rows.stop)[:, None]", "torch.arange(keys.start, keys.stop)[None, :]"
 MISTAKES = {
     "nothing is masked: in the tiles from full on, query i must not see later keys": (MASKED, "s"),
     "the mask is strict: query i sees key i + S_k − S_q too": ("j > i", "j >= i"),
+    "the mask is the wrong way round: hide the keys with j > i + S_k − S_q": ("j > i", "j < i"),
+    "the mask comes after the step, so that m and l count hidden keys: mask s": [
+        (MASKED, "s"), (STEP, f"{STEP}\n            if key_block >= full:\n                p = {MASKED.replace('s.', 'p.').replace('-math.inf', '0')}")],
     "the mask compares places in the tile: add the tile's own start, to i and to j": [
         (I, I.replace("rows.start, rows.stop", "rows.stop - rows.start")), (J, J.replace("keys.start, keys.stop", "keys.stop - keys.start"))],
     "the loop over keys starts at full: the whole tiles before it need no mask, but they count": ("range(end)", "range(full, end)"),
@@ -49,7 +53,7 @@ MISTAKES = {
         "range(end)", "range(math.ceil(end / block_n))"),
     "the mask starts at the top left: align it so that the last query sees the last key": (MASKED, MASKED.replace(" + S_k - S_q", "")),
     "rows that see nothing give NaN, by 0 / 0 at the end: o must be 0": ("torch.where(l == 0, 1.0, l)", "l"),
-}  # fmt: skip
+} | {told: change for told, change in ex_2.MISTAKES.items() if str(change[0]) in source_of(causal_forward)}  # fmt: skip
 
 CONDITIONS = {
     "lengths": "S_q and S_k may differ: query i sees keys 0 … i + S_k − S_q",
@@ -57,7 +61,7 @@ CONDITIONS = {
     "ragged": "the last block of rows and the last block of keys may be shorter",
     "skip": "tiles from end on are not computed",
     "tiles": "no product takes more than one tile of block_m × block_n",
-    "half": FORWARD_CONDITIONS["half"],
+    "half": ex_2.CONDITIONS["half"],
 }
 
 
@@ -69,20 +73,24 @@ def truth(q, k, v, block_m, block_n, scale):
 
 def inputs():
     yield scores_case([[2.0]], (1, 1), ONE_KEY)
-    one = "one tile: query i sees keys 0 … i, o = acc / l and lse = m + log l, and p is rounded to v's dtype at most"
+    one = "one tile: query i sees keys 0 … i, s = scale · q kᵀ, o = acc / l and lse = m + log l, and p is rounded to v's dtype at most"
     yield scores_case([[1.0, 2.0], [4.0, 3.625]], (2, 2), one)
     yield scores_case([[1.0, 2.0], [4.0, 1.0]], (2, 2), "s = scale · q kᵀ", scale=0.5)
     low = "a score that is seen may be any finite number, however low: hidden ones are −∞, and m starts there"
     yield scores_case([[-2e30, 0.0], [0.0, 1.0]], (2, 2), low)
+    begins = "tiles of 1 × 1: each block of rows begins with m = −∞, l = 0 and acc = 0; when the maximum grows, rescale acc and l alike"
+    yield scores_case([[1.0, 9.0], [1.0, 2.0]], (1, 1), begins)
     four = [[1.0, 2.0, 0.0, 3.0], [2.0, 1.0, 3.0, 0.0], [0.0, 3.0, 1.0, 2.0], [3.0, 0.0, 2.0, 1.0]]
-    yield scores_case(four, (2, 2), "four tiles: query i sees keys 0 … i, counted in all of q and k, and m, l and acc are carried on")
+    yield scores_case(four, (2, 2), "four tiles: query i sees keys 0 … i, counted in all of q and k")
     yield scores_case(four, (1, 2), "tiles of 1 row and 2 keys: the mask compares positions, i and j, not block numbers")
     seed = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, 12, 8, generator=seed) for _ in range(3))  # tells numbers of blocks from positions
-    three = "three blocks of rows, with several masked tiles each: each has its own full and end"
+    three = "i and j are counted in all of q and k, not in the tile, and each block of rows has its own full and end"
     yield case(q, k, v, 4, 2, 0.5, on="S_q = S_k = 12, D = 8, blocks 4 × 2, scale = 0.5", otherwise=three)
+    q, k, v = (torch.randn(2, 3, 16, 8, generator=seed) for _ in range(3))
+    heads = "every head of every batch element is attention of its own"
+    yield case(q, k, v, 8, 4, 0.3, on="B = 2, H = 3, S_q = S_k = 16, D = 8, blocks 8 × 4, scale = 0.3", otherwise=heads)
     draw = generator()
-    yield random_case(draw, "randn", (2, 3, 16, 16, 8), (8, 4), 0.3)
     below = "S_q < S_k: query i sees keys 0 … i + S_k − S_q"
     yield scores_case([[1.0, 2.0, 0.0], [4.0, 1.0, 3.0]], (2, 3), f"one tile, {below}", edge="lengths")
     args = column(1.0, 1.0, 1.0), column(2.0, 2.0), column(5.0, 7.0)
@@ -91,10 +99,10 @@ def inputs():
     yield random_case(draw, "randn", (2, 2, 20, 9, 4), (8, 4), 0.5, edge="unseen")
     yield scores_case(four, (3, 3), "4 rows and 4 keys in blocks of 3: masked tiles may be ragged", edge="ragged")
     yield random_case(draw, "randn", (2, 3, 33, 33, 5), (32, 16), 0.5, edge="ragged")
-    q, k, v = (torch.randn(1, 1, 24, 4, generator=seed) for _ in range(3))
-    yield case(q, k, v, 4, 2, 0.5, on="S_q = S_k = 24, blocks 4 × 2", edge="skip")
     q, k, v = (torch.randn(1, 1, S, 3, generator=seed) for S in (18, 26, 26))  # the last block of rows is whole and sees all keys
     yield case(q, k, v, 6, 4, 0.5, on="S_q = 18, S_k = 26, D = 3, blocks 6 × 4", edge="tiles")
+    q, k, v = (torch.randn(1, 1, 24, 4, generator=seed) for _ in range(3))
+    yield case(q, k, v, 4, 2, 0.5, on="S_q = S_k = 24, blocks 4 × 2", edge="skip")
     yield from half_cases(draw)
 
 

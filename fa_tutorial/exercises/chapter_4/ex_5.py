@@ -68,7 +68,7 @@ EXERCISE = Exercise(
         "Take B and H above 1, S_q < S_k and S_q > S_k, lengths that no block divides, block_m > block_n, and another scale. Compare o and "
         "lse with reference.attention(q, k, v, is_causal=True, scale=scale).",
         "Multiply q and k by 20 as well: then the scores of a tile lie hundreds apart. With fp16 inputs o rounds to fp16, but lse stays "
-        "float32, so compare lse tightly there: atol = 1e-4.",
+        "float32, so compare lse tightly there: torch.allclose with atol = 1e-4.",
     ),
     solution=is_right,
     reasoning="Three pairs of lengths and dtypes, each with small and with large scores, find each of the sixteen bugs. NaN never "

@@ -35,7 +35,7 @@ def half_cases(draw):
     """float16 and bfloat16, as the edge "half". Where one query is there, a causal mask hides no key, so each case is for both forms."""
     one, three = (column(*[1.0] * n, dtype=torch.float16) for n in (1, 3))
     two = column(2.0, dtype=torch.bfloat16)
-    sums = "acc may pass 65,504, where float16 ends, and lse has float32's digits: keep m, l, acc and lse in float32"
+    sums = "p v may pass 65,504, where float16 ends, and lse has float32's digits: multiply in float32, and keep m, l, acc and lse there"
     for args, on, rule in (
         (
             (300 * one, 300 * one, one, 1, 1, 1e-4),
