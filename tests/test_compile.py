@@ -5,6 +5,7 @@ import torch
 
 import compile_report as report
 from fa_tutorial import compiling, forward, tiles
+from fa_tutorial.bench import chapter_6
 from fa_tutorial.source import defined, edited, source_of
 
 pytestmark = pytest.mark.timeout(1800)
@@ -87,6 +88,29 @@ print(json.dumps([*rows(86, TileConfig(128, 128, 8, 3)), *rows(90, TileConfig(12
     too_large, spilling = (report.faults(compiling.Row(*row)) for row in compiling.in_a_process(code))
     assert any("shared memory" in fault for fault in too_large)
     assert any("spills" in fault for fault in spilling)
+
+
+@pytest.mark.slow
+def test_the_instructions_of_a_pair_that_chapter_6_counts():
+    """Both loops of D = 64, those without a mask; what addresses, copies and waits take is left out."""
+    code = """
+import collections, torch
+from fa_tutorial import backward, compiling, sass
+
+q, k, v, o, do, lse = compiling.inputs(torch.float16, 64)
+with compiling.compiling_for(90) as launched:
+    backward.flash_backward(q, k, v, o, do, lse, None, False, 0.5)
+tiles, found = backward.CONFIGS[compiling.SHARED_LIMITS[90]][64], {}
+for name, kernel, _ in launched[1:]:
+    tile = tiles.dkdv if "dkdv" in name else tiles.dq
+    names = collections.Counter(op.split(".")[0] for op in sass.inner_loop(sass.sass_of(kernel)))
+    of_scores = sum(names[op] for op in ("FMUL", "FFMA", "FADD", "FSETP", "F2FP"))
+    found[name] = of_scores * 32 * tile.num_warps / (tile.block_m * tile.block_n)
+print(json.dumps(found))
+"""
+    found = compiling.in_a_process(code)
+    assert found == {"backward.dkdv_kernel": 8.0, "backward.dq_kernel": 7.5}
+    assert sum(found.values()) == chapter_6.OTHER_INSTRUCTIONS
 
 
 def test_ptxas_is_read_or_refused():

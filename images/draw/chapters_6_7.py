@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 from draw.drawing import arrow, box, digits, grid, heading, image, legend, note, notes, outline, sample, write, writes
 from draw.look import BODY, HEAD, MASKED, SMALL, TENSOR_COLOUR
 from fa_tutorial import algorithm, ledger, reference
-from fa_tutorial.bench import results
+from fa_tutorial.bench import chapter_6, results
 
 
 def tensor_box(ax: Axes, x: float, y: float, width: float, height: float, name: str, **look) -> None:
@@ -20,7 +20,7 @@ def tensor_box(ax: Axes, x: float, y: float, width: float, height: float, name: 
 def draw_delta(ax: Axes) -> None:
     """delta of a query as the sum of one table, keys by D: down the columns it needs all tiles, along the rows it needs o alone."""
     s = torch.tensor([3.0, 2.0, 5.0, 1.0, 4.0, 6.0], dtype=torch.float64)
-    v = torch.tensor([[10.0, 20.0, 30.0, 40.0, 50.0, 60.0], [6.0, 5.0, 4.0, 3.0, 2.0, 1.0]], dtype=torch.float64)
+    v = torch.tensor([[10.0, 20.0, 30.0, 40.0, 50.0, 60.0], [5.0, 4.0, 3.0, 6.0, 2.0, 1.0]], dtype=torch.float64)
     p, do = torch.softmax(s, dim=0), torch.tensor([1.0, 3.0], dtype=torch.float64)
     table = p * v * do[:, None]
     o, dp = v @ p, do @ v
@@ -99,13 +99,14 @@ def draw_data_flow(ax: Axes) -> None:
     note(ax, 6.0, 5.1, "① to ⑤: five matmuls")
 
 
-@image("06_trips.png", 3.75)
+@image("06_trips.png", 4.05)
 def draw_trips(ax: Axes) -> None:
     """Naive attention's twelve trips with four matmuls inside them, and the two loops' work and L2's, each beside the measured time."""
     h200, shape = results.load("h200"), {"B": 1, "H": 16, "S_q": 16_384, "S_k": 16_384}
     trip = ledger.score_bytes(**shape, itemsize=2) / h200["provenance"]["ceilings"]["copy_gb_s"] / 1e6  # ms
     matmul = ledger.backward_flops(**shape, D=64, matmuls=1) / h200["provenance"]["ceilings"]["matmul_fp16_tflops"] / 1e9
-    exponentials = 16 * 16_384**2 / (16 * h200["provenance"]["multiprocessors"] * 1.98e6)  # of a loop: 16 a cycle and SM, 1.98 GHz
+    pairs = 16 * 16_384**2 / (h200["provenance"]["multiprocessors"] * 1.98e6)  # of an SM, in those that it has in a ms at 1.98 GHz
+    exponentials, others = pairs / 16, chapter_6.OTHER_INSTRUCTIONS * pairs / 128  # of a loop, and of both
     layer = {"mode": "bwd", "dtype": "fp16", "B": 1, "H_q": 16, "D": 64, "is_causal": False, "S_q": shape["S_q"]}
     naive, basic = (results.select(h200["rows"], provider=name, **layer).iloc[0]["ms"] for name in ("naive", "basic"))
     left, inch, tall = 1.75, 0.26, 0.42  # inch: of a millisecond
@@ -119,18 +120,20 @@ def draw_trips(ax: Axes) -> None:
                 box(ax, x, 0.4 + tall / 2, matmul * inch, tall / 2, colour="black", share=0.75)
             x += trip * inch
         ax.plot((x, x), (0.3, 0.4 + tall), color="black", linewidth=1.6, zorder=3)
-    in_turns, exp = 7 * matmul + 2 * exponentials, {"colour": "green", "hatch": "..", "share": 0.4}
+    in_turns = 7 * matmul + 2 * exponentials + others
+    exp, other = {"colour": "green", "hatch": "..", "share": 0.4}, {"colour": "purple", "share": 0.4}
     grid(ax, left, 1.7, 1, 7, matmul * inch, lambda *_: {"colour": "black", "share": 0.75}, tall)
     grid(ax, left + 7 * matmul * inch, 1.7, 1, 2, exponentials * inch, lambda *_: exp, tall)
-    note(ax, left + basic * inch + 0.95, 1.7 + tall / 2, "first loop: s, dp, dv, dk; second: s, dp, dq")
-    asked = 2 * 64 * (1 / 64 + 1 / 64) * 16 * 16_384**2 * 2 / 10e9  # ms, at 10 TB/s
+    box(ax, left + (in_turns - others) * inch, 1.7, others * inch, tall, **other)
+    note(ax, left + in_turns * inch + 0.75, 1.7 + tall / 2, "or more at a lower clock")
+    asked = (2 + 2) * 16 * 16_384**2 * 2 / 10e9  # ms, at 10 TB/s: 2 + 2 elements of 2 bytes a pair
     box(ax, left, 2.2, asked * inch, tall, colour="sky", share=0.45)
-    note(ax, left + asked * inch + 0.7, 2.2 + tall / 2, "at most, hidden by the matmuls if loads run ahead")
-    note(ax, left + basic * inch + 0.95, 2.7 + tall / 2, f"{basic - in_turns:.1f} ms or more stay open")
+    note(ax, left + asked * inch + 0.75, 2.2 + tall / 2, "at most, hidden by the matmuls if loads run ahead")
+    note(ax, left + basic * inch + 0.75, 2.7 + tall / 2, "less, so some of the work overlaps")
     for y, name, ms in (
         (0.4, "12 trips of 8 GiB", 12 * trip),
         (0.9, "measured: naive", naive),
-        (1.7, "two loops, in turns", in_turns),
+        (1.7, "two loops, in series", in_turns),
         (2.2, "32 GiB from L2", asked),
         (2.7, "measured: basic", basic),
     ):
@@ -138,8 +141,9 @@ def draw_trips(ax: Axes) -> None:
             box(ax, left, y, ms * inch, tall, line=2.2)
         write(ax, left - 0.1, y + tall / 2, name, ha="right")
         note(ax, left + ms * inch + 0.08, y + tall / 2, f"{ms:.1f} ms", weight="bold")
-    legend(ax, 3.55, ((0.1, look["r"] | {"share": 0.45}, "reads"), (2.1, look["w"] | {"share": 0.45}, "writes"),
-                     (4.2, {"colour": "black", "share": 0.75}, "a matmul"), (6.0, exp, "a loop's exponentials")))  # fmt: skip
+    legend(ax, 3.5, ((0.1, look["r"] | {"share": 0.45}, "reads"), (3.3, look["w"] | {"share": 0.45}, "writes"),
+                     (6.2, {"colour": "black", "share": 0.75}, "a matmul")))  # fmt: skip
+    legend(ax, 3.85, ((0.1, exp, "a loop's exponentials"), (3.3, other, "both loops' other instructions")))
 
 
 LOOP_SHAPE = {"block_m": 2, "block_n": 4, "S_q": 12, "S_k": 12}

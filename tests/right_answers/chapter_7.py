@@ -61,7 +61,7 @@ REFUSES = "        if torch.is_grad_enabled():\n            raise RuntimeError('
 RIGHT_ANSWERS = (
     edit("7.1", "the first iteration of an unrolled loop sets delta",
          ("    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), axis=1)  # [BLOCK_M]\n", HALVES)),
-    ("7.2", tile_with_computed_transposes), ("7.5", dq_keys_by_queries),
+    ("7.2", tile_with_computed_transposes, "but a computed tile is transposed", None), ("7.5", dq_keys_by_queries),
     edit("7.4", "full_m rounded up by hand, positions in another order",
          ("tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M)", "(tl.maximum(last_key - (S_k - S_q), 0) + BLOCK_M - 1) // BLOCK_M"),
          ("start_n + tl.arange(0, BLOCK_N) - (S_k - S_q)", "S_q - S_k + tl.arange(0, BLOCK_N) + start_n")),

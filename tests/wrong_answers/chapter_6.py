@@ -70,6 +70,9 @@ WRONG_ANSWERS = (
     ("6.5", dkdv_that_owns_queries, "your loop comes back to keys that it has left"),
     edit("6.5", "a product in float16", ("p.transpose(-1, -2) @ do[:, :, rows].to(p.dtype)", "p.to(do.dtype).transpose(-1, -2) @ do[:, :, rows]"),
          told="one edge is left: dv: float16 has no 2,049: add up a tile's product in float32"),
+    *(edit(number, "its product in float16", (old, new), told=f"one edge is left: {name}: float16 has no 2,049") for number, name, old, new in (
+        ("6.5", "dk", "ds.transpose(-1, -2) @ q[:, :, rows].to(ds.dtype)", "(ds.to(q.dtype).mT @ q[:, :, rows]).to(ds.dtype)"),
+        ("6.6", "dq", "ds @ k[:, :, keys].to(ds.dtype)", "(ds.to(k.dtype) @ k[:, :, keys]).to(ds.dtype)"))),
     edit("6.5", "sums in float16", ("torch.zeros(v.shape, dtype=lse.dtype)", "torch.zeros_like(v)"), told="float16 has no 2,049: add up a tile's product in float32, and the sums"),
     edit("6.5", "untiled", (SIZES, f"{SIZES}    {UNTILED}"), told="all scores are computed at once"),
     edit("6.5", "whole mask", (SIZES, f"{SIZES}    if is_causal:\n        torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q)\n"),

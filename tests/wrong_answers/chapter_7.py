@@ -67,6 +67,8 @@ WRONG_ANSWERS = (
     edit("7.4", "IS_CAUSAL ignored", ("if IS_CAUSAL:\n        first", "if True:\n        first"), ("if IS_CAUSAL:\n        for", "if True:\n        for"),
          told="the loop without a mask takes every query, and the loop with it none"),
     *(edit(number, "dv scaled", ("dv_acc, b", "dv_acc * scale, b"), told=told) for number, told in (("7.4", "dv = Σ pᵀ do"), ("7.6", "dv = pᵀ do"))),
+    edit("7.4", "one loop only where causal", ("range(full_m, S_q, BLOCK_M)", "range(S_q if IS_CAUSAL else 0, S_q, BLOCK_M)"),
+         told="so the loop without a mask takes it"),
     edit("7.4", "a block with a mask at least", ("tl.maximum(last_key + S_q - S_k, 0)", "tl.maximum(last_key + S_q - S_k, 1)"),
          told="a block of queries is masked only if one of its queries does not see the last key", gpu=None),
     edit("7.4", "last key not clipped", ("tl.minimum(start_n + BLOCK_N, S_k) - 1", "start_n + BLOCK_N - 1"),

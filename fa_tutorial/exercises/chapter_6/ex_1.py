@@ -21,12 +21,14 @@ MISTAKES = {
     "the row sum is not multiplied by p: p multiplies the whole difference": (DS, "p * dp - delta"),
     "a factor p is missing: diag(p) dp has one, and so has p pᵀ dp": (DS, "dp - delta"),
     "ds has the wrong sign": (DS, "p * (delta - dp)"),
+    "the row sum is added: J has a minus before p pᵀ": (DS, "p * (dp + delta)"),
+    "this takes the mean of p ∘ dp: pᵀ dp is a sum": (SUM, "(p * dp).mean(dim=-1, keepdim=True)"),
     "rowsum(dp) is subtracted: pᵀ dp is a weighted sum": (SUM, "dp.sum(dim=-1, keepdim=True)"),
     "column j is shifted by the sum of row j: the sum has lost its dimension (keepdim=True)": (", keepdim=True", ""),
     "p ∘ dp is summed down the columns: sum along the last dimension": ("dim=-1", "dim=-2"),
 }
 
-RULE = "ds = diag(p) dp − p pᵀ dp"
+RULE = "ds = J dp, with the J of (6.4) for each row"
 CONDITIONS = {
     "unseen": "a row that sees nothing has p = 0, and gets ds = 0",
     "float64": "float64 in gives float64's accuracy out",

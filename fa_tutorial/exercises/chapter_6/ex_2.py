@@ -26,6 +26,8 @@ MISTAKES = {
     "dp is do v: o = p v is a matmul, and (6.3) gives another product for its first factor": ("do @ v.transpose(-1, -2)", "do @ v"),
     "the results come in the order (dv, dq, dk): return (dq, dk, dv)": ("return dq, dk, dv", "return dv, dq, dk"),
     "dk and dv are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dq, dv, dk"),
+    "dq and dk are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dk, dq, dv"),
+    "p ∘ dp is summed over the queries: each query has a sum over its keys": ("dim=-1, keepdim", "dim=-2, keepdim"),
     "p is computed again, without the pairs that a mask has hidden: take the p that is given": (
         "    dv = p", "    p = torch.softmax(scale * q @ k.mT, dim=-1)\n    dv = p"),
     "ds is not transposed in dk: key j adds up column j of ds": ("ds.transpose(-1, -2)", "ds"),

@@ -18,6 +18,7 @@ def row_delta(q, k, v, o, lse, do):
 PRODUCT = "do.to(lse.dtype) * o.to(lse.dtype)"
 MISTAKES = {
     "each row has D products, and delta is one number: add them up": (".sum(dim=-1)", ""),
+    "this takes a mean: delta is the sum over D": (".sum(dim=-1)", ".mean(dim=-1)"),
     "this is the sum of o: do weighs its elements": (PRODUCT, "o.to(lse.dtype)"),
     "o is multiplied by itself: where does do come in?": (PRODUCT, "o.to(lse.dtype) * o.to(lse.dtype)"),
     "the sum runs over the queries: each of them has its own delta": ("dim=-1", "dim=-2"),

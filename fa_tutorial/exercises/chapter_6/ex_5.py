@@ -27,7 +27,7 @@ def dkdv_loop(q, k, v, do, lse, delta, block_m, block_n, is_causal, scale):
 
 
 START, FULL = "max(0, j - S_k + S_q) // block_m", "math.ceil(max(0, keys.stop - 1 - S_k + S_q) / block_m)"
-CALL = "rows, keys, row_block < full, scale"
+CALL, DK = "rows, keys, row_block < full, scale", "ds.transpose(-1, -2) @ q[:, :, rows].to(ds.dtype)"
 MISTAKES = {
     "dk is without the scale: s = scale · q kᵀ, so dk = scale · dsᵀ q": ("scale * ds", "ds"),
     "dk and dv are overwritten in every step: add up the row blocks": ("[:, :, keys] +=", "[:, :, keys] ="),
@@ -40,6 +40,10 @@ MISTAKES = {
     "start is rounded up: the block that holds the first query which sees a key counts, although earlier queries of it may see none": (
         START, "math.ceil(max(0, j - S_k + S_q) / block_m)"),
     "start comes from the last key: the first one decides which queries see any of them": (START, START.replace("j", "keys.stop - 1")),
+    "full comes from the first key: queries from there on may not see the others, and the last key decides which see all": (
+        FULL, FULL.replace("keys.stop - 1", "j")),
+    "scale is applied to dk in every step, so the earlier blocks get it again and again: apply it to each share once": (
+        f"scale * {DK}", f"{DK}\n            dk[:, :, keys] *= scale"),
     "full is rounded down: not every query of its block sees all of the keys": (FULL, "max(0, keys.stop - 1 - S_k + S_q) // block_m"),
 }  # fmt: skip
 

@@ -40,6 +40,9 @@ MISTAKES = {
     "these are the bounds of 6.5, which count blocks of queries, and your inner loop walks over keys: take causal_tiles": [
         ("full = end = math", "start, full, end = 0, 0, math"), ("full, end = algorithm.causal_tiles", "start, full = algorithm.causal_rows"),
         ("range(end)", "range(start, end)"), ("key_block >= full", "key_block < full")],
+    "the loop ends at full: the blocks from full to end are seen too, in part": ("range(end)", "range(full)"),
+    "without a bound and a mask each query sees all keys, as in the loop that owns keys: if is_causal, end at end, and mask from full on": [
+        ("range(end)", "range(math.ceil(S_k / block_n))"), (MASK, "rows, keys, False, scale")],
     "the mask is on before full: the queries see all keys of these blocks, so mask from full on": (">= full", "< full"),
 }  # fmt: skip
 

@@ -166,13 +166,13 @@ def ladder(sums, rule, *parts):
     yield made(rows, empty, empty, rows, on="S_q = 4, S_k = 0", otherwise="no key at all: dq = 0", edge="unseen")
     yield head([math.nan, 1.0], k[:2], v[:2], do[:2], blocks=(1, 1), edge="nan")
     half = {"dtype": torch.float16, "edge": "half"}
-    unscaled = "the sum of dq or dk is 480,000 before the scale, and float16 ends at 65,504: scale before you convert"
-    q, k = [[6e4, 0.0]] * 2, [[0.0, 6e4], [0.0, -6e4]]
-    yield head(q, k, [[8.0, 0.0], [-8.0, 0.0]], [[1.0, 0.0]] * 2, scale=0.125, otherwise=unscaled, **half)
     for part in parts:
         *tensors, blocks = FP16_SUMS[part]
         told = f"{part}: float16 has no 2,049: add up a tile's product in float32, and the sums over blocks"
         yield head(*tensors, blocks=blocks, otherwise=told, **half)
+    unscaled = f"the sum of {parts[0]} is 480,000 before the scale, and float16 ends at 65,504: scale before you convert"
+    q, k = [[6e4, 0.0]] * 2, [[0.0, 6e4], [0.0, -6e4]]
+    yield head(q, k, [[8.0, 0.0], [-8.0, 0.0]], [[1.0, 0.0]] * 2, scale=0.125, otherwise=unscaled, **half)
     yield drawn((1, 1, 2, 3, 2), 1 / 3, False, seed, words="float64, ", dtype=torch.float64, edge="float64")
     yield drawn((1, 1, 13, 17, 3), 1.0, True, seed, (2, 5), edge="memory")
     yield drawn((1, 1, 12, 15, 5), 1.0, False, seed, (2, 3), edge="memory")

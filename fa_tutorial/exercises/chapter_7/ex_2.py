@@ -1,3 +1,7 @@
+from unittest import mock
+
+from fa_tutorial import hardware
+from fa_tutorial.exercises import harness_kernel
 from fa_tutorial.exercises.chapter_7 import shared
 from fa_tutorial.exercises.inputs import generator
 from fa_tutorial.matmul import tl, triton
@@ -41,6 +45,9 @@ MISTAKES = {
     "do is not transposed: dpᵀ = v doᵀ (where S = D the kernel runs all the same)": ("tl.trans(do_tile)", "do_tile"),
     "lse and delta belong to the queries, but here they run along the keys": [
         ("lse[None, :]", "lse[:, None]"), ("delta[None, :]", "delta[:, None]")],
+    "lse belongs to the queries, but here it runs along the keys": ("lse[None, :]", "lse[:, None]"),
+    "dp is made of k: dpᵀ = v doᵀ": ("dot(v_tile", "dot(k_tile"),
+    "dv is scaled: only the scores, and so dk, have the factor scale": ("store_tile(dv, dv_acc", "store_tile(dv, dv_acc * scale"),
     "delta is not subtracted: ds = p ∘ (dp − delta)": ("dp_t - delta[None, :]", "dp_t"),
     shared.DELTA_OF_A_TILE: ("delta[None, :]", "tl.sum(p_t * dp_t, axis=0)[None, :]"),
     shared.TF32: (" dot(", " tl.dot("),
@@ -71,9 +78,25 @@ def inputs():
         yield shared.given(None, on, tensors=tensors, blocks=blocks, fresh=True)
 
 
+def note(kernel):
+    """Whether a computed tile, of 16 queries and 32 keys, is transposed: the interpreter shows it."""
+    if not hardware.interpreter_on():
+        return ""
+    from triton.runtime.interpreter import interpreter_builder as builder
+
+    transposed, plain = [], builder.create_trans
+    noting = lambda x, order: transposed.append(x.data.shape) or plain(x, order)  # noqa: E731
+    launch = shared.Given(*shared.draw(1, 1, 16, 32, 64), blocks=(16, 32, 64)).launch(("dk", "dv"), True, False, False)
+    with mock.patch.object(builder, "create_trans", noting):
+        harness_kernel.results(kernel, launch, kernel, "", "", once=True)
+    told = "but a computed tile is transposed: compute s_t = scale · k qᵀ, and only q and do are"
+    return told if {(16, 32), (32, 16)} & {*transposed} else ""
+
+
 EXERCISE = shared.exercise(
     outputs=("dk", "dv"),
     one_tile=True,
+    note=note,
     task="Compute dk and dv of one tile: BLOCK_M queries and BLOCK_N keys, one head to a program.",
     conditions={"range": "no finite logits overflow: exp(s − lse) is computed in one step", "half": shared.HALF},
     hints=(

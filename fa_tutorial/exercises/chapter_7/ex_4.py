@@ -66,6 +66,8 @@ MISTAKES = {
     "first_m is rounded up: earlier queries of the block that holds query start_n + S_q − S_k are left out, and some see a key": (
         START, "tl.cdiv(tl.maximum(start_n + S_q - S_k, 0), BLOCK_M) * BLOCK_M"),
     "full_m isn't rounded up to a multiple of BLOCK_M, so both loops take some queries": (FULL, "tl.maximum(last_key + S_q - S_k, 0)"),
+    "full_m comes from the first key: it takes the last key that is there, because queries from full_m on see all of them": (
+        FULL, FULL.replace("last_key", "start_n")),
     "full_m is rounded down, and not every query of its block sees all of the keys: round it up": (
         FULL, "tl.maximum(last_key + S_q - S_k, 0) // BLOCK_M * BLOCK_M"),
     "blocks from full_m on count twice: the loop with the mask ends at full_m": ("range(first_m, full_m", "range(first_m, S_q"),
@@ -95,7 +97,7 @@ def inputs():
     yield shared.several_heads("dk and dv", blocks=(16, 16, 16))  # two blocks of keys: a program's number is no head's
     yield shared.causal(16, 16, "query i sees keys 0 to i: blocks of queries before full_m, a multiple of BLOCK_M, need the mask")
     stray = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
-    yield shared.causal(1, 17, "the one query sees all keys: query i sees keys 0 to i + S_k − S_q", stray=stray)
+    yield shared.causal(1, 17, "the one query sees all keys, 0 to i + S_k − S_q, so the loop without a mask takes it", stray=stray)
     between = (
         "each block of queries from first_m on counts once, and is masked before full_m: first_m comes from the first key, full_m from "
         "the last, both multiples of BLOCK_M"

@@ -57,11 +57,15 @@ MISTAKES = {
         "ds.to(k_tile.dtype)", "(ds * scale).to(k_tile.dtype)"),
     "lse and delta belong to the queries, but here they run along the keys": [
         ("lse[:, None]", "lse[None, :]"), ("delta[:, None]", "delta[None, :]")],
+    "delta is not subtracted: ds = p ∘ (dp − delta)": ("dp - delta[:, None]", "dp"),
+    "dp is made of k: dp = do vᵀ": ("tl.trans(v_tile)", "tl.trans(k_tile)"),
+    "ds is multiplied by v: dq = scale · ds k": (SUM, SUM.replace("k_tile, acc", "v_tile, acc")),
     shared.DELTA_OF_A_TILE: ("delta[:, None]", "tl.sum(p * dp, axis=1)[:, None]"),
     shared.TF32: (" dot(", " tl.dot("),
     shared.FP16: ("ds.to(k_tile.dtype), k_tile", "ds.to(tl.float16), k_tile.to(tl.float16)"),
     f"lse and delta are the key head's: {PLACE}": ("batch_head * S_q", "(b * H_k + h_k) * S_q"),
     "the mask is without S_k − S_q: query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key": (CAUSAL, "offs_n[None, :] <= offs_m[:, None]"),
+    "the last key, S_k − 1, is left out": ("offs_n[None, :] < S_k", "offs_n[None, :] < S_k - 1"),
     "the mask is strict: a query sees its own key too, j ≤ i + S_k − S_q": (CAUSAL, CAUSAL.replace("<=", "<")),
     "rows that see nothing have lse = −inf, and −inf − (−inf) is NaN: mask p, not s": (
         P, 'tl.exp(tl.where(seen, s, -float("inf")) - lse[:, None])'),

@@ -56,6 +56,7 @@ MISTAKES = {
     "a store overwrites what other programs have added: use tl.atomic_add": ("tl.atomic_add(", "tl.store("),
     shared.TF32: (PART, PART.replace("dot", "tl.dot")),
     "dq is without the scale: dq = scale · ds k": (PART, "dot(tl.trans(ds_t), k_tile)"),
+    "dq is scaled twice: dq = scale · ds k, and s has its own factor": (PART, f"scale * {PART}"),
     "ds is not transposed for dq: dq = scale · ds k, and ds_t is the transpose of ds": (PART, "scale * dot(ds_t, k_tile)"),
     "dq's strides of batch and head are exchanged: a head's rows start at b · strides[0] + h · strides[1]": (
         "b * dq.strides[0] + h * dq.strides[1]", "b * dq.strides[1] + h * dq.strides[0]"),

@@ -113,15 +113,15 @@ def gradients(given: Given, dtype: torch.dtype = torch.float64, size: bool = Fal
 OVERLAP = "programs store to one another's rows: where do a program's rows start, and which are its b and h?"
 
 
-def exercise(outputs, one_tile=False, causal=False, grouped=False, overlap=OVERLAP, **words):
-    """An Exercise whose kernel gives these gradients."""
+def exercise(outputs, one_tile=False, causal=False, grouped=False, overlap=OVERLAP, note=None, **words):
+    """An Exercise whose kernel gives these gradients. note: of a right kernel; what one program loads again unless given."""
 
     def refused(kernel):
         half = Given(*(x.half() for x in draw(1, 1, 16, 16, 16)))
         slow = f"{WIDENED}: leave q, k, v and do as they are, and round p and ds to the dtype of the tile that each is multiplied by"
         return slow if widens(kernel, half.launch(outputs, one_tile, causal, grouped)) else ""
 
-    def note(kernel):
+    def loaded_again(kernel):
         """What one program loads again, although it stays: k and v of a block of keys, or q, do, lse and delta of a block of queries."""
         q, k, v, do = draw(1, 1, *((16, 32) if outputs == ("dq",) else (32, 16)), 16)
         launch = Given(q.repeat(1, 1 + grouped, 1, 1), k, v, do.repeat(1, 1 + grouped, 1, 1)).launch(outputs, one_tile, causal, grouped)
@@ -133,7 +133,7 @@ def exercise(outputs, one_tile=False, causal=False, grouped=False, overlap=OVERL
         launch=lambda given: given.launch(outputs, one_tile, causal, grouped),
         tolerance=lambda args, part: (1e-5, args[0].atol[part]),
         refused=refused,
-        note=None if one_tile else note,
+        note=note or loaded_again,
         seen={"overlap": overlap, "stored_again": "sum in registers, and store after the loop"},
         **words,
     )
