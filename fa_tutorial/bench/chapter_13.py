@@ -127,7 +127,7 @@ def print_links(least: Callable, rows: pd.DataFrame) -> None:
 
 HOST = [("host memory", S, 16) for S in (65_536, LONG, 262_144)]  # images/explore/ring_clock.html's, too
 SHOWN = [*(("NVLink", S, 16) for S in (65_536, LONG)), *HOST[1:]]
-CHOICES = [("NVLink", 8_192, 16), *SHOWN[1:], ("host memory", LONG, 4), ("NVLink", LONG, 4)]
+CHOICES = [("NVLink", 8_192, 16), SHOWN[1], ("NVLink", LONG, 4), *HOST[1:], ("host memory", LONG, 4)]
 
 
 def noise(S: int) -> float:
