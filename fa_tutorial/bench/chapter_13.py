@@ -101,6 +101,7 @@ def meet(text: str) -> list[int]:
 # ---------------------------------------------------------------- stored times
 
 INDEX = ["link", "S", "H_k"]
+LONG = 131_072  # tokens of the running case
 
 
 def times_of(rows: pd.DataFrame, way: str = "forward") -> pd.DataFrame:
@@ -114,10 +115,19 @@ def times_of(rows: pd.DataFrame, way: str = "forward") -> pd.DataFrame:
     return found.assign(x=found["T_c"] / found["T_s"], W=1e3 * message / found["T_s"])
 
 
-LONG = 131_072  # tokens of the running case
+def print_links(least: Callable, rows: pd.DataFrame) -> None:
+    """T_s and W of some lengths with G = 1, and whether `least(W)`, exercise 13.5's shard, is no longer than theirs."""
+    found = times_of(rows).set_index(INDEX)
+    print(f"{'':30}tokens a shard   T_s, ms   W, GB/s   least shard   hides a forward?")
+    for link, S in [*(("NVLink", S) for S in (32_768, 65_536, LONG)), *(("host memory", S) for S in (LONG, 2 * LONG))]:
+        T_s, W = found.loc[(link, S, 16), ["T_s", "W"]]
+        hides = "yes" if least(W) <= S / 4 else "no"
+        print(f"{link:11}, {S:7,} tokens {S // 4:16,} {T_s:9.2f} {W / 1e9:9.0f} {least(W):13,.0f}   {hides}")
+
+
 HOST = [("host memory", S, 16) for S in (65_536, LONG, 262_144)]  # images/explore/ring_clock.html's, too
 SHOWN = [*(("NVLink", S, 16) for S in (65_536, LONG)), *HOST[1:]]
-CHOICES = [("NVLink", 8_192, 16), *SHOWN[1:], ("host memory", LONG, 4)]
+CHOICES = [("NVLink", 8_192, 16), SHOWN[1], ("NVLink", LONG, 4), *HOST[1:], ("host memory", LONG, 4)]
 
 
 def noise(S: int) -> float:
@@ -197,7 +207,7 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
     ax.set_xticks([1 / 4, 1 / 2, 1, 2], ["1/4", "1/2", "1", "2"])
     ax.minorticks_off()
     ax.grid(visible=False, axis="x")
-    ax.set(ylim=(0, 4.3), xlabel="$x = T_c / T_s$", ylabel="forward, times as fast as one GPU")
+    ax.set(ylim=(0, 4.3), xlabel="$x = T_c / T_s$", ylabel="forward with G = 1, times as fast as one GPU")
     ax.plot([], [], color="grey", label="line: your clock")
     ax.plot([], [], "o", color="grey", label="mark: four H200s")
     ax.legend(loc="lower right")
@@ -229,15 +239,6 @@ def print_memory(rows: pd.DataFrame) -> None:
     for name, (ranks, peak) in (shown | {"Ulysses on four": (4, four["Ulysses"])}).items():
         q = 2 * 16 * 128 * LONG // ranks
         print(f"{name:24}{peak / 1e9:6.1f}{peak / q:32.1f}")
-
-
-def print_peer(rows: pd.DataFrame) -> None:
-    """Ms and GB of PyTorch's context_parallel, and of the ring beside it, on two GPUs."""
-    [peer] = rows[rows["provider"].eq("context_parallel")].to_dict("records")
-    print(f"{f'{LONG:,} tokens on two GPUs':36}{'forward, ms':>13}{'backward, ms':>14}{'GB of each':>12}")
-    for name, its in (("ring", "ring_"), ("context_parallel with cuDNN", "")):
-        forward, backward, peak = (peer[its + key] for key in ("forward_ms", "backward_ms", "peak_bytes"))
-        print(f"{name:36}{forward:13.1f}{backward:14.1f}{peak / 1e9:12.1f}")
 
 
 # ---------------------------------------------------------------- an iteration of training

@@ -149,7 +149,7 @@ def draw_late_program(ax: Axes) -> None:
             now += end
             if step < RANKS - 1:
                 ax.plot([left + now * unit] * 2, [top + 0.25, top + 0.5 + shown * sm_gap], color="black", linewidth=2)
-        heading(ax, 0.15, top + 0.06, f"rank 3, {name}: {now:.1f} ms")
+        heading(ax, 0.15, top + 0.06, f"rank 3 on the clock, {name}: {now:.1f} ms")
         for sm, number in enumerate((0, 1, 2, 131)):
             write(ax, left - 0.1, top + 0.5 + sm * sm_gap + sm_high / 2, f"SM {number}", ha="right")
     legend_of_steps(ax, 3.97, (0.85, 4.3, 6.75), "compute, and how many work tiles", "a message's kernel")

@@ -1,6 +1,8 @@
+import operator
 import random
 
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def owner(rank, step, ranks):
@@ -24,6 +26,14 @@ def truth(rank, step, ranks):
     for _ in range(step):
         holds = holds[-1:] + holds[:-1]  # all pass on at once
     return holds[rank]
+
+
+@adapting
+def adapt(answer, rank, step, ranks):
+    held = answer(rank, step, ranks)
+    if not hasattr(held, "__index__"):
+        raise Wrong(f"returns a {type(held).__name__}, want an int, for it is a list's index")
+    return operator.index(held)
 
 
 def inputs():
@@ -52,4 +62,5 @@ EXERCISE = Exercise(
     rule="the keys that are here have come `step` ranks far, each step from rank r to rank r + 1",
     mistakes=MISTAKES,
     exact=True,
+    adapt=adapt,
 )

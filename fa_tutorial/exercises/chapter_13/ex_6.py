@@ -25,12 +25,14 @@ def backward_rank(q, k, v, o, do, lse, ranks):
 YIELD, HOME = "        k, v, dk, dv = yield k, v, dk, dv\n", "    if ranks > 1:\n        dk, dv = yield dk, dv\n"
 TILE, ADD = "attention_backward(q, k, v, o, do, lse)", "        dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part\n"
 PARTS = f"        dq_part, dk_part, dv_part = {TILE}\n"
-OWN = TILE.replace("o, do, lse", "played.attend(q, k, v)[0], do, played.attend(q, k, v)[1]")
+OWN_LSE = TILE.replace(" lse", " played.attend(q, k, v)[1]")
+OWN = OWN_LSE.replace(" o,", " played.attend(q, k, v)[0],")
 MISTAKES = {
     "the gradients stop one rank before home: after ranks − 1 steps a rank holds those of the rank after it, so they need one step more": (HOME, ""),
     "dk and dv stay here while the keys travel, so that gradients of different keys are added up: they travel with their keys": [
         (YIELD, "        k, v = yield k, v\n"), (HOME, "")],
     "each part has its own o and lse, so its weights add up to 1 over this shard alone: take the whole row's, those that came in": (TILE, OWN, 2),
+    "each part has its own lse, so its weights add up to 1 over this shard alone: take the whole row's, which came in": (TILE, OWN_LSE, 2),
     "dq has its own pair's part alone: add each visitor's": ("dq + dq_part, ", "dq, "),
     "its own part of dk and dv is left out: begin their sums with it, or add it when they are home": (
         "  # float32, where q is bf16\n", "\n    dk, dv = torch.zeros_like(dk), torch.zeros_like(dv)\n"),
@@ -38,6 +40,7 @@ MISTAKES = {
     "its own pair is counted twice, and the last pair never: pass on first, then take the gradients of what came": (
         YIELD + PARTS + ADD, PARTS + ADD + YIELD),
     "one pair too many: the last step takes dk and dv home alone, and its own pair is counted already": [("range(1, ranks)", "range(ranks)"), (HOME, "")],
+    "k and v are sent once more at the end: only dk and dv have to come home": (HOME, HOME.replace("dk, dv", "k, v, dk, dv")),
     "dk and dv are overwritten in each step: add to what the earlier ranks have put in": ("dk + dk_part, dv + dv_part", "dk_part, dv_part"),
     "only the rank's own keys are used: take the ones that come": (YIELD, "        yield k, v, dk, dv\n"),
     "o and do are exchanged: attention_backward takes q, k, v, o, do, lse": (TILE, TILE.replace("o, do", "do, o"), 2),
@@ -100,7 +103,7 @@ EXERCISE = Exercise(
     task="Write one rank's backward routine, with attention_backward.",
     conditions={
         "alone": "one rank: the gradients of chapter 6, and nothing is sent",
-        "half": "for bf16 inputs attention_backward returns bf16: sum dq, dk and dv in float32, as lse is, and send k and v in bf16",
+        "half": "for bf16 inputs attention_backward returns bf16: sum dq, dk and dv in float32, as lse is, send dk and dv unrounded, and k and v in bf16",
     },
     hints=(
         "q, do and dq stay. k and v travel as before. Where must the gradients of the keys be when the next rank wants to add to them?",

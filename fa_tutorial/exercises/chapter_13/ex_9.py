@@ -61,11 +61,11 @@ class Message:
 class Link:
     """torch.distributed for one rank, where all ranks do the same: what comes is what this rank sends, of the rank before.
 
-    Keys are [ranks], 1 at their owner. What goes wrong on some machine at some time goes wrong here each time.
+    Keys are [ranks] of one dtype, 1 at their owner. What goes wrong on some machine at some time goes wrong here each time.
     """
 
-    def __init__(self, rank: int, ranks: int) -> None:
-        self.ranks, self.tiles, self.words = ranks, 0, f"rank {rank} of {ranks}"
+    def __init__(self, rank: int, ranks: int, dtype: torch.dtype) -> None:
+        self.ranks, self.dtype, self.tiles, self.words = ranks, dtype, 0, f"rank {rank} of {ranks}"
         self.sends, self.receives, self.open = [], [], []
         self.get_rank, self.get_world_size = lambda: rank, lambda: ranks
         self.isend = lambda tensor, dst: self.start(tensor, self.sends, f"sends to rank {dst}", dst, (rank + 1) % ranks)
@@ -81,12 +81,14 @@ class Link:
             raise Wrong(f"{self.words} {does}, want {right}: keys go to rank + 1, and from the last rank to rank 0")
         if len(started) == self.ranks - 1:
             raise Wrong(f"{self.words} {does} more than ranks − 1 times: kv needn't travel after the last tile")
+        if (x.dtype, x.numel()) != (self.dtype, self.ranks):
+            raise Wrong(f"{self.words} {does} with a tensor unlike kv: what comes has kv's shape and dtype, as torch.empty_like(kv) has")
         if any(overlap(x, other.x) for other in self.open if not is_send or other.was is None):
             raise Wrong(f"{self.words} {does} with a tensor of a message that is still on its way: wait for that first")
         started.append(Message(self, x, x.clone() if is_send else None, len(started)))
         self.open.append(started[-1])
         if not is_send:
-            x.fill_(torch.nan)  # from now on it may hold anything
+            x.fill_(torch.nan if x.is_floating_point() else -1)  # from now on it may hold anything
         return started[-1]
 
     def tile(self, kv) -> torch.Tensor:
@@ -104,17 +106,16 @@ def overlap(x: torch.Tensor, y: torch.Tensor) -> bool:
     return x.data_ptr() < y.data_ptr() + y.nbytes and y.data_ptr() < x.data_ptr() + x.nbytes
 
 
-def truth(ranks):
+def truth(ranks, dtype):
     return tuple(tuple((rank - step) % ranks for step in range(ranks)) for rank in range(ranks))
 
 
 @adapting
-def adapt(answer, ranks):
+def adapt(answer, ranks, dtype):
     """The answer on each rank: whose keys it computes with, in order."""
     met = []
-    for rank in range(ranks):
-        link = Link(rank, ranks)
-        tiles = answer(torch.eye(ranks)[rank], link, link.tile)
+    for link in [Link(rank, ranks, dtype) for rank in range(ranks)]:
+        tiles = answer(torch.eye(ranks, dtype=dtype)[link.get_rank()], link, link.tile)
         if not isinstance(tiles, tuple | list) or not all(torch.is_tensor(x) and x.sum() == 2 for x in tiles):
             raise Wrong(f"returns {kind(tiles)}, want a list of what tile gave, one for each rank")
         if link.open:
@@ -124,9 +125,8 @@ def adapt(answer, ranks):
 
 
 def inputs():
-    for ranks in (2, 3, 4, 7):
-        yield case(ranks, on=f"{ranks} ranks")
-    yield case(1, on="1 rank", edge="alone")
+    for ranks, dtype in ((2, torch.float32), (3, torch.bfloat16), (4, torch.int64), (7, torch.float32), (1, torch.float32)):
+        yield case(ranks, dtype, on=f"{ranks} rank{'s' * (ranks > 1)}, {dtype}", edge="alone" if ranks == 1 else "")
 
 
 EXERCISE = Exercise(
