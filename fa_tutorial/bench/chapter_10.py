@@ -3,6 +3,7 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
@@ -55,16 +56,15 @@ def list_times(mask: str) -> list[float]:
     return rows("whole_tile", mask=mask)["ms"].tolist()
 
 
-# a row of the page's chart -> the stored forward and backward that took turns with chapter 8's
+# a row of the chart's upper panels, with its tile, in the backward dk's and dv's -> the stored run of causal attention
+# that took turns with chapter 8's
 PRICED = {
-    "chapter 8, our tile": ("chapter 8, 64x64", "chapter 8, 32x64"),
-    "ours": ("lists", "lists"),
-    "ours, chapter 8's tile": ("lists, 128x64", "lists, 64x64"),
-    "ours, a window of all keys": ("window", "window"),
+    "fwd": {"chapter 8, 64 × 64": "chapter 8, 64x64", "ours, 64 × 64": "lists", "ours, 128 × 64": "lists, 128x64"},
+    "bwd": {"chapter 8, 32 × 64": "chapter 8, 32x64", "ours, 32 × 64": "lists", "ours, 64 × 64": "lists, 64x64"},
 }
-# another row -> the stored contest with FlexAttention
+# a row of the lower ones -> the stored contest with FlexAttention
 VARIANTS = {
-    "ours, a window of all keys": "causal",
+    "window of all keys": "causal",
     "window of 1,024 keys": "window",
     "ALiBi": "alibi",
     "24 documents": "documents",
@@ -72,43 +72,45 @@ VARIANTS = {
 }
 
 
-def prices(mode: str) -> dict[str, tuple[list[float], list[float]]]:
-    """By the chart's rows: stored times of the runs, ours and FlexAttention's, each divided by chapter 8's of causal
-    attention in the same run."""
+def prices(mode: str) -> tuple[dict[str, list[float]], dict[str, tuple[list[float], list[float]]]]:
+    """By the rows of the upper panel, and of the lower one: stored times of the runs, in the lower one ours and
+    FlexAttention's, each divided by chapter 8's of causal attention in the same run."""
     runs = rows("price", mode=mode).pivot(columns="run", values="ms")
-    place = ("fwd", "bwd").index(mode)
-    found: dict[str, tuple[list[float], list[float]]] = {
-        name: ((runs.loc[both[place]] / runs.loc["chapter 8"]).tolist(), []) for name, both in PRICED.items()
-    }
+    upper = {name: (runs.loc[provider] / runs.loc["chapter 8"]).tolist() for name, provider in PRICED[mode].items()}
     contests = rows("variant", mode=mode)
     shares = contests[["ms", "flex_ms"]].div(contests["causal_ms"], axis=0)
-    for name, provider in VARIANTS.items():
-        for times, share in zip(found.setdefault(name, ([], [])), shares.loc[provider], strict=True):
-            times.append(float(share))
-    return found
+    lower = {name: tuple([float(share)] for share in shares.loc[provider]) for name, provider in VARIANTS.items()}
+    lower["window of all keys"][0].extend((runs.loc["window"] / runs.loc["chapter 8"]).tolist())
+    return upper, lower
 
 
 def price_chart() -> Figure:
-    """The prices, forward and backward. A bar ends at the most of its runs; beside it stand the least and the most."""
-    figure, panels = plt.subplots(1, 2, figsize=(9, 4.6), sharey=True, layout="constrained")
-    for ax, (mode, title) in zip(panels, (("fwd", "forward"), ("bwd", "backward")), strict=True):
-        found = prices(mode)
-        for row, (name, (ours, flex)) in enumerate(found.items()):
-            own = "lightgrey" if name.startswith("chapter 8") else COLOURS["blue"]
-            y, height = (row - 0.2, 0.38) if flex else (row, 0.7)
-            for times, colour in ((ours, own), (flex, COLOURS["orange"])):
-                if times:
-                    ax.barh(y, max(times), height, color=colour)
-                    text = "–".join(sorted({f"{min(times):.2f}", f"{max(times):.2f}"}))
-                    ax.text(max(times) + 0.02, y, text, va="center", fontsize=9)
-                y += 0.4
-        ax.axvline(1, color="black", linestyle="--", linewidth=1)
-        ax.axhline(len(PRICED) - 0.5, color="lightgrey", linewidth=1)
-        ax.set(title=title, xlim=(0, 1.65), xticks=(0, 0.5, 1, 1.5), xlabel="time / chapter 8's of causal attention")
-        ax.grid(visible=False, axis="y")
-    panels[0].set_yticks(range(len(found)), list(found))
-    panels[0].invert_yaxis()
-    looks = (("lightgrey", "chapter 8"), (COLOURS["blue"], "ours"), (COLOURS["orange"], "FlexAttention"))
+    """The prices, forward and backward: above those of our kernels and tiles, below those of variants. A bar ends at
+    the most of its runs; beside it stand the least and the most."""
+    figure, panels = plt.subplots(2, 2, figsize=(9, 5.4), sharex=True, height_ratios=(3, 5), layout="constrained")
+    for (upper, lower), mode, title in zip(panels.T, PRICED, ("forward", "backward"), strict=True):
+        ours_alone, contests = prices(mode)
+        for row, (name, times) in enumerate(ours_alone.items()):
+            draw_price(upper, row, times, "lightgrey" if name.startswith("chapter 8") else COLOURS["blue"], 0.7)
+        for row, times in enumerate(contests.values()):
+            for place, own, colour in zip((row - 0.2, row + 0.2), times, ("blue", "orange"), strict=True):
+                draw_price(lower, place, own, COLOURS[colour], 0.38)
+        for ax, names in ((upper, ours_alone), (lower, contests)):
+            ax.axvline(1, color="black", linestyle="--", linewidth=1)
+            ax.set_yticks(range(len(names)), list(names))
+            ax.invert_yaxis()
+            ax.grid(visible=False, axis="y")
+        upper.set_title(f"{title}, causal{' (dk and dv)' if mode == 'bwd' else ''}")
+        lower.set(xlim=(0, 1.65), xticks=(0, 0.5, 1, 1.5))
+        lower.set(title="variants", xlabel="time / chapter 8's of causal attention")
+    lower.tick_params(labelleft=False)  # as the forward's
+    looks = (("lightgrey", "chapter 8 in our tile"), (COLOURS["blue"], "ours"), (COLOURS["orange"], "FlexAttention"))
     handles = [Patch(color=colour, label=name) for colour, name in looks]
     figure.legend(handles=handles, loc="outside lower center", ncols=3)
     return figure
+
+
+def draw_price(ax: Axes, y: float, times: list[float], colour: str, height: float) -> None:
+    ax.barh(y, max(times), height, color=colour)
+    text = "–".join(sorted({f"{min(times):.2f}", f"{max(times):.2f}"}))
+    ax.text(max(times) + 0.02, y, text, va="center", fontsize=9)

@@ -14,8 +14,10 @@ from fa_tutorial.bench import results, timing
 
 # As ncu names them.
 FROM_HBM, TO_SMS = "dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum"
+L2_BUSY = "lts__throughput.avg.pct_of_peak_sustained_elapsed"
 ORDERS = {1: "course, row order", 8: "course", 16: "course, bands of 16"}  # the stored provider of each group
-TILES = (16, 16), (64, 64), (128, 256)  # a small one, a middle one, and the one that 3.3 picks
+TILES = (16, 16), (64, 64), (128, 128), (128, 256)  # from a small one to the one that 3.3 picks
+PREDICTED = (64, 64, 16, "mma.sync"), (32, 32, 1, "mma.sync"), (64, 64, 8, "wgmma")  # the page asks for these
 
 
 def show_rates(card: dict, calls: dict[str, tuple[str, Callable]]) -> None:
@@ -50,25 +52,35 @@ def by_tile(card: dict, *tiles: tuple[int, int]) -> Iterable[pd.Series]:
     return (launch for _, launch in first.iterrows() if (launch.BLOCK_M, launch.BLOCK_N) in tiles)
 
 
+def counted(card: dict, block_m: int, block_n: int) -> pd.Series:
+    """What ncu counted with this tile at n = 4,096 in row order."""
+    tile = {"block_m": block_m, "block_n": block_n, "M": 4_096, "provider": ORDERS[1]}
+    return results.select(card["kernels"], kernel="matmul_traffic", **tile).iloc[0]
+
+
 def show_bytes(card: dict, flops_per_byte: Callable[[int, int], float]) -> None:
-    """Print, for three tiles at n = 4,096, what the SMs receive by (3.3) and by ncu, and the kernel's TFLOP/s."""
+    """Print, for these tiles at n = 4,096, what the SMs receive by (3.3) and by ncu, and the kernel's TFLOP/s."""
     print("     tile   FLOPs/byte   GB by (3.3)   GB counted   TFLOP/s   (stored, H200)")
     for launch in by_tile(card, *TILES):
         m, n = launch.BLOCK_M, launch.BLOCK_N
-        tile = {"block_m": m, "block_n": n, "M": 4_096, "provider": ORDERS[1]}
-        counted = results.select(card["kernels"], kernel="matmul_traffic", **tile)[TO_SMS].item() / 1e9
-        rate = flops_per_byte(m, n)
-        print(f"{m:3} x {n:3} {rate:12.1f} {2 * 4_096**3 / rate / 1e9:13.2f} {counted:12.2f} {launch['TFLOP/s']:9.0f}")
+        rate, received = flops_per_byte(m, n), counted(card, m, n)[TO_SMS] / 1e9
+        predicted = 2 * 4_096**3 / rate / 1e9
+        print(f"{m:3} x {n:3} {rate:12.1f} {predicted:13.2f} {received:12.2f} {launch['TFLOP/s']:9.0f}")
 
 
 def show_without_loads(card: dict) -> None:
-    """Print, for these tiles and 256 x 256, the FLOPs of an SM in a cycle with and without the loads, beside the clock
-    and TFLOP/s of the kernel with them."""
-    print("            FLOPs in a cycle of an SM    with loads:")
-    print("     tile   with loads   without loads    GHz   TFLOP/s   (stored, H200)")
+    """Print, for these tiles and 256 x 256, the FLOPs of an SM in a cycle with and without the loads; and with them the
+    bytes that it receives in a cycle, how busy ncu finds L2, and the clock."""
+    print("                         FLOPs         bytes from L2")
+    print("     tile   with loads   without loads    with loads   L2 busy    GHz   (an SM's cycle; stored, H200)")
     for launch in by_tile(card, *TILES, (256, 256)):
         flops = f"{launch['with loads']:12,} {launch['no loads']:15,}"
-        print(f"{launch.BLOCK_M:3} x {launch.BLOCK_N:3} {flops} {launch.GHz:6.2f} {launch['TFLOP/s']:9.0f}")
+        l2 = " " * 23
+        if (launch.BLOCK_M, launch.BLOCK_N) in TILES:
+            row = counted(card, launch.BLOCK_M, launch.BLOCK_N)
+            received = row[TO_SMS] / (2 * 4_096**3) * launch["with loads"]
+            l2 = f"{received:13.0f} {row[L2_BUSY]:7.0f} %"
+        print(f"{launch.BLOCK_M:3} x {launch.BLOCK_N:3} {flops} {l2} {launch.GHz:6.2f}")
 
 
 def draw_pieces(launches: pd.DataFrame, loops: Iterable[compiling.Loop], at_most: Callable) -> Figure:
@@ -78,6 +90,7 @@ def draw_pieces(launches: pd.DataFrame, loops: Iterable[compiling.Loop], at_most
     shown.sort(key=lambda row: (row[0].instruction, row[0].piece, row[1]["BLOCK_M"], row[1]["BLOCK_N"]))
     figure, ax = plt.subplots(figsize=(8.5, 5.0))
     ends, y, last, look = [], 0.0, None, {"color": "black", "linestyle": "-", "linewidth": 2.5}
+    of_page = [tuple(launch[["BLOCK_M", "BLOCK_N", "warps", "instruction"]]) in PREDICTED for _, launch in shown]
     for loop, launch in shown:
         if last is not None and loop[:2] != last:
             y += 0.5 if loop.instruction == last[0] else 1.0
@@ -97,9 +110,11 @@ def draw_pieces(launches: pd.DataFrame, loops: Iterable[compiling.Loop], at_most
     ax.plot([], [], **look, label="at most, by (3.3) for the piece\n(of the last two: off the axis)")
     ax.set_yticks([place for place, _ in ends], [text for _, text in ends], fontsize=9)
     ax.set(xlim=(0, 4_750), ylim=(y - 0.3, -0.7), xlabel="FLOPs per cycle of an SM, without loads (stored, H200)")
-    ax.set_title("Bars of one piece stand together")
+    for text, bold in zip(ax.get_yticklabels(), of_page, strict=True):
+        text.set_fontweight("bold" if bold else "normal")
+    ax.set_title("Up to 64 x 32 the piece decides (bold: your predictions)")
     ax.grid(visible=False, axis="y")
-    ax.legend(loc="upper left", bbox_to_anchor=(0.3, 1.0))
+    ax.legend(loc="upper left", bbox_to_anchor=(0.26, 1.0))
     return figure
 
 
@@ -118,22 +133,12 @@ def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -
         print(f"{words} {sum(waves) / 1e9:7.2f} GB {read / 1e9:7.2f} GB {taken}")
 
 
-def show_small(card: dict, n: int = 1_024) -> None:
-    """Print the programs and the TFLOP/s of stored tiles at a small n, and PyTorch's."""
-    print(f"n = {n:,}      programs   TFLOP/s  (stored, H200)")
-    for _, row in results.select(card["kernels"], kernel="matmul_small", M=n).iterrows():
-        tiled = row.provider != "torch"
-        words = f"{row.block_m:.0f} x {row.block_n:.0f}" if tiled else "PyTorch"
-        programs = f"{(n // row.block_m) * (n // row.block_n):.0f}" if tiled else ""
-        print(f"{words:9} {programs:>13} {row.tflops:9.0f}")
-
-
 def show_fusion(card: dict, lengths: Iterable[tuple[int, int]], *calls: Callable, D: int = 64) -> None:
-    """Print, for each S_q and S_k, how long an H200 takes at least to move s and to multiply, and the times of one
+    """Print, for each S_q and S_k, how long an H200 takes to move s through HBM and to multiply, and the times of one
     kernel and of two products, which `calls` computes from q, k and v: here, or stored ones where there is no GPU."""
     ceilings, device = card["provenance"]["ceilings"], hardware.device()
     where = "this GPU" if device.type == "cuda" else "stored, H200"
-    print(f"   S_q     S_k   at least: move s   multiply   measured: one kernel   two products   (ms, {where})")
+    print(f"   S_q     S_k   s through HBM   multiply   measured: one kernel   two products   (ms, {where})")
     for S_q, S_k in lengths:
         moving = 2 * S_q * S_k * 2 / (ceilings["copy_gb_s"] * 1e9) * 1e3
         multiplying = 4 * S_q * S_k * D / (ceilings["matmul_fp16_tflops"] * 1e12) * 1e3
@@ -141,4 +146,4 @@ def show_fusion(card: dict, lengths: Iterable[tuple[int, int]], *calls: Callable
         if device.type == "cuda":
             qkv = [torch.randn(S, D, dtype=torch.float16, device=device) for S in (S_q, S_k, S_k)]
             one, two = (timing.time_call(partial(call, *qkv)).ms for call in calls)
-        print(f"{S_q:6,} {S_k:7,} {moving:18.3f} {multiplying:10.3f} {one:22.3f} {two:14.3f}")
+        print(f"{S_q:6,} {S_k:7,} {moving:15.3f} {multiplying:10.3f} {one:22.3f} {two:14.3f}")

@@ -21,7 +21,7 @@ def draw_places(ax: Axes) -> None:
         ("    s = scale · q_tile k_tileᵀ", "yellow", "the score", "soft cap, ALiBi, bias"),
         ("    s = where(seen, s, −∞)", "orange", "the mask", "window, documents, prefix"),
         ("    p, m, l, alpha = softmax_step(s, m, l)", None, "", ""),
-        ("    acc = alpha · acc + p v_tile", "green", "the numerator", "dropout: fewer terms than in l"),
+        ("    acc = alpha · acc + p v_tile", "green", "the numerator", "dropout: fewer terms"),
         ("o = acc / l;  lse = m + log l", "purple", "the denominator", "sinks: one more term"),
     )
     tall, left = 0.5, 0.1
@@ -54,7 +54,7 @@ def draw_scores(ax: Axes) -> None:
     """What the soft cap makes of a score, and what ALiBi takes off it."""
     c, slopes = 2.0, ((1 / 2, "blue", "-"), (1 / 4, "vermilion", "--"), (1 / 8, "green", ":"))
     cap = panel_at(ax, 1.2, "soft cap: the new score", "score, with c = 2")
-    alibi = panel_at(ax, 5.4, "ALiBi: added to a score", "key's number less the query's")
+    alibi = panel_at(ax, 5.4, "ALiBi: added to a score", "key − query")
     scores = [x / 20 for x in range(-120, 121)]
     cap.plot(scores, scores, color=GREY, linewidth=1.2, linestyle=":")
     cap.plot(scores, [max(-c, min(c, x)) for x in scores], color=COLOURS["vermilion"], linewidth=1.6, linestyle="--")

@@ -45,6 +45,7 @@ def dropout_gradients_by_autograd(p, p_sink, z, v, do):
 
 
 BOTH = "(distance <= 0) & (distance >= -aux.left)"
+SINK_ALONE = "only the sink is new"
 TOO_WIDE = f"the result is right, but {WIDENED}"
 
 WRONG_ANSWERS = (
@@ -83,6 +84,13 @@ WRONG_ANSWERS = (
          'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)'), ("tl.full((BLOCK_M,), 1.0, dtype=tl.float32)",
          "tl.exp(tl.zeros((BLOCK_M,), dtype=tl.float32) + tl.load(sink_ptr + h))"), told="what l holds beside m = −∞ is wiped out by the first tile"),
     edit("10.5", "a sink for each batch entry", ("sink_ptr + h", "sink_ptr + batch_head"), told="one number for each head, whatever the batch entry", gpu=None),
+    edit("10.5", "no dropout", ("p = tl.where(KEEP(b, h, i, j, aux), p, 0.0)", "pass"), told=SINK_ALONE),
+    edit("10.5", "l counts what is kept", ("            p, m, l, alpha = softmax_step(s, m, l)",
+         "            if KEEP is not None:\n                s = tl.where(KEEP(b, h, i, j, aux), s, -float('inf'))\n            p, m, l, alpha = softmax_step(s, m, l)"), told=SINK_ALONE),
+    edit("10.5", "no score mod", ("s = SCORE_MOD(s, b, h, i, j, aux)", "pass"), told=SINK_ALONE),
+    edit("10.5", "the score after the mask", ("            if SCORE_MOD is not None:\n                s = SCORE_MOD(s, b, h, i, j, aux)\n", ""),
+         ("            p, m, l, alpha", "            if SCORE_MOD is not None:\n                s = SCORE_MOD(s, b, h, i, j, aux)\n            p, m, l, alpha"), told=SINK_ALONE),
+    edit("10.5", "every tile asks the mask", ("if not WHOLE:", "if True:"), told=SINK_ALONE),
     edit("10.6", "ds alone", ("return p, ds", "return ds"), told="It must return two results", gpu=None),
     edit("10.6", "no b and h", ("SCORE_MOD(s, b, h, i", "SCORE_MOD(s, i"), told="a score mod s before these", gpu="stops with"),
     edit("10.6", "lse as a vector", ("aux) - lse)", "aux) - lse[:, None])"), told="What comes in broadcasts to a tile already", gpu="stops with"),

@@ -64,6 +64,7 @@ MISTAKES = {
     "the loop over mixed tiles runs to the end of the row: only as many entries as count says are mixed": (MIXED, "range(across)"),
     "i counts from 0 in every block: a block's queries begin at start_m": ("i = start_m + tl", "i = tl"),
     "j counts from 0 in every tile: a tile's keys begin at start_n": ("j = start_n + tl", "j = tl"),
+    "acc isn't rescaled where m grows: multiply it by alpha": ("acc * alpha[:, None]", "acc"),
 }  # fmt: skip
 
 
@@ -94,14 +95,8 @@ def inputs():
         return case(q, k, v, left, blocks, on=on, otherwise=otherwise, stray=SHORT if S_k % blocks[1] else LISTS, **options)
 
     yield rows(1, 1, 16, 16, 3)
-    yield rows(
-        1,
-        1,
-        16,
-        32,
-        31,
-        f"a tile starts at its number · BLOCK_N, and a whole one differs from a mixed one in nothing but the mask; {LISTS}",
-    )
+    alike = f"a tile starts at its number · BLOCK_N, and a whole one differs from a mixed one in nothing but the mask; {LISTS}"
+    yield rows(1, 1, 16, 32, 31, alike)
     out = {"on": ", v is NaN in tile 0, which isn't listed", "unlisted": slice(16)}
     yield rows(1, 1, 32, 64, 5, f"a tile that isn't listed isn't read; {LISTS}", **out)
     yield rows(1, 1, 96, 96, 47, "mixed tiles at a row's start, whole ones at its end: both add to one m, l and acc")

@@ -2,8 +2,9 @@ import math
 
 import torch
 
+from fa_tutorial.exercises.chapter_10.ex_6 import capped, modified
 from fa_tutorial.exercises.chapter_10.jitted_mod import Aux
-from fa_tutorial.exercises.chapter_10.masks import is_seen, lists, mod_and_words
+from fa_tutorial.exercises.chapter_10.masks import THIRD, is_seen, lists, mod_and_words
 from fa_tutorial.exercises.forward_cases import draw_qkv
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
@@ -49,6 +50,12 @@ def variant_kernel(q, k, v, o, lse_ptr, sink_ptr, index_ptr, count_ptr, H, S_q, 
     store_tile(o, acc / l[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
 
 
+@triton.jit
+def diagonal(b, h, i, j, aux):
+    """The causal mask in the mixed tiles; of the whole ones, which needn't ask, it hides every pair."""
+    return (j <= i) & (i // 16 == j // 16)
+
+
 LOAD, STEP = "tl.load(sink_ptr + h)", "p, m, l, alpha = softmax_step(s, m, l)"
 M, ONE, END = f"tl.zeros((BLOCK_M,), dtype=tl.float32) + {LOAD}", "tl.full((BLOCK_M,), 1.0, dtype=tl.float32)", "    l = tl.where(l == 0"
 NO_M, ZERO = (M, 'tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)'), (ONE, "tl.zeros((BLOCK_M,), dtype=tl.float32)")
@@ -66,26 +73,28 @@ MISTAKES = {
 }  # fmt: skip
 
 
-def launch(q, k, v, sinks, left):
+def launch(q, k, v, sinks, left, modded):
     (B, H, S_q, D), S_k = q.shape, k.shape[2]
     index, count = lists(is_seen(B, H, S_q, S_k, left), 16, 16)
     tensors = *(In(x, as_heads=True) for x in (q, k, v)), Out(q.shape, q.dtype, as_heads=True), Out((B, H, S_q), torch.float32)
-    meta = {"MASK_MOD": mod_and_words(left)[0], "SCORE_MOD": None, "KEEP": None, "BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_D": D}
-    numbers = H, S_q, S_k, D, D**-0.5, Aux(left, S_k - S_q)
+    mods = (diagonal, capped, mod_and_words(THIRD)[0]) if modded else (mod_and_words(left)[0], None, None)
+    meta = dict(zip(("MASK_MOD", "SCORE_MOD", "KEEP"), mods, strict=True)) | {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_D": D}
+    numbers = H, S_q, S_k, D, D**-0.5, Aux(left, S_k - S_q, 2.0)
     return Launch((len(index) * B * H,), (*tensors, In(sinks), In(index), In(count), *numbers), meta)
 
 
-def truth(q, k, v, sinks, left):
+def truth(q, k, v, sinks, left, modded):
     s = (q.shape[-1] ** -0.5 * q.double() @ k.double().mT).masked_fill(~is_seen(*q.shape[:3], k.shape[2], left), -math.inf)
+    s, kept = (modified(s, 2.0, left), is_seen(*s.shape, THIRD)) if modded else (s, True)
     sink = sinks.double()[None, :, None, None].expand(*s.shape[:3], 1)
     lse = torch.logsumexp(torch.cat([sink, s], dim=-1), dim=-1)
-    return torch.exp(s - lse[..., None]).nan_to_num() @ v.double(), lse
+    return (torch.exp(s - lse[..., None]).nan_to_num() * kept) @ v.double(), lse
 
 
 def inputs():
-    def rows(B, H, S_q, S_k, left, sinks, otherwise="", *, words="", **options):
+    def rows(B, H, S_q, S_k, left, sinks, otherwise="", *, words="", modded=False, **options):
         on = f"B = {B}, H = {H}, S_q = {S_q}, S_k = {S_k}, {mod_and_words(left)[1]}, sinks = {sinks}{words}"
-        args = *draw_qkv(B, H, S_q, S_k, 16), torch.tensor(sinks), left
+        args = *draw_qkv(B, H, S_q, S_k, 16), torch.tensor(sinks), left, modded
         stray = "sink_ptr holds one number for each head, whatever the batch entry"
         return case(*args, on=on, otherwise=otherwise, stray=stray, **options)
 
@@ -94,6 +103,9 @@ def inputs():
     yield rows(1, 1, 48, 48, 47, [0.5], "the sink's term joins l once in each row, and is rescaled with l from then on")
     yield rows(2, 2, 32, 32, 20, [2.0, -1.0], "each head has its sink, positive or negative, the same in each batch entry")
     yield rows(1, 2, 32, 32, 31, [-math.inf, 0.0], "a sink of −∞ is none")
+    same = "only the sink is new: SCORE_MOD still comes before the mask, the mixed tiles alone ask MASK_MOD, and KEEP takes from acc what l has counted"
+    with_mods = ", a SCORE_MOD, a KEEP, and a MASK_MOD that hides what it isn't asked for"
+    yield rows(1, 2, 48, 48, 47, [0.5, -1.0], same, words=with_mods, modded=True)
     yield rows(1, 1, 32, 32, 20, [150.0], edge="large")
     yield rows(1, 2, 48, 16, 20, [1.0, -math.inf], edge="empty", words=", so that rows 0 to 31 see no key")
     yield rows(1, 1, 40, 32, 20, [-math.inf], edge="empty", words=", so that rows 0 to 7 see no key")

@@ -89,7 +89,7 @@ def inputs():
     yield digits(48, 96, 16, "scale = 3, BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), scale=3.0, stray=fits)
     own, mixed = "each tensor has its own two strides", "columns wider spaced wide"
     yield digits(16, 32, 16, "q column-major, k, v and o with gaps", own, layouts=mixed, stray=own)
-    past = "the last blocks may be smaller: go on to them, and mask rows of q and o by S_q, keys by S_k, columns by D, with other=0.0"
+    past = "the last blocks may be smaller: go on to them, and mask rows of q and o by S_q, keys by S_k, columns by D, with other=0.0; a missing key's score stays 0, for −∞ · 0 is NaN"
     for sizes, block in (((16, 20, 16), "BLOCK_N"), ((20, 16, 16), "BLOCK_M"), ((16, 16, 12), "BLOCK_D")):
         yield digits(*sizes, f"{block} = 16", past, edge="ragged", stray=past)
     ones, v = torch.zeros(16, 16, dtype=torch.float16), torch.zeros(48, 16, dtype=torch.float16)
@@ -144,6 +144,6 @@ EXERCISE = Exercise(
     launch=launch,
     seen={
         "stored_again": "store acc once, after the loop over keys",
-        "widened": "16-bit inputs are multiplied as float32, off the tensor cores: use tl.dot, give it q, k and v as they are, and round s to v's dtype",
+        "widened": "16-bit inputs are multiplied as float32, off the tensor cores: tl.dot takes q, k and v as they are, and s rounded to v's dtype",
     },
 )
