@@ -85,7 +85,7 @@ def test_ptxas_moves_a_wait_up_unless_p_v_is_issued_after_the_scores_are_there()
         catalogue.find("9.3").solution,
         catalogue.find("9.4").solution,
         catalogue.find("9.6").solution,
-        defined(chapter_9.loop_of("9.3, by turns"), vars(hopper.ladder))["attend"],
+        defined(chapter_9.loop_of("9.4, by turns"), vars(hopper.ladder))["attend_overlapped"],
         attend_one_behind,
         attend_that_looks_ahead,
         attend_with_names_of_their_own,

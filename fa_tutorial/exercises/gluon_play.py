@@ -115,7 +115,8 @@ class Play:
         self.q, self.keys, self.values = draw(ROWS, D), draw(blocks, KEYS, D), draw(blocks, KEYS, D)
         self.full, self.empty = ring(stages, consumers=2)
         self.k, self.v = ([Tile(f"stage {i} of {name}", torch.full((KEYS, D), torch.nan).double()) for i in range(stages)] for name in "kv")
-        self.loaded = self.other = 0  # blocks that the producer has loaded, and the other consumer has used
+        # blocks that the producer has loaded; those whose q kᵀ the other consumer has issued, by turns also the turns that it has passed on
+        self.loaded = self.other = 0
         self.in_flight: list[Pending] = []
         self.issued = {"k": 0, "v": 0}
         self.softmaxes = 0
@@ -136,21 +137,23 @@ class Play:
             self.full[stage].arrive()
             self.loaded += 1
             return True
-        stage, turn = self.other % self.stages, self.other // self.stages
-        if self.other < self.blocks and self.full[stage].test_wait(turn % 2) and self.others_turn():
+        stage, turn, by_turns = self.other % self.stages, self.other // self.stages, self.consumer is not None
+        if by_turns and not self.turns[1 - self.consumer].test_wait((self.other - self.consumer) % 2):
+            return False
+        if self.other < self.blocks:
+            if not self.full[stage].test_wait(turn % 2):
+                return False
             if self.k[stage].block != self.other:
                 raise Stop(f"the other consumer reads {self.k[stage]}, where block {self.other} is due")
-            self.empty[stage].arrive()
-            self.other += 1
-            if self.consumer is not None and self.other > 1:
-                self.turns[self.consumer].arrive()
-            return True
-        return False
-
-    def others_turn(self) -> bool:
-        """Whether the other consumer may issue the matmuls of its next block."""
-        c = self.consumer
-        return c is None or self.other == 0 or self.turns[1 - c].test_wait((self.other - (1 - c)) % 2)
+        used = self.other - by_turns  # by turns it is done with the block before, whose p v begins its turn
+        if not used < self.blocks:
+            return False
+        if used >= 0:
+            self.empty[used % self.stages].arrive()
+        self.other += 1
+        if by_turns:
+            self.turns[self.consumer].arrive()
+        return True
 
     def others(self) -> None:
         while self.early and self.step():
@@ -177,10 +180,12 @@ class Play:
     def pass_turn(self, barrier: Barrier) -> None:
         if barrier is self.turns[self.consumer]:
             raise Stop(f"you arrive at {barrier.name}, your own turn: the other consumer waits at turns.index(1 - C)")
-        block = self.issued["k"] - 1
-        if self.passed >= block or self.issued["v"] < block or len(self.in_flight) < 2:
+        due = min(self.passed + 1, self.blocks), self.passed  # q kᵀ and p v that are issued at the end of this turn
+        if (self.issued["k"], self.issued["v"]) != due or (self.passed < self.blocks and not self.in_flight):
             fault = f"you arrive at {barrier.name} with {' and '.join(map(str, self.in_flight)) or 'no matmul'} under way"
-            raise Stop(f"{fault}: pass it on once a block, from block 1 on, when both matmuls are issued and before you wait for them")
+            raise Stop(
+                f"{fault}: pass a turn on once, when its q kᵀ is issued and before you wait for it, and the last one after the last p v"
+            )
         self.passed += 1
 
     @begins
@@ -195,10 +200,10 @@ class Play:
         if b.tile.block is None or b.tile.block != due:
             raise Stop(f"a matmul reads {b.tile}, {f'where block {due} is due' if due < self.blocks else 'and all blocks have been read'}")
         pending = Pending(start + product if use_acc else product, b.tile, a)
-        turn = due + (name == "v")  # p v of a block is issued in the next one's turn, but the last needs none
-        if self.consumer is not None and 0 < turn < self.blocks and self.other <= (before := turn - 1 + self.consumer) > 0:
-            passed = max(0, self.other - 1)
-            raise Stop(f"{pending} is issued when the other consumer has passed the turn on {passed} times, and {before} must come before")
+        turn = due + (name == "v")  # p v of a block and q kᵀ of the next one are one turn
+        if self.consumer is not None and (self.other < turn + self.consumer or self.passed != turn):
+            whose = f"the other consumer has passed {self.other} turns on, and you {self.passed}"
+            raise Stop(f"{pending} is issued when {whose}, where {turn + self.consumer} and {turn} must have been")
         self.issued[name] += 1
         self.in_flight.append(pending)
         self.others()
@@ -277,8 +282,8 @@ class Play:
             if times != (blocks := len(range(stage, self.blocks, self.stages))):
                 each = "each block's stage is released once, the last block's, too"
                 return f"arrivals of yours at empty[{stage}]: {times}, blocks in this stage: {blocks}: {each}"
-        if by_turns and self.passed != self.blocks - 1:
-            return f"you have passed the turn on {self.passed} times in {self.blocks - 1} turns: once a block, in the last block, too"
+        if by_turns and self.passed != self.blocks + 1:
+            return f"you have passed on {self.passed} of {self.blocks + 1} turns: the last one, too, after the last p v"
         if self.late:
             return f"{self.late}: you release a stage late, and the producer waits for it"
         arguments = dict.fromkeys(code.co_varnames[: code.co_argcount], False)

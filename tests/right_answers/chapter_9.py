@@ -113,9 +113,6 @@ def attend_with_names_of_their_own(q, k, v, full, empty, zeros, m, l, acc, scale
     return l, acc
 
 
-TURN, TILES = "        mbarrier.wait(turns.index(C), (i - C) % 2)\n", "        mbarrier.wait(full.index(stage), parity)\n"
-RELEASED = "        mbarrier.arrive(empty.index(before), count=1)"
-BOTH, STOP = "warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way", "warpgroup_mma_wait(0, [s, acc, p])"
 # 9.7's producer waits for the stage of the next load before it draws, and not again before it loads
 DRAW, LOADS = "            tile = next_tile()\n", "            for _ in range(blocks[tile]):\n                yield wait(empty"
 ROOM_FIRST = (
@@ -133,16 +130,24 @@ RIGHT_ANSWERS = (
     ("9.3", catalogue.find("9.4").solution),
     ("9.4", attend_that_looks_ahead),
     edit("9.5", "sets of cycles", ("    def share", f"{CYCLES}    def share"), ("p + r - 2 * both", "len(a ^ b) / (stop - start)")),
-    # who comes next needs the same tiles, so nobody waits longer
-    edit("9.6", "the turn before the tiles", (TURN, ""), (TILES, TURN + TILES)),
     # a fresh barrier lets consumer 0's first wait pass
-    edit("9.6", "consumer 0 does not wait in block 1", (TURN, "        if C == 1 or i > 1:\n            " + TURN.strip() + "\n")),
-    edit("9.6", "parity by a sum", ("(i - C) % 2", "(i + C) % 2")),
     edit(
         "9.6",
-        "one wait",
-        (f"s = {BOTH}", f"s, acc, p = {STOP}\n{RELEASED}"),
-        (f"        acc, p = warpgroup_mma_wait(0, [acc, p])\n{RELEASED}\n", ""),
+        "consumer 0 does not wait at first",
+        ("    mbarrier.wait(turns.index(C), 1 - C)\n", "    if C == 1:\n        mbarrier.wait(turns.index(C), 0)\n"),
+    ),
+    edit("9.6", "parity by a difference", ("(i + C) % 2", "(i - C) % 2")),
+    edit(
+        "9.6",
+        "acc rescaled in one's turn",
+        ("        acc = rescaled(acc, alpha)\n", ""),
+        ("v.index(stage), acc,", "v.index(stage), rescaled(acc, alpha),"),
+    ),
+    edit(
+        "9.6",
+        "the first turn in the loop",
+        ("    mbarrier.wait(turns.index(C), 1 - C)\n", ""),
+        ("        mbarrier.wait(full", "        if i == 0:\n            mbarrier.wait(turns.index(C), 1 - C)\n        mbarrier.wait(full"),
     ),
     edit(
         "9.7", "no wait where it passes at once", ("            yield wait(taken", "            if turn:\n                yield wait(taken")

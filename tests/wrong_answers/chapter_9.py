@@ -22,10 +22,10 @@ SUMMED = "        acc = warpgroup_mma_wait(0, [acc])  # [64, D]\n"
 LAST_RELEASE = "    mbarrier.arrive(empty.index((blocks - 1) % STAGES), count=1)\n"
 LATE_RELEASE = "        if i > 0:\n            mbarrier.arrive(empty.index((i - 1) % STAGES), count=1)\n"
 LATER = f"{SCORED}        if i > 0:\n            acc = warpgroup_mma_wait(0, [acc])\n{LATE_RELEASE.split(':')[1][1:]}"
-# of 9.4 and 9.6
+# of 9.4
 SUM = "        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)\n"
-WAIT_S = "        s = warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way\n"
-TURN, PASS = "        mbarrier.wait(turns.index(C), (i - C) % 2)\n", "        mbarrier.arrive(turns.index(1 - C), count=1)\n"
+# of 9.6
+TURN, PASS = "        mbarrier.wait(turns.index(C), (i + C) % 2)\n", "        mbarrier.arrive(turns.index(1 - C), count=1)\n"
 # of 9.7
 WRITE, FREE, TELL = "            slot[0] = tile\n", "            yield wait(taken, 1 - turn % 2)\n", "            yield arrive(told)\n"
 READ, TAKE = "            tile = slot[0]\n", "            yield arrive(taken)\n"
@@ -79,17 +79,17 @@ WRONG_ANSWERS = (
     edit("9.4", "p overwritten", ("p_new, m", "p, m"), ("p_new, acc", "p, acc"), told="give the new p another name"),
     edit("9.5", "left out where they stick out", ("def share(spans):", "def share(spans):\n        spans = [x for x in spans if x[0] >= start and x[1] <= stop]"),
          told="a softmax that begins before the time that counts is cut, and not left out"),
-    edit("9.5", "the time ends with the last end", ("min(first[-1][0], second[-1][0])", "max(first[-1][1], second[-1][1])"), told="own share of the time that counts"),
+    edit("9.5", "the time ends with the last end", ("min(first[-1][0], second[-1][0])", "max(first[-1][1], second[-1][1])"), ("max(first[0][0], second[0][0])", "min(first[0][0], second[0][0])"),
+         told="longer than that of which both have stamps"),
     edit("9.5", "the time from 0", ("max(first[0][0], second[0][0])", "0"), told="each consumer's own share of the time that counts"),
-    edit("9.6", "passed when the matmuls are done", (PASS + WAIT_S, WAIT_S + PASS), told="before you wait for them"),
-    edit("9.6", "passed before p v", (SUM + PASS, PASS + SUM), told="when both matmuls are issued"),
-    edit("9.6", "passed twice", (PASS, PASS + PASS), told="pass it on once a block"),
-    edit("9.6", "passed to oneself", ("arrive(turns.index(1 - C)", "arrive(turns.index(C)"), told="the other consumer waits at turns.index(1 - C)"),
-    edit("9.6", "not passed in the last block", (PASS, f"        if i + 1 < blocks:\n    {PASS}"), told="in the last block, too"),
-    edit("9.6", "no wait", (TURN, ""), told="q kᵀ of block 1 is issued when the other consumer has passed the turn on 0 times"),
-    edit("9.6", "the parity of block 1", ("(i - C) % 2", "1 - C"), told="q kᵀ of block 2 is issued when the other consumer has passed the turn on 0 times, and 1"),
-    edit("9.6", "a turn for the last p v", ("    acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES)",
-         "    mbarrier.wait(turns.index(C), (blocks - C) % 2)\n    acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES)"), told="a deadlock: wait for turns[1]"),
+    edit("9.6", "passed when q kᵀ is done", (PASS + SCORED, SCORED + PASS), told="before you wait for it"),
+    edit("9.6", "passed twice", (PASS, PASS + PASS), told="pass a turn on once"),
+    edit("9.6", "passed to oneself", (PASS, PASS.replace("1 - C", "C")), told="the other consumer waits at turns.index(1 - C)"),
+    edit("9.6", "the last turn not passed on", ("    mbarrier.arrive(turns.index(1 - C), count=1)\n    return", "    return"), told="you have passed on 1 of 2 turns: the last one, too"),
+    edit("9.6", "a turn for each matmul", (SUMMED, PASS + SUMMED), ("        mbarrier.wait(full", f"{TURN}        mbarrier.wait(full"),
+         told="a deadlock: wait for turns[0]"),
+    edit("9.6", "no wait", (TURN, ""), told="p v of block 0 is issued when the other consumer has passed 0 turns on, and you 1, where 1 and 1 must have been"),
+    edit("9.6", "one parity in all blocks", ("(i + C) % 2", "C"), told="p v of block 1 is issued when the other consumer has passed 1 turns on, and you 2"),
     edit("9.7", "told after the loads", (TELL, ""), ("                n += 1\n\n", f"                n += 1\n{TELL}\n"),
          told="before it has arrived at told for this work tile"),
     edit("9.7", "the first wait at parity 0", ("1 - turn % 2", "turn % 2"), told="the producer waits for taken, parity 0"),
@@ -108,7 +108,8 @@ WRONG_ANSWERS = (
     edit("9.8", "arrives at full", ("arrive(empty[stage])", "arrive(full[stage])"), told="arrives at full[0], which expects the producer"),
     edit("9.8", "the last is not released", ("yield arrive(empty[stage])", "if i < blocks - 1:\n            yield arrive(empty[stage])"),
          told="empty[0] has had 0 of 2 arrivals"),
-    edit("9.9", "dq added at the end", *moved("add dq", "wait for dv′"), told="after “wait for dv′” no matmul is under way, and “add dq” comes next"),
+    edit("9.9", "dq added at the end", *moved("add dq", "wait for dv′"), told="“add dq” comes after the last wait, with no matmul beside it"),
+    edit("9.9", "s′ after the meeting", *moved("issue s′", "meet"), told="at “meet”, s′ is not issued, and could run meanwhile"),
     edit("9.9", "ds before dp", *moved("hand over ds", "issue dp"), told="at “hand over ds”, dp has not been waited for"),
     edit("9.9", "a line missing", ('        "meet",\n', ""), told="“meet” stands 0 times"),
     edit("9.9", "another line", ('"meet",', '"meet", "barrier",'), told="“barrier” stands 1 times"),

@@ -121,7 +121,7 @@ def turns_of() -> dict[str, Call]:
     """Name -> a forward, D = 128: the loop with two stops and the half overlapped one, and both by turns; and hopper's
     kernel with a program for each work tile, and persistent."""
     found: dict[str, Call] = {
-        loop: partial(loops.flash_forward, loop=loop) for loop in ("9.3", "9.3, by turns", "9.4", "9.6")
+        loop: partial(loops.flash_forward, loop=loop) for loop in ("9.3", "9.6", "9.4", "9.4, by turns")
     }
     steps = {"a program each": "overlap", "persistent": "order"}
     return found | {name: partial(hopper.flash_forward, step=hopper.forward.STEPS[of]) for name, of in steps.items()}

@@ -46,8 +46,8 @@ def behind(line: str, n: int, after: str) -> tuple[str, str, int]:
 
 
 SOFTMAX = "        p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)\n"
-# Where a loop's stamps are stored: behind these lines, and FOR_ALL_OF_9_4. Of 9.4 and 9.6 none, as their second wait
-# lies inside the softmax.
+# Where a loop's stamps are stored: behind these lines, and FOR_ALL_OF_9_4. Of 9.4, by turns or not, none, as its second
+# wait lies inside the softmax.
 STAMPED = {
     "9.3": (
         behind(TILES, 0, "m"), ("  # [64, 128]\n        p, m", f"\n{stamp(2, 'm')}        p, m", 1),
@@ -58,7 +58,7 @@ STAMPED = {
     "9.4, one wait": (behind(BOTH, 2, "m"), behind(SOFTMAX, 3, "l")),
     "9.4, second step": (behind(SECOND, 2, "m"), behind(SOFTMAX, 3, "l"), behind(SUM, 4, "l")),
 }  # fmt: skip
-STAMPED["9.3, by turns"] = STAMPED["9.3"]
+STAMPED["9.6"] = STAMPED["9.3"]
 FOR_ALL_OF_9_4 = (
     (TILES, stamp(5, "l", "i - 1") + TILES + stamp(0, "m"), 1), (SCORES, stamp(1, "m") + SCORES, 1),
 )  # fmt: skip
@@ -89,7 +89,7 @@ def attend_of(name: str, stamped: bool, maximum: bool) -> str:
     text = text.replace(head, head.replace("turns, ", "").removesuffix(", C") + more, 1)
     text = text.replace("def attend_overlapped(", "def attend(")
     stamps = MAXIMUM if maximum else STAMPED[name] if stamped else ()
-    return edited(text, *stamps, *(FOR_ALL_OF_9_4 if stamped and not name.startswith("9.3") else ()))
+    return edited(text, *stamps, *(FOR_ALL_OF_9_4 if stamped and name.startswith("9.4") else ()))
 
 
 @cache

@@ -37,9 +37,10 @@ RESCALED = "        acc = rescaled(acc, alpha)\n"
 MISTAKES = {
     "in the simulator, which keeps your order, nothing is under way beside the softmax: issue p v of the block before it, and then wait for the scores alone": (
         "warpgroup_mma_wait(1, [s])", "warpgroup_mma_wait(0, [s])"),
-    "a wait that leaves one matmul in flight leaves the last that was issued, and here that is q kᵀ: issue p v after it, and before that wait": (
+    "a wait that leaves one matmul in flight leaves the last that was issued, and here that is q kᵀ: issue p v behind it and before this wait, or wait for all that is in flight": (
         SCORES + SUM, SUM + SCORES),
     "p belongs to the block before, and you multiply it by this block's v": ("v.index(before), acc", "v.index(stage), acc"),
+    "the stage to release is the one that p v has read, that of the block before": ("arrive(empty.index(before)", "arrive(empty.index(stage)"),
     "acc is rescaled by an earlier alpha: take the one that this block's softmax_step returns": (STEP, STEP.replace("alpha =", "alpha_new =")),
     "acc is not rescaled: what was added before must shrink by alpha": (RESCALED, ""),
     "you rescale acc before p v, but not before the last p v, after the loop: it needs the last block's alpha": [

@@ -5,57 +5,60 @@ from fa_tutorial.hopper.ladder import gl, gluon, left_operand, mbarrier, rescale
 
 @gluon.jit
 def attend_by_turns(q, k, v, full, empty, turns, zeros, m, l, acc, scale_log2, blocks, C):
-    """As attend_overlapped; consumer C issues its matmuls when it has the turn. turns: two barriers."""
+    """As attend; consumer C issues its matmuls when it has the turn. turns: two barriers."""
     STAGES: gl.constexpr = k.shape[0]
-    mbarrier.wait(full.index(0), 0)
-    s = warpgroup_mma(q, k.index(0).permute((1, 0)), zeros, use_acc=False, is_async=True)
-    s = warpgroup_mma_wait(0, [s])
-    p, m, l, alpha = softmax_step(s, m, l, scale_log2)
-    p = left_operand(p, acc, v.dtype)
-    for i in range(1, blocks):
-        stage, parity, before = i % STAGES, i // STAGES % 2, (i - 1) % STAGES
+    mbarrier.wait(turns.index(C), 1 - C)
+    for i in range(blocks):
+        stage, parity = i % STAGES, i // STAGES % 2
         mbarrier.wait(full.index(stage), parity)
-        k_t = k.index(stage).permute((1, 0))
-        mbarrier.wait(turns.index(C), (i - C) % 2)
+        k_t = k.index(stage).permute((1, 0))  # [D, 128]
         s = warpgroup_mma(q, k_t, zeros, use_acc=False, is_async=True)
-        acc = warpgroup_mma(p, v.index(before), acc, is_async=True)
         mbarrier.arrive(turns.index(1 - C), count=1)
-        s = warpgroup_mma_wait(1, [s])  # p v, which was issued last, may be under way
-        p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)
-        acc, p = warpgroup_mma_wait(0, [acc, p])
-        mbarrier.arrive(empty.index(before), count=1)
+        s = warpgroup_mma_wait(0, [s])  # [64, 128]
+        p, m, l, alpha = softmax_step(s, m, l, scale_log2)
+        p = left_operand(p, acc, v.dtype)
         acc = rescaled(acc, alpha)
-        p = left_operand(p_new, acc, v.dtype)
-    acc = warpgroup_mma(p, v.index((blocks - 1) % STAGES), acc, is_async=True)
-    acc = warpgroup_mma_wait(0, [acc])
-    mbarrier.arrive(empty.index((blocks - 1) % STAGES), count=1)
+        mbarrier.wait(turns.index(C), (i + C) % 2)
+        acc = warpgroup_mma(p, v.index(stage), acc, is_async=True)
+        acc = warpgroup_mma_wait(0, [acc])  # [64, D]
+        mbarrier.arrive(empty.index(stage), count=1)
+    mbarrier.arrive(turns.index(1 - C), count=1)
     return l, acc
 
 
+FIRST, TURN, PASS = "wait(turns.index(C), 1 - C)", "(i + C) % 2", "        mbarrier.arrive(turns.index(1 - C), count=1)\n"
 MISTAKES = {
-    "both consumers wait for one parity, but in a block i they are one turn apart: consumer 0 begins, so in block 1 its wait passes and consumer 1's doesn't": [
-        ("(i - C) % 2", "i % 2")],
-    "consumer 1 begins here: a wait for parity 1 passes on a fresh barrier, and in block 1 that is consumer 0's": ("(i - C) % 2", "(i + 1 - C) % 2"),
-    "the parity is that of the stage, but a turn comes once a block: its parity flips from block to block": ("(i - C) % 2", "parity"),
-    "you wait at the other's barrier: consumer C's turn is turns.index(C)": ("wait(turns.index(C)", "wait(turns.index(1 - C)"),
+    "both consumers wait for one parity, but they are one turn apart: consumer 0's first wait passes on a fresh barrier, and consumer 1's doesn't": [
+        (FIRST, "wait(turns.index(C), 1)"), (TURN, "i % 2")],
+    "behind the softmax both consumers wait for one parity, but they are one turn apart": (TURN, "i % 2"),
+    "consumer 1 begins here: a wait for parity 1 passes on a fresh barrier, and the first one is consumer 0's": [
+        (FIRST, "wait(turns.index(C), C)"), (TURN, "(i + 1 + C) % 2")],
+    "the parity is that of the stage, but a turn comes once a block: its parity flips from block to block": (TURN, "parity"),
+    "the first turn has q kᵀ of block 0 alone: wait for it, too, before the loop": (f"    mbarrier.{FIRST}\n", ""),
+    "you wait at the other's barrier: consumer C's turn is turns.index(C)": [
+        (FIRST, "wait(turns.index(1 - C), 1 - C)"), (f"turns.index(C), {TURN}", f"turns.index(1 - C), {TURN}")],
+    "the turn goes on before your q kᵀ: into that gap the other's p v slips": [
+        (f"is_async=True)\n{PASS}", "is_async=True)\n"), ("        mbarrier.wait(full", f"{PASS}        mbarrier.wait(full")],
 }  # fmt: skip
 
 EXERCISE = Exercise(
-    task="Write attend_by_turns(q, k, v, full, empty, turns, zeros, m, l, acc, scale_log2, blocks, C): attend_overlapped, in which consumer C issues the "
-    "two matmuls of a block i ≥ 1 when it has the turn, and passes the turn on; return l, acc.",
+    task="Write attend_by_turns(q, k, v, full, empty, turns, zeros, m, l, acc, scale_log2, blocks, C): attend, in which consumer C issues p v of a "
+    "block and q kᵀ of the next one in one turn, and passes the turn on; return l, acc.",
     hints=(
-        "Two lines are missing: a wait for the turn, and an arrival that gives it to the other. Between which lines is the turn yours?",
-        "Consumer 0 begins: in block 1 its wait must pass on a fresh barrier, and consumer 1's must not. What happens to a barrier's phase "
+        "A turn begins before p v, in one block, and ends behind q kᵀ, in the next. So where in the loop do you wait for it, and where do you "
+        "pass it on? The first turn has no p v, and the last no q kᵀ: what stands before the loop, and what behind it?",
+        "Consumer 0 begins: its first wait must pass on a fresh barrier, and consumer 1's must not. What happens to a barrier's phase "
         "between two of your turns?",
-        "mbarrier.wait(turns.index(C), parity) before q kᵀ, with a parity that is 1 for consumer 0 and 0 for consumer 1 in block 1, and flips from "
-        "block to block. mbarrier.arrive(turns.index(1 - C), count=1) after p v is issued, before the wait for s.",
+        "Before the loop mbarrier.wait(turns.index(C), parity), with a parity that is 1 for consumer 0 and 0 for consumer 1; the same before p v, with a "
+        "parity that flips from block to block, and begins with the other one. mbarrier.arrive(turns.index(1 - C), count=1) behind q kᵀ, and "
+        "behind the loop.",
     ),
     solution=attend_by_turns,
-    reasoning="Each turn of yours is one phase of turns[C], which the other's arrival completes. So the parity flips from block to block: (i − C) % 2. "
-    "The turn protects the order of issuing alone, so it passes on before the matmuls are done.",
+    reasoning="Each turn of yours is one phase of turns[C], which the other's arrival completes. So the parity flips from turn to turn: 1 − C before "
+    "the loop, then (i + C) % 2. The turn protects the order of issuing alone, so it passes on before q kᵀ is done.",
     inputs=lambda: plays(consumers=(0, 1)),
     truth=lambda *play: RIGHT,
-    rule="in each block i ≥ 1: wait for the turn, issue both matmuls, pass the turn on, wait for s",
+    rule="wait for the turn, issue p v and the next q kᵀ, pass the turn on, wait for s",
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,

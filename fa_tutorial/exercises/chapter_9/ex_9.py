@@ -46,10 +46,14 @@ def played(order):
             last = max(issued.index(name) for name in names)
             under_way = [name for name in under_way if issued.index(name) > last]  # matmuls end in the order of their issue
             done += names
+        if line == "meet" and (missing := [name for name in ("dk", "s′") if name not in issued]):
+            return f"at “meet”, {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not issued, and could run meanwhile"
         if line == "meet" and not {"dk", "s′"} <= set(under_way):
             return f"at “meet”, {' and '.join(under_way) or 'no matmul'} is under way, where two can be"
         if "meet" in done and not under_way and place + 1 < len(order):
-            return f"after “{line}” no matmul is under way, and “{order[place + 1]}” comes next"
+            last = not any(one.startswith("wait for ") for one in order[place + 1 :])
+            when = "comes after the last wait, with no matmul beside it" if last else f"comes after “{line}”, when no matmul is under way"
+            return f"“{order[place + 1]}” {when}"
         done.append(line)
     for line, before in (("hand over ds", "wait for dp"), ("release q, do", "wait for dk, s′")):
         between = order[order.index(before) + 1 : order.index(line)]
