@@ -366,6 +366,15 @@ def test_splits_accepts_what_11_4_chooses(page):
             assert shown["chosen"] == chosen
 
 
+def test_cycles_has_what_a_program_takes_alone(page):
+    open_figure(page, "cycles")
+    for row in chapter_8.tiles_of_h200().to_dict("records"):
+        block_m, block_n, warps, stages = row["tile"]
+        if warps == 4 and min(block_m, block_n) > 32:
+            shown = put(page, kernel="finished", D=row["D"], tile=f"{block_m} x {block_n}", stages=stages)
+            assert shown["bound"] * shown["programs"] == pytest.approx(row["alone"])
+
+
 def test_cycles_is_exercises_8_1_and_8_4(page):
     open_figure(page, "cycles")
     for D, tile, stages, registers, loop in (

@@ -3,7 +3,6 @@ measures what is stored."""
 
 import functools
 import heapq
-import itertools
 import json
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -18,7 +17,6 @@ from matplotlib.patches import Patch
 from fa_tutorial import compiling, forward, hardware, sass, tuned
 from fa_tutorial.bench import peers, results
 from fa_tutorial.bench.cases import Case, Shape, about, literature
-from fa_tutorial.bench.tables import mask
 from fa_tutorial.bench.timing import randn, require_gpu, timed, timed_in_turns
 from fa_tutorial.exercises.chapter_8 import ex_3
 from fa_tutorial.figures import COLOURS
@@ -249,20 +247,16 @@ def rows_of(name: str, D: int, is_causal: bool) -> tuple[dict[str, Any], dict[st
     return made, stored_steps()[D, is_causal][name]
 
 
-def show_step(name: str, programs: Callable[[int, int, int], int]) -> None:
-    """Print a thread's registers in one of CHAIN, how many programs fit on an SM, its cycles for 64 x 64 scores, clock
-    and rate on the H200, and by how much these differ from those of the one before. programs: exercise 8.1's, of
-    (num_warps, registers, shared_bytes)."""
-    names = CHAIN[CHAIN.index(name) - 1], name
-    print(f"{'H200':14} {'registers':>10}  programs {'cycles':>13} {'MHz':>13} {'TFLOP/s':>12}")
-    for D, is_causal in itertools.product((128, 64), (False, True)):
-        (old, before), (new, after) = (rows_of(one, D, is_causal) for one in names)
-        fit = [programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"]) for row in (old, new)]
-        numbers = [(tile_cycles(row, D, is_causal), mhz(row), row["tflops"]) for row in (before, after)]
-        changes = (f"{now:,.0f} {f'({percent(now / was)})':>7}" for was, now in zip(*numbers, strict=True))
-        held = f"{old['registers']} -> {new['registers']}"
-        told = (f"{words:>13}" for words in changes)
-        print(f"D = {D:3}, {mask(is_causal):6} {held:>10} {f'{fit[0]} -> {fit[1]}':>8} ", *told)
+def print_room(name: str, programs: Callable[[int, int, int], int]) -> None:
+    """Print a thread's registers, and how many programs fit on an SM, after the step before one of CHAIN and after it.
+    programs: exercise 8.1's, of (num_warps, registers, shared_bytes)."""
+    for D in (64, 128):
+        told = []
+        for is_causal in (False, True):
+            made = [rows_of(one, D, is_causal)[0] for one in (CHAIN[CHAIN.index(name) - 1], name)]
+            fit = (programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"]) for row in made)
+            told.append(" -> ".join(f"{row['registers']} ({n})" for row, n in zip(made, fit, strict=True)))
+        print(f"D = {D:3}, registers (programs): full {told[0]}, causal {told[1]}")
 
 
 # Of exercise 8.3's kernel: a reader's, or the course's where that doesn't compile.
@@ -301,36 +295,35 @@ def tiles_of_h200() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+BLACK_LINE: dict = {"marker": "|", "linestyle": "", "markersize": 12, "markeredgewidth": 2, "color": "black"}
 PROGRAM_LOOKS = {1: ("^", "vermilion"), 2: ("o", "yellow"), 3: ("s", "sky"), 4: ("D", "blue")}  # by programs on an SM
 
 
 def draw_tiles(tiles: pd.DataFrame) -> Figure:
-    """Of each of tiles_of_h200's tiles, the fastest first: two bounds, "by (8.4)" as a bar and "alone" shared among
-    "programs" as a line; the H200's cycles as a mark that tells the programs on an SM, and how far they are from the
-    larger bound."""
+    """Of each of tiles_of_h200's tiles, the fastest first: "by (8.4)" as a bar and "alone" shared among "programs" as a
+    line; the H200's cycles as a mark that tells the programs on an SM, and how far they are from the larger of both."""
     figure = Figure(figsize=(10.5, 5.4))
     for ax, D in zip(figure.subplots(1, 2, width_ratios=(5, 6)), (64, 128), strict=True):
         of = tiles[tiles["D"] == D].sort_values("cycles").to_dict("records")
         for y, row in enumerate(of):
             block_m, _, warps, _ = row["tile"]
             marker, colour = PROGRAM_LOOKS[row["programs"]]
-            bounds = row["by (8.4)"], row["alone"] / row["programs"]
-            ax.barh(y, bounds[0], color="0.82", height=0.62)
-            ax.vlines(bounds[1], y - 0.4, y + 0.4, color="black", linewidth=2)
+            both = row["by (8.4)"], row["alone"] / row["programs"]
+            ax.barh(y, both[0], color="0.82", height=0.62)
+            ax.vlines(both[1], y - 0.4, y + 0.4, color="black", linewidth=2)
             ax.plot(row["cycles"], y, marker, color=COLOURS[colour], markeredgecolor="black", markersize=8)
             slow = {"HMMA": block_m == 32, "q kᵀ twice": (block_m, warps) == (64, 8)}
-            words = ", ".join([percent(row["cycles"] / max(bounds)), *(word for word, so in slow.items() if so)])
-            at = max(row["cycles"], bounds[1]), y
+            words = ", ".join([percent(row["cycles"] / max(both)), *(word for word, so in slow.items() if so)])
+            at = max(row["cycles"], both[1]), y
             ax.annotate(words, at, (9, 0), textcoords="offset points", fontsize=9, va="center")
-        ends = {64: 2000, 128: 4000}[D]
+        ends = {64: 2000, 128: 3300}[D]
         ax.set(title=f"D = {D}", xlabel="cycles for 64 x 64 scores", xlim=(0, ends), ylim=(len(of) - 0.4, -0.6))
-        ax.set_xticks(range(0, ends, ends // 4))
+        ax.set_xticks(range(0, ends, 500))
         ax.set_yticks(range(len(of)), [row["name"].replace(", 4 warps", "") for row in of], fontsize=9)
         ax.grid(axis="y", visible=False)
     plain = {"linestyle": "", "markeredgecolor": "black", "markersize": 8}
     handles: list = [Patch(color="0.82", label="your model (8.4)")]
-    line = {"marker": "|", "linestyle": "", "markersize": 12, "markeredgewidth": 2, "color": "black"}
-    handles.append(Line2D([], [], **line, label="alone on an SM / programs"))
+    handles.append(Line2D([], [], **BLACK_LINE, label="alone on an SM / programs"))
     for n, (marker, colour) in PROGRAM_LOOKS.items():
         look = {"marker": marker, "color": COLOURS[colour], "label": f"H200, {n} program{'s' * (n > 1)} on an SM"}
         handles.append(Line2D([], [], **look, **plain))
@@ -341,6 +334,9 @@ def draw_tiles(tiles: pd.DataFrame) -> Figure:
 CHAIN = ("chapter 5", "base 2", "descriptors", "descriptors, larger tile")  # the chapter's steps
 WORDS = ("chapter 5, 64x64", "1: base 2", "2: descriptors", "3: a larger tile")
 LADDER = dict(zip(CHAIN, WORDS, strict=True)) | {LARGER_TILE: "finished", "sdpa_cudnn": "cuDNN"}
+# Of exercise 8.5's loop, each on top of the one before.
+REPAIRS = {"as given": "8.5, as given", "mask": "no mask", "mask, guard": "and no guard"}
+REPAIRS |= {"mask, guard, scale": "and one scaling less"}
 
 
 def print_power(*names: str) -> None:
@@ -360,35 +356,31 @@ def print_power(*names: str) -> None:
             before = row
 
 
-def draw_power() -> Figure:
-    """The H200's cycles a call and clock of each of LADDER, full, repeated, and lines on which the rate is the same."""
-    figure = Figure(figsize=(10.5, 3.6))
-    stored = {(row["D"], row["provider"]): row for row in kernels_of_h200("power")}
-    for ax, D in zip(figure.subplots(1, 2, sharey=True), (64, 128), strict=True):
-        found = {words: stored[D, name] for name, words in LADDER.items()}
-        cycles = [row["cycles"] / 1e6 for row in found.values()]
-        ends = min(cycles) - 0.12, max(cycles) + 0.3
-        low, top = 1350, 1680
-        for rate in range(300, 601, 50):
-            at = [clock * flops_of(at_4096(D, False)) / rate / 1e12 for clock in (low, top)]  # million cycles
-            ax.plot(at, (low, top), "-", color="0.75", linewidth=1)
-            if ends[0] < at[1] < ends[1]:
-                ax.text(at[1], top + 3, f"{rate}", color="0.4", fontsize=8, ha="center")
-        for (words, row), x in zip(found.items(), cycles, strict=True):
-            ax.plot(x, row["mhz"], "o", color=COLOURS["vermilion" if words == "cuDNN" else "blue"])
-            ax.annotate(
-                words, (x, row["mhz"]), (6, -10 if words[0] in "23" else 3), textcoords="offset points", fontsize=9
-            )
-        ax.set_title(f"D = {D}, TFLOP/s on the grey lines", pad=16)
-        ax.set(xlabel="million cycles a call", xlim=ends, ylim=(low, top))
-        ax.grid(visible=False)
-    figure.axes[0].set_ylabel("MHz, at about 690 W")
-    return figure
+def print_steps(predicted: dict[str, dict[int, float]]) -> None:
+    """Print of each of LADDER or REPAIRS the cycles for 64 x 64 scores, full, that are predicted, by D, and those of
+    the H200; how far these are from the wall; clock and rate; and the rate under the causal mask."""
+    print("H200, full: an SM's cycles for 64 x 64 scores; rates in TFLOP/s; the last is under the causal mask")
+    print(" " * 21 + "".join(f"{f'D = {D}, the wall {4 * D + 256}':^39}" for D in (64, 128)).rstrip())
+    heads = f"{'model':>7}{'cycles':>7}{'wall':>6}{'MHz':>7}{'rate':>5}{'causal':>7}"
+    print(f"{'':21}{heads}{heads}")
+    other = {(row["D"], row["provider"]): row for row in kernels_of_h200("waste")}
+    for before, name in zip([None, *predicted], predicted, strict=False):
+        if name in REPAIRS and before not in REPAIRS:
+            print("another run:")
+        line = f"{(LADDER | REPAIRS)[name]:21}"
+        for D in (64, 128):
+            row = other[D, name] if name in REPAIRS else stored_steps()[D, False][name]
+            model = f"{predicted[name][D]:,.0f}" if predicted[name] else "–"
+            causal = "–" if name in REPAIRS else f"{stored_steps()[D, True][name]['tflops']:.0f}"
+            cycles = tile_cycles(row, D, False)
+            line += f"{model:>7}{cycles:7,.0f}{percent(cycles / (4 * D + 256)):>6}"
+            line += f"{mhz(row):7,.0f}{row['tflops']:5.0f}{causal:>7}"
+        print(line)
 
 
-def draw_ladder() -> Figure:
+def draw_ladder(predicted: dict[str, dict[int, float]]) -> Figure:
     """The H200's cycles for 64 x 64 scores, full, of each of LADDER, and its rate: 4 D of matmuls, 256 of exponentials,
-    one after the other as far as the cycles allow, and the rest; the wall.
+    one after the other as far as the cycles allow, and the rest; the wall; and the cycles that are predicted, by D.
     """
     figure = Figure(figsize=(10.5, 3.8))
     both = {"facecolor": COLOURS["blue"], "edgecolor": COLOURS["yellow"], "hatch": "////", "linewidth": 0}
@@ -405,8 +397,11 @@ def draw_ladder() -> Figure:
             ):
                 if right > left:
                     ax.barh(y, right - left, left=left, height=0.55, **look)
+            model = predicted[list(LADDER)[y]].get(D, 0)
+            if model:
+                ax.vlines(model, y - 0.4, y + 0.4, color="black", linewidth=2)
             words = f"{cycles:,.0f} cycles, {row['tflops']:.0f} TFLOP/s"
-            ax.text(max(cycles, wall) + 15, y, words, va="center", fontsize=9)
+            ax.text(max(cycles, wall, model) + 15, y, words, va="center", fontsize=9)
         ax.axvline(wall, color="black", linestyle=":")
         ax.text(wall + 15, -0.62, f"the wall, {wall}", va="center", fontsize=9)
         ends = {64: 1090, 128: 1800}[D]
@@ -415,6 +410,7 @@ def draw_ladder() -> Figure:
         ax.set_yticks(range(len(found)), LADDER.values())
     looks = {"4 D: matmuls": {"color": COLOURS["blue"]}, "256: exponentials": {"color": COLOURS["yellow"]}}
     looks |= {"both at once": both, "the rest": {"color": "0.8"}}
-    handles = [Patch(label=label, **look) for label, look in looks.items()]
-    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
+    handles: list = [Patch(label=label, **look) for label, look in looks.items()]
+    handles.append(Line2D([], [], **BLACK_LINE, label="your model"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
     return figure

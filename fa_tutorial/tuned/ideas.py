@@ -41,7 +41,7 @@ def overlapped_loop(q, k, v, m, l, acc, S, scale_log2, BLOCK_M: tl.constexpr, BL
     """The same loop, shifted: it issues the next block's scores before this block's softmax, and p v one iteration
     later.
 
-    So the compiler lets q kᵀ of one block run beside the softmax of the block before. p is carried as int16. As fp16
+    So q kᵀ of one block could run beside the softmax of the block before. p is carried as int16. As fp16
     the compiler would move it to shared memory.
     """
     s = tl.dot(q, k.load([0, 0]).T)  # [BLOCK_M, BLOCK_N]

@@ -45,8 +45,8 @@ def draw_pipeline_timeline(ax: Axes) -> None:
             bar(ax, at, at + len(parts), y, **HELD)
             at = draw_parts(ax, at, work, parts, tile)
     draw_shared_memory(ax, work + LANE + 0.14, 1)
-    draw_pipeline(ax, 2.0, 2, "block 0 asks for block 1 when it starts p v:\nthat alone hides the load")
-    draw_pipeline(ax, 4.1, 3, "block 0 asks for block 2 when it starts p v:\nblock 1 hides the load, too")
+    draw_pipeline(ax, 2.0, 2, "block 0 asks for block 1 when it starts p v:\np v hides half of the load")
+    draw_pipeline(ax, 4.1, 3, "block 0 asks for block 2 when it starts p v:\np v and block 1 hide all of the load")
     legend(ax, 6.5, ((0.1, LOADS, "load of k, v"), (2.05, HELD, "in shared memory"), (4.5, WAITS, "nothing to work on")))
     note(ax, 0.1, 6.85, f"numbers: blocks of keys. A load takes {LOAD} units of time; q kᵀ, the exponentials and p v take 1 each.")
 
@@ -224,7 +224,7 @@ def draw_overlap(ax: Axes) -> None:
     legend(ax, 4.6, parts)
     yours, cudnn = (tile_cycles(stored_steps()[128, False][name], 128, False) for name in (CHAIN[-1], "sdpa_cudnn"))
     note(ax, 0.1, 5.0, "one program, D = 128, tiles of 64 x 64, no loads, no other instructions")
-    note(ax, 0.1, 5.27, f"On an H200, your programs take {yours:.0f} cycles for a tile, cuDNN {cudnn:.0f}.")
+    note(ax, 0.1, 5.27, f"With both, on an H200, your programs take {yours:.0f} cycles for a tile, cuDNN {cudnn:.0f}.")
 
 
 def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, exponentials: list, first: int, period: int) -> None:

@@ -36,7 +36,7 @@ def too_long(words, step, **function):
         if mine["loop"] > ours["loop"] + MORE:
             more = [f"{mine[op] - ours[op]} more {kind}" for op, kind in COUNTED.items() if mine[op] > ours[op] + 2]
             loop = f"at D = {mine['D']} the loop has {mine['loop']} instructions, {words} {ours['loop']}"
-            return f"{loop}: {', '.join(more) or 'of other kinds than floating-point arithmetic'}"
+            return f"{loop}: {', '.join(more) or 'more of other kinds, such as conversions'}"
     return ""
 
 
