@@ -105,14 +105,14 @@ def test_rule_fails_on_a_broken_notebook(rule, notebook):
     assert rule(GOOD) == []
 
 
-PEAK = catalogue.find("0.2")
+PEAK = catalogue.find("0.3")
 STARTER = 'def most_memory(events):\n    """The peak."""\n    raise NotImplementedError'
-CHECK = 'check("0.2", most_memory)'
+CHECK = 'check("0.3", most_memory)'
 KERNEL = catalogue.find("2.4")
 
 
 TIME = new_markdown_cell("# 0\n\n**Time.** About 60 minutes, 5 of them for the exercises.")
-HEADING = new_markdown_cell("The peak.\n\n### Exercise 0.2 (★, 5 minutes)\n\nWrite it.")
+HEADING = new_markdown_cell("The peak.\n\n### Exercise 0.3 (★, 5 minutes)\n\nWrite it.")
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ HEADING = new_markdown_cell("The peak.\n\n### Exercise 0.2 (★, 5 minutes)\n\nW
         (rules.exercise_headings, [TIME, HEADING, code(STARTER)], True),
         (rules.exercise_headings, [TIME, code(STARTER)], False),
         (rules.exercise_headings, [TIME, HEADING, new_markdown_cell("## Another section"), code(STARTER)], False),
-        (rules.exercise_headings, [TIME, new_markdown_cell("### Exercise 0.2 (5 minutes)"), code(STARTER)], False),
+        (rules.exercise_headings, [TIME, new_markdown_cell("### Exercise 0.3 (5 minutes)"), code(STARTER)], False),
     ],
 )
 def test_an_exercise_has_its_cells_and_its_heading(rule, cells, fits):

@@ -47,7 +47,7 @@ def draw_limits(card: dict) -> Figure:
     1 KiB move as fast as they start. card: results.load's."""
     table = in_flight(card)
     transposes = table["program"] == "transpose"
-    tiles = {(8, 1886): "8 warps", (16, 2822): "4 warps", (32, 3268): "1 or 2 warps"}
+    tiles = {(8, 1886): "8 warps:\n1,886", (16, 2822): "4 warps:\n2,822", (32, 3268): "1 or 2 warps"}
     rows = {(32, 3289): "1 row, 1 warp", (32, 3947): "2 rows, 4 warps", (64, 4092): "2 rows, 1 warp\n4 rows, 4 warps",
             (128, 4110): "4 rows, 1 warp"}  # fmt: skip
     panels = (transposes, "transpose, tiles of 16 × 16", tiles), (~transposes, "softmax, rows of 256", rows)

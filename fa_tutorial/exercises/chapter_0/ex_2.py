@@ -3,77 +3,82 @@ import random
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def most_memory(events):
-    """(most, held): the most bytes in memory at once, and the names of the tensors that held them.
+def tensor_to_keep(ms, heads, S, D, bandwidth):
+    """(tensor, saved): which of "q kᵀ", "s" and "p" to keep on the chip, and the ms it saves at most.
 
-    events: (name, bytes) in order; bytes > 0 where a tensor is made, < 0 where it is freed.
+    ms: measured milliseconds of "q kᵀ", "divide", "softmax" and "p v". bandwidth: bytes/s.
     """
-    most, held, now = 0, [], {}
-    for name, size in events:
-        if size > 0:
-            now[name] = size
-        else:
-            del now[name]
-        if sum(now.values()) > most:
-            most, held = sum(now.values()), list(now)
-    return most, held
+    scores, vectors = 2 * heads * S * S, 2 * heads * S * D  # bytes of s and of q
+    ways = {  # tensor: its two kernels, and what they move once they are one
+        "q kᵀ": ("q kᵀ", "divide", 2 * vectors + scores),
+        "s": ("divide", "softmax", 2 * scores),
+        "p": ("softmax", "p v", scores + 2 * vectors),
+    }
+    saved = {}
+    for tensor, (a, b, moved) in ways.items():
+        saved[tensor] = ms[a] + ms[b] - moved / bandwidth * 1e3
+    best = max(saved, key=saved.get)
+    return best, saved[best]
 
 
-FREED, FULLER, MOST = "del now[name]", "sum(now.values()) > most", "most, held = sum(now.values()), list(now)"
+SAVED, SIZES = "ms[a] + ms[b] - moved / bandwidth * 1e3", "2 * heads * S * S, 2 * heads * S * D"
 MISTAKES = {
-    "you add up all tensors that are ever made, but a tensor that was freed holds nothing any more": (FREED, "pass"),
-    "that is what is in memory at the end, but there may have been more before": (FULLER, "True"),
-    "that is the largest tensor alone: count what all tensors in memory hold together": [
-        (FULLER, "size > most"), (MOST, "most, held = size, [name]")],
-    "held names only the tensor that is made last: the others are still in memory": (MOST, MOST.replace("list(now)", "[name]")),
-    "held names what is in memory at the end: asked is the time when it is most": ("return most, held", "return most, list(now)"),
-    "where memory is as full twice, the first time counts": (FULLER, FULLER.replace(">", ">=")),
+    "that is the pair that takes longest: it may also have the highest floor": (
+        "max(saved, key=saved.get)", "max(ways, key=lambda tensor: ms[ways[tensor][0]] + ms[ways[tensor][1]])"),
+    "your fused kernel takes the floors of both kernels, but the tensor between them makes no trip any more": [
+        ("2 * vectors + scores)", "2 * vectors + 3 * scores)"), ('"softmax", 2 * scores', '"softmax", 4 * scores'),
+        ("scores + 2 * vectors", "3 * scores + 2 * vectors")],
+    "you save only the tensor's two trips at full bandwidth, but the fused kernel is perfect: it replaces both kernels as they were measured": (
+        SAVED, "2 * scores / bandwidth * 1e3"),
+    "your fused kernel takes no time, or next to none: it still moves its other tensors, which takes bytes / bandwidth · 1e3 ms": (SAVED, "ms[a] + ms[b]"),
+    "the times are in milliseconds, and bytes / bandwidth is in seconds": (" * 1e3", ""),
+    "the vectors are missing: with q kᵀ a kernel reads q and k, and with p v it reads v and writes o": [
+        ("2 * vectors + scores", "scores"), ("scores + 2 * vectors", "scores")],
+    "you count elements, not bytes: an fp16 number takes 2": (SIZES, "heads * S * S, heads * S * D"),
 }  # fmt: skip
 
 
-def truth(events):
-    totals = [sum(size for _, size in events[:end]) for end in range(len(events) + 1)]
-    most = max(totals)
-    first = events[: totals.index(most)]
-    freed = {name for name, size in first if size < 0}
-    return most, [name for name, _ in first if name not in freed]
+def truth(ms, heads, S, D, bandwidth):
+    def floor(matrices, vectors):
+        return 2 * heads * S * (matrices * S + vectors * D) / bandwidth * 1e3
+
+    first, second, third, fourth = ms.values()
+    saved = (first + second - floor(1, 2), "q kᵀ"), (second + third - floor(2, 0), "s"), (third + fourth - floor(1, 2), "p")
+    return max(saved)[::-1]
 
 
 def inputs():
-    def made_of(*events, **options):
-        return case(list(events), on=", ".join(f"{name} {size:+,}".replace("-", "−") for name, size in events), **options)
+    def measured(times, sizes, on, **options):
+        return case(dict(zip(("q kᵀ", "divide", "softmax", "p v"), times, strict=True)), *sizes, on=on, **options)
 
-    yield made_of(("a", 5), ("b", 3), ("a", -5), ("c", 4))
-    yield made_of(("a", 5), ("a", -5), ("b", 3), ("c", 4), ("c", -4))
-    yield made_of(("c", 2), ("b", 9), ("b", -9), ("a", 3), ("d", 1))
-    yield made_of(("a", 5), ("b", 3), ("b", -3), ("c", 3), otherwise="where memory is as full twice, the first time counts")
-    yield made_of(("a", 1), ("b", 9), otherwise="memory is fullest after the last event: b counts, too")
+    count = {
+        "tensor": "a tensor joins the kernel that writes it and the one that reads it: compute what each of the three saves by these times",
+        "saved": "fusing saves the times of two kernels less the floor of one: with S = 4 and D = 1 it moves 48 bytes to keep q kᵀ or p, and 64 to keep s",
+    }
+    for times in ((50, 60, 200, 90), (50, 65, 130, 50), (50, 65, 130, 48), (60, 90, 70, 55)):
+        on = f"1 head, S = 4, D = 1, 1,000 bytes/s, times {', '.join(map(str, times))} ms"
+        yield measured(times, (1, 4, 1, 1e3), on, otherwise=count)
+    yield measured((400, 300, 250, 300), (3, 5, 4, 2e3), "3 heads, S = 5, D = 4, 2,000 bytes/s")
     for _ in range(20):
-        events, now = [], {}
-        for number in range(random.randint(5, 40)):
-            if now and random.random() < 0.4:
-                name = random.choice(list(now))
-                events.append((name, -now.pop(name)))
-            else:
-                now[f"tensor {number}"] = random.randint(1, 1_000)
-                events.append((f"tensor {number}", now[f"tensor {number}"]))
-        yield case(events, on="random events", fresh=True)
+        heads, S, D, bandwidth = random.randint(1, 16), random.randint(2, 4096), random.choice((16, 64, 128)), 10 ** random.uniform(10, 13)
+        floor = 4 * heads * S * (S + D) / bandwidth * 1e3
+        times = [floor * factor for factor in random.sample([1.0, 1.3, 1.9, 3.0], 4)]
+        yield measured(times, (heads, S, D, bandwidth), "random times", fresh=True)
 
 
 EXERCISE = Exercise(
-    task="Find in a record of memory how much memory a call holds at most, and which tensors hold it.",
+    task="Decide which tensor to keep on the chip by fusing two neighbouring kernels, and say what that saves at most.",
     hints=(
-        "Go through the events, and keep what is in memory now: which tensors, and how many bytes each?",
-        "A dict from name to bytes will do. After each event compare its sum with the most so far. Where it is larger, keep the sum and a "
-        "copy of the names.",
+        "Keeping s makes one kernel of divide and softmax. It reads q kᵀ and writes p. What do the other two fused kernels read and write?",
+        "A fused kernel at its floor takes its bytes / bandwidth, in seconds. It replaces the two measured times. Compute what each of "
+        "the three saves, and take the largest.",
     ),
-    solution=most_memory,
-    reasoning="What counts is how long a tensor lives: a tensor that is freed costs nothing later. Only a larger sum replaces "
-    "the most so far, so the first of two equal ones stays.",
+    solution=tensor_to_keep,
+    reasoning="Fusing saves a tensor's two trips, and also what the two kernels lose to their floors. So a pair with a bad kernel saves most, "
+    "unless its fused kernel has much more to move.",
     inputs=inputs,
     truth=truth,
-    rule="most is the largest number of bytes in memory after an event, and held names the tensors that are in memory then, in the order they were made",
+    rule="keeping a tensor saves the times of its two kernels, less the floor of the fused kernel; the tensor is the one that saves most",
     mistakes=MISTAKES,
-    parts=("most", "held"),
-    exact=True,
+    parts=("tensor", "saved"),
 )

@@ -3,56 +3,77 @@ import random
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def tiled_bytes(S, D, block_m, itemsize):
-    """Bytes that the blocks of the fused kernel read and write, for one head."""
-    blocks = -(-S // block_m)  # blocks of queries; the last may be smaller
-    elements = 2 * S * D + blocks * 2 * S * D  # q and o once, k and v once per block
-    return elements * itemsize + 4 * S  # and a float32 per query
+def most_memory(events):
+    """(most, held): the most bytes in memory at once, and the names of the tensors that held them.
+
+    events: (name, bytes) in order; bytes > 0 where a tensor is made, < 0 where it is freed.
+    """
+    most, held, now = 0, [], {}
+    for name, size in events:
+        if size > 0:
+            now[name] = size
+        else:
+            del now[name]
+        if sum(now.values()) > most:
+            most, held = sum(now.values()), list(now)
+    return most, held
 
 
-KEYS, FLOATS = "blocks * 2 * S * D", "4 * S"
+FREED, FULLER, MOST = "del now[name]", "sum(now.values()) > most", "most, held = sum(now.values()), list(now)"
 MISTAKES = {
-    "you count k and v once, but each block of queries reads all of k and v": (KEYS, "2 * S * D"),
-    "where block_m divides S, you count k and v once more than there are blocks": ("-(-S // block_m)", "S // block_m + 1"),
-    "you count q and o once per block, but each block has its own rows of q and o, so they travel once in all": (
-        "2 * S * D + blocks * 2", "blocks * 4"),
-    "you count elements, not bytes: multiply by itemsize": ("elements * itemsize", "elements"),
-    "the float32 of each query is missing: 4 bytes for each": (f" + {FLOATS}", ""),
-    "the number written for each query is a float32: 4 bytes, whatever itemsize is": (FLOATS, "itemsize * S"),
+    "you add up all tensors that are ever made, but a tensor that was freed holds nothing any more": (FREED, "pass"),
+    "that is what is in memory at the end, but there may have been more before": (FULLER, "True"),
+    "that is the largest tensor alone: count what all tensors in memory hold together": [
+        (FULLER, "size > most"), (MOST, "most, held = size, [name]")],
+    "held names only the tensor that is made last: the others are still in memory": (MOST, MOST.replace("list(now)", "[name]")),
+    "held names what is in memory at the end: asked is the time when it is most": ("return most, held", "return most, list(now)"),
+    "where memory is as full twice, the first time counts": (FULLER, FULLER.replace(">", ">=")),
 }  # fmt: skip
 
 
-def truth(S, D, block_m, itemsize):
-    rows = [min(block_m, S - start) for start in range(0, S, block_m)]  # of each block of queries
-    return sum((2 * n * D + 2 * S * D) * itemsize + 4 * n for n in rows)
+def truth(events):
+    totals = [sum(size for _, size in events[:end]) for end in range(len(events) + 1)]
+    most = max(totals)
+    first = events[: totals.index(most)]
+    freed = {name for name, size in first if size < 0}
+    return most, [name for name, _ in first if name not in freed]
 
 
 def inputs():
-    yield case(12, 5, 2, 2)
-    yield case(12, 5, 2, 4, otherwise="an element takes itemsize bytes, and the float32 of each query takes 4, whatever itemsize is")
-    yield case(4096, 64, 128, 2)  # the picture's 35 MB
-    yield case(10, 3, 4, 2, edge="ragged")
+    def made_of(*events, **options):
+        return case(list(events), on=", ".join(f"{name} {size:+,}".replace("-", "−") for name, size in events), **options)
+
+    yield made_of(("a", 5), ("b", 3), ("a", -5), ("c", 4))
+    yield made_of(("a", 5), ("a", -5), ("b", 3), ("c", 4), ("c", -4))
+    yield made_of(("c", 2), ("b", 9), ("b", -9), ("a", 3), ("d", 1))
+    yield made_of(("a", 5), ("b", 3), ("b", -3), ("c", 3), otherwise="where memory is as full twice, the first time counts")
+    yield made_of(("a", 1), ("b", 9), otherwise="memory is fullest after the last event: b counts, too")
     for _ in range(20):
-        D, block_m, blocks = random.randint(1, 128), random.randint(1, 64), random.randint(1, 9)
-        yield case(blocks * block_m, D, block_m, random.choice((1, 2, 4)), on="a random case", fresh=True)
-        yield case(random.randint(1, 500), D, block_m, 2, on="a random case with a smaller last block", fresh=True, edge="ragged")
+        events, now = [], {}
+        for number in range(random.randint(5, 40)):
+            if now and random.random() < 0.4:
+                name = random.choice(list(now))
+                events.append((name, -now.pop(name)))
+            else:
+                now[f"tensor {number}"] = random.randint(1, 1_000)
+                events.append((f"tensor {number}", now[f"tensor {number}"]))
+        yield case(events, on="random events", fresh=True)
 
 
 EXERCISE = Exercise(
-    task="Count the bytes that the blocks of the fused kernel read and write, for one head.",
-    conditions={"ragged": "a smaller last block reads all of k and v too, but only its own rows of q, and writes only its own of o"},
+    task="Find in a record of memory how much memory a call holds at most, and which tensors hold it.",
     hints=(
-        "Go through the picture of the fused kernel arrow by arrow. Which arrows carry a tensor once, and which once per block of queries?",
-        "q and o carry S·D elements each, in all. Every block reads 2·S·D elements of k and v. How many blocks do S queries make?",
-        "There are -(-S // block_m) blocks, which rounds up. Multiply the elements by itemsize, and then add 4 bytes per query.",
+        "Go through the events, and keep what is in memory now: which tensors, and how many bytes each?",
+        "A dict from name to bytes will do. After each event compare its sum with the most so far. Where it is larger, keep the sum and a "
+        "copy of the names.",
     ),
-    solution=tiled_bytes,
-    reasoning="Each query belongs to one block, so q is read once and o is written once. Each block reads all of k and v, because its "
-    "queries meet every key. The scores stay on the chip, so no block reads or writes them.",
-    more="The package's version, ledger.flash_hbm_bytes, also takes different numbers of queries and keys, and checks its arguments.",
+    solution=most_memory,
+    reasoning="What counts is how long a tensor lives: a tensor that is freed costs nothing later. Only a larger sum replaces "
+    "the most so far, so the first of two equal ones stays.",
     inputs=inputs,
     truth=truth,
-    rule="q and o travel once, each block of queries reads all of k and v, and each query writes 4 bytes; nothing else is read or written",
+    rule="most is the largest number of bytes in memory after an event, and held names the tensors that are in memory then, in the order they were made",
     mistakes=MISTAKES,
+    parts=("most", "held"),
     exact=True,
 )

@@ -3,59 +3,56 @@ import random
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def sm_cycles(heads, S, D, sms):
-    """(in_series, at_once): cycles that each SM needs at least for its products and exponentials.
-
-    heads: with S queries, S keys and head dimension D each. sms: how many SMs share the work equally.
-    """
-    scores = heads * S * S / sms  # of one SM
-    products = scores * 4 * D / 4096  # 2·D FLOPs of q kᵀ and 2·D of p v
-    exponentials = scores / 16
-    return products + exponentials, max(products, exponentials)
+def tiled_bytes(S, D, block_m, itemsize):
+    """Bytes that the blocks of the fused kernel read and write, for one head."""
+    blocks = -(-S // block_m)  # blocks of queries; the last may be smaller
+    elements = 2 * S * D + blocks * 2 * S * D  # q and o once, k and v once per block
+    return elements * itemsize + 4 * S  # and a float32 per query
 
 
-PRODUCTS, AT_ONCE = "scores * 4 * D / 4096", "max(products, exponentials)"
+KEYS, FLOATS = "blocks * 2 * S * D", "4 * S"
 MISTAKES = {
-    "at_once is the shorter of the two times, but the SM is done when the slower unit is": (AT_ONCE, "min(products, exponentials)"),
-    "at_once is the time of the products, but the exponentials may take longer": (AT_ONCE, "products"),
-    "half of the FLOPs are missing: a score takes part in two products, with D multiply-adds of 2 FLOPs in each": (
-        PRODUCTS, "scores * 2 * D / 4096"),
-    "D is missing in the products: a score takes D multiply-adds in q kᵀ, and D more in p v": (PRODUCTS, "scores * 4 / 4096"),
-    "you count D exponentials for each score: it needs one, whatever D is": ("scores / 16", "scores * D / 16"),
-    "the SMs are missing: they share the heads' work, and asked is what one of them needs": (" / sms", ""),
+    "you count k and v once, but each block of queries reads all of k and v": (KEYS, "2 * S * D"),
+    "where block_m divides S, you count k and v once more than there are blocks": ("-(-S // block_m)", "S // block_m + 1"),
+    "you count q and o once per block, but each block has its own rows of q and o, so they travel once in all": (
+        "2 * S * D + blocks * 2", "blocks * 4"),
+    "you count elements, not bytes: multiply by itemsize": ("elements * itemsize", "elements"),
+    "the float32 of each query is missing: 4 bytes for each": (f" + {FLOATS}", ""),
+    "the number written for each query is a float32: 4 bytes, whatever itemsize is": (FLOATS, "itemsize * S"),
 }  # fmt: skip
 
 
-def truth(heads, S, D, sms):
-    pairs = heads * S**2
-    cycles = 2 * pairs * (D + D) / (4096 * sms), pairs / (16 * sms)
-    return sum(cycles), cycles[0] if cycles[0] > cycles[1] else cycles[1]
+def truth(S, D, block_m, itemsize):
+    rows = [min(block_m, S - start) for start in range(0, S, block_m)]  # of each block of queries
+    return sum((2 * n * D + 2 * S * D) * itemsize + 4 * n for n in rows)
 
 
 def inputs():
-    yield case(1, 64, 128, 1, otherwise="4,096 scores with D = 128: 512 cycles of products and 256 of exponentials")
-    yield case(1, 64, 32, 1, otherwise="4,096 scores with D = 32: 128 cycles of products and 256 of exponentials")
-    yield case(6, 64, 256, 2, otherwise="each of 2 SMs has 3 heads of 4,096 scores: 3,072 cycles of products and 768 of exponentials")
-    equal = "SMs share the scores equally and nothing is rounded: 36 scores on 4 SMs are 9 each, 1.125 cycles of products and 0.5625 of exponentials"
-    yield case(1, 6, 128, 4, otherwise=equal)
-    for _ in range(40):
-        yield case(*(random.randint(1, high) for high in (64, 8192, 256, 200)), on="random sizes", fresh=True)
+    yield case(12, 5, 2, 2)
+    yield case(12, 5, 2, 4, otherwise="an element takes itemsize bytes, and the float32 of each query takes 4, whatever itemsize is")
+    yield case(4096, 64, 128, 2)  # the picture's 35 MB
+    yield case(10, 3, 4, 2, edge="ragged")
+    for _ in range(20):
+        D, block_m, blocks = random.randint(1, 128), random.randint(1, 64), random.randint(1, 9)
+        yield case(blocks * block_m, D, block_m, random.choice((1, 2, 4)), on="a random case", fresh=True)
+        yield case(random.randint(1, 500), D, block_m, 2, on="a random case with a smaller last block", fresh=True, edge="ragged")
 
 
 EXERCISE = Exercise(
-    task="Count the cycles that an SM needs at least for products and exponentials, one after the other and both at once.",
+    task="Count the bytes that the blocks of the fused kernel read and write, for one head.",
+    conditions={"ragged": "a smaller last block reads all of k and v too, but only its own rows of q, and writes only its own of o"},
     hints=(
-        "How many scores does one SM make? What does each of them cost the tensor cores, and what does it cost the other unit?",
-        "A score takes 4·D FLOPs, so 4·D / 4,096 cycles of the tensor cores, and 1 / 16 of a cycle for its exponential. Which of sum and "
-        "maximum tells how long two units take that wait for each other? And two that never wait?",
+        "Go through the picture of the fused kernel arrow by arrow. Which arrows carry a tensor once, and which once per block of queries?",
+        "q and o carry S·D elements each, in all. Every block reads 2·S·D elements of k and v. How many blocks do S queries make?",
+        "There are -(-S // block_m) blocks, which rounds up. Multiply the elements by itemsize, and then add 4 bytes per query.",
     ),
-    solution=sm_cycles,
-    reasoning="Units that wait for each other take the sum of their times. Units that never wait take the longer of the two, as a perfect "
-    "kernel takes the longer of its FLOPs and its bytes. Every other kernel lies between.",
+    solution=tiled_bytes,
+    reasoning="Each query belongs to one block, so q is read once and o is written once. Each block reads all of k and v, because its "
+    "queries meet every key. The scores stay on the chip, so no block reads or writes them.",
+    more="The package's version, ledger.flash_hbm_bytes, also takes different numbers of queries and keys, and checks its arguments.",
     inputs=inputs,
     truth=truth,
-    rule="a score takes 4·D FLOPs, at 4,096 a cycle, and one exponential, at 16 a cycle; each SM makes heads · S · S / sms of the scores; "
-    "units that wait take the sum of both times, units that don't the longer one",
+    rule="q and o travel once, each block of queries reads all of k and v, and each query writes 4 bytes; nothing else is read or written",
     mistakes=MISTAKES,
-    parts=("in_series", "at_once"),
+    exact=True,
 )

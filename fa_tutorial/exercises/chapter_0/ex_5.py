@@ -3,82 +3,59 @@ import random
 from fa_tutorial.exercises.harness import Exercise, case
 
 
-def tensor_to_keep(ms, heads, S, D, bandwidth):
-    """(tensor, saved): which of "q kᵀ", "s" and "p" to keep on the chip, and the ms it saves at most.
+def sm_cycles(heads, S, D, sms):
+    """(in_series, at_once): cycles that each SM needs at least for its products and exponentials.
 
-    ms: measured milliseconds of "q kᵀ", "divide", "softmax" and "p v". bandwidth: bytes/s.
+    heads: with S queries, S keys and head dimension D each. sms: how many SMs share the work equally.
     """
-    scores, vectors = 2 * heads * S * S, 2 * heads * S * D  # bytes of s and of q
-    ways = {  # tensor: its two kernels, and what they move once they are one
-        "q kᵀ": ("q kᵀ", "divide", 2 * vectors + scores),
-        "s": ("divide", "softmax", 2 * scores),
-        "p": ("softmax", "p v", scores + 2 * vectors),
-    }
-    saved = {}
-    for tensor, (a, b, moved) in ways.items():
-        saved[tensor] = ms[a] + ms[b] - moved / bandwidth * 1e3
-    best = max(saved, key=saved.get)
-    return best, saved[best]
+    scores = heads * S * S / sms  # of one SM
+    products = scores * 4 * D / 4096  # 2·D FLOPs of q kᵀ and 2·D of p v
+    exponentials = scores / 16
+    return products + exponentials, max(products, exponentials)
 
 
-SAVED, SIZES = "ms[a] + ms[b] - moved / bandwidth * 1e3", "2 * heads * S * S, 2 * heads * S * D"
+PRODUCTS, AT_ONCE = "scores * 4 * D / 4096", "max(products, exponentials)"
 MISTAKES = {
-    "that is the pair that takes longest: it may also have the highest floor": (
-        "max(saved, key=saved.get)", "max(ways, key=lambda tensor: ms[ways[tensor][0]] + ms[ways[tensor][1]])"),
-    "your fused kernel takes the floors of both kernels, but the tensor between them makes no trip any more": [
-        ("2 * vectors + scores)", "2 * vectors + 3 * scores)"), ('"softmax", 2 * scores', '"softmax", 4 * scores'),
-        ("scores + 2 * vectors", "3 * scores + 2 * vectors")],
-    "you save only the tensor's two trips at full bandwidth, but the fused kernel is perfect: it replaces both kernels as they were measured": (
-        SAVED, "2 * scores / bandwidth * 1e3"),
-    "your fused kernel takes no time, or next to none: it still moves its other tensors, which takes bytes / bandwidth · 1e3 ms": (SAVED, "ms[a] + ms[b]"),
-    "the times are in milliseconds, and bytes / bandwidth is in seconds": (" * 1e3", ""),
-    "the vectors are missing: with q kᵀ a kernel reads q and k, and with p v it reads v and writes o": [
-        ("2 * vectors + scores", "scores"), ("scores + 2 * vectors", "scores")],
-    "you count elements, not bytes: an fp16 number takes 2": (SIZES, "heads * S * S, heads * S * D"),
+    "at_once is the shorter of the two times, but the SM is done when the slower unit is": (AT_ONCE, "min(products, exponentials)"),
+    "at_once is the time of the products, but the exponentials may take longer": (AT_ONCE, "products"),
+    "half of the FLOPs are missing: a score takes part in two products, with D multiply-adds of 2 FLOPs in each": (
+        PRODUCTS, "scores * 2 * D / 4096"),
+    "D is missing in the products: a score takes D multiply-adds in q kᵀ, and D more in p v": (PRODUCTS, "scores * 4 / 4096"),
+    "you count D exponentials for each score: it needs one, whatever D is": ("scores / 16", "scores * D / 16"),
+    "the SMs are missing: they share the heads' work, and asked is what one of them needs": (" / sms", ""),
 }  # fmt: skip
 
 
-def truth(ms, heads, S, D, bandwidth):
-    def floor(matrices, vectors):
-        return 2 * heads * S * (matrices * S + vectors * D) / bandwidth * 1e3
-
-    first, second, third, fourth = ms.values()
-    saved = (first + second - floor(1, 2), "q kᵀ"), (second + third - floor(2, 0), "s"), (third + fourth - floor(1, 2), "p")
-    return max(saved)[::-1]
+def truth(heads, S, D, sms):
+    pairs = heads * S**2
+    cycles = 2 * pairs * (D + D) / (4096 * sms), pairs / (16 * sms)
+    return sum(cycles), cycles[0] if cycles[0] > cycles[1] else cycles[1]
 
 
 def inputs():
-    def measured(times, sizes, on, **options):
-        return case(dict(zip(("q kᵀ", "divide", "softmax", "p v"), times, strict=True)), *sizes, on=on, **options)
-
-    count = {
-        "tensor": "a tensor joins the kernel that writes it and the one that reads it: compute what each of the three saves by these times",
-        "saved": "fusing saves the times of two kernels less the floor of one: with S = 4 and D = 1 it moves 48 bytes to keep q kᵀ or p, and 64 to keep s",
-    }
-    for times in ((50, 60, 200, 90), (50, 65, 130, 50), (50, 65, 130, 48), (60, 90, 70, 55)):
-        on = f"1 head, S = 4, D = 1, 1,000 bytes/s, times {', '.join(map(str, times))} ms"
-        yield measured(times, (1, 4, 1, 1e3), on, otherwise=count)
-    yield measured((400, 300, 250, 300), (3, 5, 4, 2e3), "3 heads, S = 5, D = 4, 2,000 bytes/s")
-    for _ in range(20):
-        heads, S, D, bandwidth = random.randint(1, 16), random.randint(2, 4096), random.choice((16, 64, 128)), 10 ** random.uniform(10, 13)
-        floor = 4 * heads * S * (S + D) / bandwidth * 1e3
-        times = [floor * factor for factor in random.sample([1.0, 1.3, 1.9, 3.0], 4)]
-        yield measured(times, (heads, S, D, bandwidth), "random times", fresh=True)
+    yield case(1, 64, 128, 1, otherwise="4,096 scores with D = 128: 512 cycles of products and 256 of exponentials")
+    yield case(1, 64, 32, 1, otherwise="4,096 scores with D = 32: 128 cycles of products and 256 of exponentials")
+    yield case(6, 64, 256, 2, otherwise="each of 2 SMs has 3 heads of 4,096 scores: 3,072 cycles of products and 768 of exponentials")
+    equal = "SMs share the scores equally and nothing is rounded: 36 scores on 4 SMs are 9 each, 1.125 cycles of products and 0.5625 of exponentials"
+    yield case(1, 6, 128, 4, otherwise=equal)
+    for _ in range(40):
+        yield case(*(random.randint(1, high) for high in (64, 8192, 256, 200)), on="random sizes", fresh=True)
 
 
 EXERCISE = Exercise(
-    task="Decide which tensor to keep on the chip by fusing two neighbouring kernels, and say what that saves at most.",
+    task="Count the cycles that an SM needs at least for products and exponentials, one after the other and both at once.",
     hints=(
-        "Keeping s makes one kernel of divide and softmax. It reads q kᵀ and writes p. What do the other two fused kernels read and write?",
-        "A fused kernel at its floor takes its bytes / bandwidth, in seconds. It replaces the two measured times. Compute what each of "
-        "the three saves, and take the largest.",
+        "How many scores does one SM make? What does each of them cost the tensor cores, and what does it cost the other unit?",
+        "A score takes 4·D FLOPs, so 4·D / 4,096 cycles of the tensor cores, and 1 / 16 of a cycle for its exponential. Which of sum and "
+        "maximum tells how long two units take that wait for each other? And two that never wait?",
     ),
-    solution=tensor_to_keep,
-    reasoning="Fusing saves a tensor's two trips, and also what the two kernels lose to their floors. So a pair with a bad kernel saves most, "
-    "unless its fused kernel has much more to move.",
+    solution=sm_cycles,
+    reasoning="Units that wait for each other take the sum of their times. Units that never wait take the longer of the two, as a perfect "
+    "kernel takes the longer of its FLOPs and its bytes. Every other kernel lies between.",
     inputs=inputs,
     truth=truth,
-    rule="keeping a tensor saves the times of its two kernels, less the floor of the fused kernel; the tensor is the one that saves most",
+    rule="a score takes 4·D FLOPs, at 4,096 a cycle, and one exponential, at 16 a cycle; each SM makes heads · S · S / sms of the scores; "
+    "units that wait take the sum of both times, units that don't the longer one",
     mistakes=MISTAKES,
-    parts=("tensor", "saved"),
+    parts=("in_series", "at_once"),
 )

@@ -57,7 +57,7 @@ EXERCISE = Exercise(
     "any data, so k keeps the steps of qkv: one token further means past that token's q, k and v.",
     inputs=inputs,
     truth=truth,
-    rule="write down the strides of qkv, (S · 3 · H · D, 3 · H · D, H · D, D, 1), then follow the index and the transpose",
+    rule="k keeps the steps of qkv: the index removes the dimension of size 3 and moves the start by its stride, and the transpose swaps two strides",
     mistakes=MISTAKES,
     parts=("start", "strides"),
     exact=True,

@@ -28,7 +28,8 @@ MISTAKES = {
     "you count the elements that differ: several of them share a sector": ("offsets * itemsize // 32", "offsets"),
     "that is how many sectors the bytes would fill if they lay side by side: count those that are touched": (
         "(offsets * itemsize // 32).unique().numel()", "-(-tile[0] * tile[1] * itemsize // 32)"),
-    "the two strides are exchanged": ("r * strides[0] + c * strides[1]", "r * strides[1] + c * strides[0]"),
+    "the two strides are exchanged, or the tile's two sides": ("r * strides[0] + c * strides[1]", "r * strides[1] + c * strides[0]"),
+    "128 bytes are a cache line, and a sector has 32": ("// 32", "// 128"),
     "you divide elements by 32: a sector has 32 bytes, so multiply the offset by itemsize first": ("offsets * itemsize // 32", "offsets // 32"),
 }  # fmt: skip
 
@@ -36,12 +37,12 @@ MISTAKES = {
 def inputs():
     yield case((100, 1), (1, 8), 4, 0, otherwise="eight floats side by side fill one sector")
     yield case((1, 100), (1, 32), 4, 0, otherwise="32 floats that lie 100 apart touch 32 sectors")
-    yield case((4, 1), (4, 2), 4, 0, otherwise="rows that lie 4 floats apart share a sector two by two: count it once")
+    yield case((4, 1), (4, 2), 4, 0, otherwise="four rows that lie 16 bytes apart share sectors of 32 bytes two by two, so they touch 2")
     yield case((4, 1), (2, 8), 4, 0, otherwise="a row that starts inside a sector reaches into the next: add the offsets, then divide")
-    yield case((64, 1), (4, 32), 2, 0, otherwise="16 fp16 numbers fill a sector")
+    yield case((40, 1), (4, 32), 2, 0, otherwise="16 fp16 numbers fill a sector")
     yield case((64, 1), (4, 32), 4, 3, otherwise="a row that starts inside a sector ends inside another one")
-    yield case((64, 1), (1, 16), 2, 5, otherwise="start counts elements: here it is 10 bytes")
-    yield case((64, 3), (1, 3), 2, 13, otherwise="start counts elements, whatever the strides: here it is 26 bytes")
+    yield case((64, 1), (1, 16), 2, 1, otherwise="start counts elements: here it is 2 bytes")
+    yield case((64, 3), (1, 3), 2, 29, otherwise="start counts elements, whatever the strides: here it is 58 bytes")
     for _ in range(20):
         tile = (random.choice((1, 4, 16)), random.choice((1, 8, 32)))
         strides = random.sample((1, random.randint(2, 12), random.randint(30, 200)), 2)

@@ -33,6 +33,8 @@ MISTAKES = {
     "the positions past the end of the row count in the sum: load them as −inf (other=), whose exp is 0": ('-float("inf")', "0.0"),
 }  # fmt: skip
 
+PADDING = "what you compute with past the end of the row changes the maximum or the sum: −inf (other=) changes neither"
+
 
 def launch(x, BLOCK, stride_x, stride_out):
     rows, cols = x.shape
@@ -62,9 +64,8 @@ def inputs():
     yield softmax([[10.01, 10.02, 10.03, 10.04]], 4, "fp32 inputs must keep their precision: compute in float32")
     yield softmax([[0.0, -1e4, -1e4, -1e4]], 4, "the denominator is the sum, with nothing added: it is at least 1")
     past = "runs past the end of the row: the load and the store need mask=offs < cols"
-    padding = "past the end of the row a load may leave anything: load −inf there (other=), which changes no maximum and no sum"
     for low in (-1.0, -200.0):
-        yield softmax([[low, low - 1, low - 2]], 4, padding, stray=past)
+        yield softmax([[low, low - 1, low - 2]], 4, PADDING, stray=past)
     x = [[1.0, 2.0, 4.0], [0.0, 0.0, 1.0], [3.0, 1.0, 1.0]]
     rows = "row i starts at i · stride_x in x and at i · stride_out in out, whatever cols and BLOCK are"
     yield softmax(x, 4, rows, more=3)

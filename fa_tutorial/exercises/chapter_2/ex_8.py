@@ -1,6 +1,7 @@
 import torch
 
 from fa_tutorial.exercises.chapter_2.ex_7 import EXERCISE as ONE_ROW
+from fa_tutorial.exercises.chapter_2.ex_7 import PADDING
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
 from fa_tutorial.exercises.inputs import generator
@@ -57,7 +58,7 @@ def inputs():
     yield softmax(x, 2, 4, place, stray=place)
     yield softmax([[0.0, 1.0], [1000.0, 1001.0]], 2, 2, "each row has its own maximum, which is subtracted before exp")
     past = "past the end of a row there is another: the load needs mask=offs < cols and other=−inf, the store the same mask"
-    yield softmax([[-200.0, -201.0, -202.0], [-1.0, -2.0, -3.0]], 2, 4, past, stray=past)
+    yield softmax([[-200.0, -201.0, -202.0], [-1.0, -2.0, -3.0]], 2, 4, PADDING, stray=past)
     yield softmax([row[:3] for row in x], 4, 4, place, more=3)
     yield softmax(10 * torch.randn(8, 100, generator=generator()), 4, 128, "", 1, fresh=True)
     yield softmax([[-1e30, -1e30, -1e30], [0.0, 1.0, 2.0]], 2, 4, edge="low")
