@@ -88,12 +88,10 @@ class Kernel(NamedTuple):
 
 KERNELS = (
     Kernel("chapter 8's", "chapter 8's", "p v of the block before, q kᵀ, wait for both, softmax"),
-    Kernel("9.3", "two stops (9.3)", "q kᵀ, wait for it, softmax, p v, wait for it"),
+    Kernel("9.3", "two stops", "q kᵀ, wait for it, softmax, p v, wait for it"),
     Kernel("9.4, one wait", "one stop", "q kᵀ, p v of the block before, wait for both, softmax"),
-    Kernel("9.4", "half overlapped (9.4)", "the same matmuls, wait for q kᵀ, then for p v, softmax"),
-    Kernel(
-        "9.4, second step", "overlapped (9.4, second step)", "q kᵀ, wait, p v of the block before under the softmax"
-    ),
+    Kernel("9.4", "half overlapped", "the same matmuls, wait for q kᵀ, then for p v, softmax"),
+    Kernel("9.4, second step", "overlapped", "q kᵀ, wait, p v of the block before under the softmax"),
     Kernel("persistent", "finished", "as half overlapped, but a program's ends are hidden"),
 )
 NAMES = {kernel.row: kernel.name for kernel in KERNELS}

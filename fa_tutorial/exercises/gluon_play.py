@@ -124,7 +124,7 @@ class Play:
         self.summed = 0  # blocks whose p v is done
         self.late = ""  # which stage was released later than it could be
         self.turns = [Barrier(1, f"turns[{c}]") for c in range(2)]
-        self.passed = 0  # turns that the reader has passed on
+        self.passed, self.holds = 0, False  # turns that the reader has passed on; whether it has waited for the next one
 
     # ------------------------------------------------ the other roles
 
@@ -168,6 +168,7 @@ class Play:
             if not self.step():
                 has = f"{barrier.arrived} of the {barrier.count} arrivals of phase {barrier.phase}"
                 raise Stop(f"a deadlock: wait for {barrier.name}, parity {phase}, which has {has}, and nobody else arrives")
+        self.holds = self.holds or any(barrier is one for one in self.turns)
 
     def arrive(self, barrier: Barrier, *, count: int = 1, pred: bool = True) -> None:
         if any(barrier is one for one in self.turns):
@@ -180,13 +181,13 @@ class Play:
     def pass_turn(self, barrier: Barrier) -> None:
         if barrier is self.turns[self.consumer]:
             raise Stop(f"you arrive at {barrier.name}, your own turn: the other consumer waits at turns.index(1 - C)")
-        due = min(self.passed + 1, self.blocks), self.passed  # q kᵀ and p v that are issued at the end of this turn
-        if (self.issued["k"], self.issued["v"]) != due or (self.passed < self.blocks and not self.in_flight):
-            fault = f"you arrive at {barrier.name} with {' and '.join(map(str, self.in_flight)) or 'no matmul'} under way"
-            raise Stop(
-                f"{fault}: pass a turn on once, when its q kᵀ is issued and before you wait for it, and the last one after the last p v"
-            )
-        self.passed += 1
+        if self.issued["v"] < self.passed:
+            raise Stop(f"you pass turn {self.passed} on, whose p v is not issued: once a turn, behind the q kᵀ that ends it")
+        if self.passed < self.blocks and self.issued["k"] == self.passed:
+            raise Stop(f"you pass turn {self.passed} on before its q kᵀ: into that gap the other's p v slips")
+        if self.passed < self.blocks and not self.in_flight:
+            raise Stop(f"you pass turn {self.passed} on when its q kᵀ is done: pass it on as soon as that is issued")
+        self.passed, self.holds = self.passed + 1, False
 
     @begins
     def warpgroup_mma(self, a: Any, b: Any, acc: Any, *, use_acc: bool = True, is_async: bool = False) -> Any:
@@ -232,6 +233,10 @@ class Play:
     def softmax_step(self, s: Any, m: torch.Tensor, l: torch.Tensor, scale_log2: float) -> tuple:
         s = done(s, "s") * scale_log2
         before, self.softmaxes = self.softmaxes - 1, self.softmaxes + 1
+        if self.holds:
+            raise Stop(
+                f"you have turn {self.passed} during a softmax, and keep the other off the tensor cores: wait for it right before p v"
+            )
         for pending in self.in_flight:
             pending.beside_softmax = True
         if self.overlap and before >= 0 and f"p v of block {before}" not in map(str, self.in_flight):

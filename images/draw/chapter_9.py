@@ -5,7 +5,7 @@ from matplotlib.axes import Axes
 from draw.drawing import arrow, box, grid, heading, image, note, notes, outline, write
 from draw.look import BODY, WAITS
 from fa_tutorial.barriers import ring, ring_consumer, ring_producer, run
-from fa_tutorial.warpgroups import KEYS, ROWS, cycles_per_block, matmul_cycles, timeline
+from fa_tutorial.warpgroups import GAP, KEYS, ROWS, TWO_STOPS, cycles_per_block, matmul_cycles, timeline
 
 LOOKS = {"s": {"colour": "blue", "share": 0.45}, "o": {"colour": "green", "share": 0.5}, "exp": {"colour": "orange", "share": 0.55}}
 INCH, LANE, LANES_LEFT = 0.0016, 0.34, 1.45  # inches: of a cycle, of a lane's height, where time 0 is
@@ -67,6 +67,29 @@ def draw_key(ax: Axes, y: float, more: str = "") -> None:
         note(ax, x + 0.55, y + 0.13, text)
         x += 2.15
     note(ax, 0.1, y + 0.45, f"counted for {ROWS} rows and {KEYS} keys a block; numbers: blocks of keys{more}")
+
+
+@image("09_turns.png", 2.2)
+def draw_turns(ax: Axes) -> None:
+    """Two consumers with two stops by turns, two blocks each, and who has the turn."""
+    (p_v, q_k), softmax, rest = TWO_STOPS
+    turn, period = p_v + GAP + q_k, p_v + GAP + q_k + softmax + rest
+    heading(ax, 0.1, 0.25, f"two stops, by turns: a block every {period / 2:,.0f} cycles")
+    for c in range(2):
+        y = 0.5 + 0.75 * c
+        note(ax, 0.1, y + LANE / 2, f"consumer {c}")
+        for block in range(2):
+            start = c * turn + block * period
+            has = 0 if start == 0 else start - q_k - (not c) * (period - 2 * turn)  # since the other has issued its q kᵀ
+            span(ax, has, start + p_v + GAP, y + LANE + 0.06, colour="black", share=0.85)
+            ax.patches[-1].set_height(0.1)
+            span(ax, start, start + p_v, y, f"p v {block}", **LOOKS["o"])
+            span(ax, start + p_v, start + p_v + GAP, y, **WAITS)
+            if not (c and block):  # there the picture ends
+                span(ax, start + p_v + GAP, start + turn, y, f"q kᵀ {block + 1}", **LOOKS["s"])
+            if not block:
+                span(ax, start + turn, start + turn + softmax, y, f"softmax {block + 1}", **LOOKS["exp"])
+    note(ax, 0.1, 2.02, "black: who has the turn. A turn begins before p v, and ends once the next q kᵀ is issued; hatched: the gap.")
 
 
 @image("09_roles_and_ring.png", 5.6)

@@ -26,7 +26,7 @@ def attend_by_turns(q, k, v, full, empty, turns, zeros, m, l, acc, scale_log2, b
     return l, acc
 
 
-FIRST, TURN, PASS = "wait(turns.index(C), 1 - C)", "(i + C) % 2", "        mbarrier.arrive(turns.index(1 - C), count=1)\n"
+FIRST, TURN = "wait(turns.index(C), 1 - C)", "(i + C) % 2"
 MISTAKES = {
     "both consumers wait for one parity, but they are one turn apart: consumer 0's first wait passes on a fresh barrier, and consumer 1's doesn't": [
         (FIRST, "wait(turns.index(C), 1)"), (TURN, "i % 2")],
@@ -37,8 +37,6 @@ MISTAKES = {
     "the first turn has q kᵀ of block 0 alone: wait for it, too, before the loop": (f"    mbarrier.{FIRST}\n", ""),
     "you wait at the other's barrier: consumer C's turn is turns.index(C)": [
         (FIRST, "wait(turns.index(1 - C), 1 - C)"), (f"turns.index(C), {TURN}", f"turns.index(1 - C), {TURN}")],
-    "the turn goes on before your q kᵀ: into that gap the other's p v slips": [
-        (f"is_async=True)\n{PASS}", "is_async=True)\n"), ("        mbarrier.wait(full", f"{PASS}        mbarrier.wait(full")],
 }  # fmt: skip
 
 EXERCISE = Exercise(

@@ -57,7 +57,7 @@ def played(order):
         done.append(line)
     for line, before in (("hand over ds", "wait for dp"), ("release q, do", "wait for dk, s′")):
         between = order[order.index(before) + 1 : order.index(line)]
-        if late := [one for one in between if not one.startswith("issue ")]:
+        if late := [one for one in between if not one.startswith("issue ") or one == "issue s′"]:  # s′ waits for the next q
             return f"“{late[0]}” comes between “{before}” and “{line}”, which is possible at once, and another role waits for it"
     return RIGHT
 
