@@ -476,9 +476,9 @@ def draw_skeleton(ax: Axes) -> None:
     write(ax, 6.25, 4.15, "[BLOCK_M, BLOCK_D]\nstays, stored once")
 
 
-def draw_program(ax: Axes, tall: float, between: dict[str, float], o: str, k: str) -> None:
+def draw_program(ax: Axes, tall: float, between: dict[str, float], o: str, k: str, d: str = "BLOCK_D") -> None:
     """A frame, `tall`, with what one program has on the chip: tiles of q and acc, those that stream past, and the tiles `between` at their x;
-    around it the tensors in HBM, o and kᵀ under these titles."""
+    around it the tensors in HBM, o and kᵀ under these titles. A tile of q has the shape [BLOCK_M, d]."""
     block_m, block_n, dim = 0.75, 0.85, 1.1  # inches for BLOCK_M, BLOCK_N and D on the chip
     row, high, x_q, x_acc = 3.0, 2.8, 1.65, 5.7  # top of the tiles of q, s and acc; bottom of those of k and v
     x_s = between["s"]
@@ -505,7 +505,7 @@ def draw_program(ax: Axes, tall: float, between: dict[str, float], o: str, k: st
     for x, long in ((x_s + block_n / 2, dim), (x_acc + dim / 2, block_n)):
         arrow(ax, (x, 0.85), (x, high - long))
         arrow(ax, (x, high), (x, row))
-    write(ax, x_q + dim / 2, 2.65, "[BLOCK_M, BLOCK_D]\nread once, stays")
-    note(ax, x_s + block_n + 0.1, 1.9, "[BLOCK_D, BLOCK_N]\nstreams past")
-    write(ax, x_acc - 0.04, 2.5, "[BLOCK_N, BLOCK_D]\nstreams past", ha="right")
+    write(ax, x_q + dim / 2, 2.65, f"[BLOCK_M, {d}]\nread once, stays")
+    write(ax, x_s - 0.06, 1.97, f"[{d}, BLOCK_N]\nstreams past", ha="right")
+    write(ax, x_acc - 0.06, 2.4, f"[BLOCK_N, {d}]\nstreams past", ha="right")
     note(ax, 1.35, 1.53 + tall, "dashed frame: one program; outside it: HBM. Hatched: the blocks in use now.")

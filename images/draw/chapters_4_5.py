@@ -16,19 +16,22 @@ BLOCKS, NOW = 4, 6  # of draw_two_loop_orders: blocks of queries, and of keys; t
 @image("04_loop.png", 6.25)
 def draw_tiled_loop(ax: Axes) -> None:
     """Chapter 3's program with the softmax in it: m, l and acc stay on the chip, and one division comes after the last tile."""
-    draw_program(ax, 4.5, {"s": 3.1, "p": 4.4}, "o (S_q, D), lse", "kᵀ (D, S_k)")
+    draw_program(ax, 4.5, {"s": 3.1, "p": 4.4}, "o (S_q, D), lse", "kᵀ (D, S_k)", "D")
     for name, x in (("m", 3.525), ("l", 4.825)):
         box(ax, x - 0.14, 4.45, 0.28, 0.75, name, "vermilion", size=HEAD, weight="bold", line=2)
         arrow(ax, (x, 3.75), (x, 4.45))
     note(ax, 3.42, 4.1, "row max", ha="right")
-    note(ax, 4.93, 4.1, "row sum")
+    note(ax, 4.93, 3.98, "row sum")
     arrow(ax, (3.665, 4.6), (4.45, 3.75))
     write(ax, 3.525, 5.42, "[BLOCK_M]")
     write(ax, 4.825, 5.42, "[BLOCK_M]")
     write(ax, 2.4, 4.72, "m, l and acc stay;\ns and p never\nleave the chip")
-    write(ax, 4.175, 4.95, "alpha")
+    write(ax, 3.99, 4.95, "alpha")
     arrow(ax, (3.665, 5.1), (4.685, 5.1))
-    write(ax, 6.3, 4.5, "acc = alpha · acc + p v\n[BLOCK_M, BLOCK_D]")
+    for xs, ys in (((4.35, 4.35, 4.77), (5.1, 4.27, 4.27)), ((4.88, 5.9), (4.27, 4.27))):  # alpha's way to acc, with a gap at l's arrow
+        ax.plot(xs, ys, color="black", linewidth=1.75)
+    arrow(ax, (5.9, 4.27), (5.9, 3.75))
+    write(ax, 6.3, 4.6, "acc = alpha · acc + p v\n[BLOCK_M, D]")
     write(ax, 6.3, 5.3, "after the last tile, once:\no = acc / l\nlse = m + log l")
 
 

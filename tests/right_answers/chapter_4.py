@@ -80,7 +80,8 @@ RIGHT_ANSWERS = (
     *(edit(number, "p v by einsum", (IN_LOOP, 'torch.einsum("bhmn,bhnd->bhmd", p, v[:, :, keys].float())')) for number in ("4.2", "4.4")),
     *(edit(number, "p v by a sum", (IN_LOOP, "(p[..., None] * v[:, :, None, keys].float()).sum(-2)")) for number in ("4.2", "4.4")),
     ("4.3", tiles_by_counting),
-    ("4.4", causal_normalised_as_it_goes),
+    ("4.4", causal_normalised_as_it_goes, "those before full need no mask"),
+    edit("4.4", "masks all tiles", ("key_block >= full", "True"), told="those before full need no mask"),
     edit("4.4", "0 / 0 replaced", ("acc / torch.where(l == 0, 1.0, l)[..., None]", "(acc / l[..., None]).nan_to_num()")),
     ("4.5", right_promise_by_promise),
 )  # fmt: skip

@@ -34,6 +34,7 @@ MISTAKES = {
     "your l is not rescaled when the maximum grows, and acc is": ("alpha * l", "l"),
     "neither l nor acc is rescaled when the maximum grows: both take the factor exp(m − m_new)": [
         ("alpha * l", "l"), ("alpha * acc", "acc")],
+    "the new block's p v is rescaled as well: rescale only what was summed before it": ("alpha * acc + p @ v", "alpha * (acc + p @ v)"),
     "alpha is upside down: the old sums take the factor exp(m − m_new)": ("torch.exp(m - m_new)", "torch.exp(m_new - m)"),
     "acc is never divided by l: o = acc / l": ("acc / l if l > 0 else acc", "acc"),
     "m stays −inf, so that alpha is 0 in every block: it becomes m_new once acc and l are measured from it": ("        m = m_new\n", ""),
@@ -90,7 +91,10 @@ def inputs():
         on = f"scores = {running.show(scores)}, values = the identity, block = {block}"
         return case(scores, torch.eye(len(scores)), block, on=on, **options)
 
-    first = {"o": "one block: o = acc / l, of shape (D,), with acc = p @ v and l = Σ p", "lse": "one block: lse = m + log l"}
+    first = {
+        "o": "one block: o = acc / l, of shape (D,), with acc = p @ v and l = Σ p",
+        "lse": "one block: lse = m + log l, and p is measured from m",
+    }
     first["o"] += "; blocks can be gone through only once, so a second loop finds none"
     nan = "NaN: a block is used late (its memory holds NaN after you ask for the next, and list(blocks) asks for all), a second loop over blocks finds none, or you compute ∞ · 0, ∞ − ∞ or 0 / 0"
     yield weights([1.0, 2.0], 2, otherwise=first, infinite=nan)

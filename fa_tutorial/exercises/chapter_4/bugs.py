@@ -17,7 +17,8 @@ HIDDEN = {  # bug -> (what it does, which of the promises it breaks), and the ch
     "no maximum": ("measures each score from 0, not from a maximum", "the scores may be any finite numbers, also large", []),
     "−1e6": ("hides a score with −1e6", "a row that sees no key gets o = 0 and lse = −∞, also where another row of its block sees one",
              [("S_q, -math.inf", "S_q, -1e6")]),
-    "0 / 0": ("divides by l = 0", "S_q and S_k may differ, and a row that sees no key gets o = 0 and lse = −∞", [(O, "acc / l[..., None]")]),
+    "0 / 0": ("divides by l = 0", "a row that sees no key gets o = 0, not NaN: compare o, too, and with torch.allclose, because NaN > tol is False",
+              [(O, "acc / l[..., None]")]),
     "unseen lse": ("returns NaN as the lse of a row that sees no key", "a row that sees no key gets lse = −∞: compare lse, too, and "
                    "with torch.allclose, because −∞ − (−∞) is NaN",
                    [(LSE, "torch.where(l == 0, math.nan, m + torch.log(l))")]),

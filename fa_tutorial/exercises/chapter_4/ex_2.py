@@ -59,10 +59,10 @@ def truth(q, k, v, block_m, block_n, scale):
 
 def inputs():
     yield scores_case([[2.0]], (1, 1), ONE_KEY)
-    yield scores_case(
-        [[3.0, 2.625]], (1, 2), "one tile: s = scale · q kᵀ, o = acc / l and lse = m + log l, and p is rounded to v's dtype at most"
-    )
-    negative = "s = scale · q kᵀ, and a negative scale turns the order round: m is the maximum of the scaled scores"
+    one = "one tile, so the loop over keys takes one step: s = q kᵀ, o = acc / l and lse = m + log l, and p is rounded to v's dtype at most"
+    yield scores_case([[3.0, 2.625]], (1, 2), one)
+    yield scores_case([[2.0, 4.0]], (1, 2), "multiply the scores by scale, once: s = scale · q kᵀ", scale=0.5)
+    negative = "a negative scale turns the order round: m is the maximum of the scaled scores"
     yield scores_case([[2.0, 4.0]], (1, 2), negative, scale=-0.5)
     yield scores_case([[1.0, 2.0]], (1, 1), "two blocks: when the maximum grows, rescale acc and l alike")
     yield scores_case([[1.0, 2.0, 3.0]], (1, 1), "three blocks: acc and l are carried on from block to block")

@@ -46,7 +46,7 @@ def truth(row_block, block_m, block_n, S_q, S_k):
 def inputs():
     yield case(2, 8, 2, 32, 32)  # here nearly each mistake gives another number
     yield case(2, 2, 4, 16, 16, otherwise="block_m < block_n: the tile on the diagonal is not that of the same number")
-    yield case(3, 1, 2, 8, 8, otherwise="row i sees key i too")
+    yield case(3, 1, 2, 8, 8, otherwise="row i sees keys 0 … i, i + 1 of them: row 3 sees two whole tiles, and no third")
     yield case(2, 2, 2, 8, 11, otherwise="S_q < S_k: row i sees keys 0 … i + S_k − S_q")
     yield case(0, 1, 2, 1, 5, otherwise="a shorter last block of keys never counts as whole, even where a row sees all of it")
     for _ in range(100):

@@ -8,7 +8,7 @@ from fa_tutorial.exercises.chapter_4.ex_3 import causal_tiles as tiles_of
 from fa_tutorial.exercises.chapter_4.tiled_cases import ONE_KEY, column, half_cases, random_case, scores_case, tolerance
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.watch import HiddenByInfinity
+from fa_tutorial.exercises.watch import HiddenByInfinity, WholeTilesCompared
 from fa_tutorial.source import source_of
 
 
@@ -48,6 +48,7 @@ MISTAKES = {
     "the mask compares places in the tile: add the tile's own start, to i and to j": [
         (I, I.replace("rows.start, rows.stop", "rows.stop - rows.start")), (J, J.replace("keys.start, keys.stop", "keys.stop - keys.start"))],
     "the loop over keys starts at full: the whole tiles before it need no mask, but they count": ("range(end)", "range(full, end)"),
+    "the loop over keys ends at full: the masked tiles, from full to end − 1, count as well": ("range(end)", "range(full)"),
     "hidden scores are set to 0, and exp(0 − m) is a weight like any other: use −inf": (MASKED, MASKED.replace("-math.inf", "0.0")),
     "end counts tiles, and your loop takes it for a number of keys: loop over range(end)": (
         "range(end)", "range(math.ceil(end / block_n))"),
@@ -71,11 +72,17 @@ def truth(q, k, v, block_m, block_n, scale):
     return torch.softmax(s, -1).nan_to_num() @ v.double(), torch.logsumexp(s, -1)  # a row that sees nothing: 0
 
 
+def masks_whole_tiles(answer):
+    with WholeTilesCompared(2, 3) as compared:
+        answer(*torch.ones(3, 1, 1, 6, 1), 2, 3, 1.0)
+    return "but tiles are masked in which every row sees all keys: those before full need no mask" if compared.found else ""
+
+
 def inputs():
     yield scores_case([[2.0]], (1, 1), ONE_KEY)
     one = "one tile: query i sees keys 0 … i, s = scale · q kᵀ, o = acc / l and lse = m + log l, and p is rounded to v's dtype at most"
     yield scores_case([[1.0, 2.0], [4.0, 3.625]], (2, 2), one)
-    yield scores_case([[1.0, 2.0], [4.0, 1.0]], (2, 2), "s = scale · q kᵀ", scale=0.5)
+    yield scores_case([[1.0, 2.0], [4.0, 1.0]], (2, 2), "multiply the scores by scale, once: s = scale · q kᵀ", scale=0.5)
     low = "a score that is seen may be any finite number, however low: hidden ones are −∞, and m starts there"
     yield scores_case([[-2e30, 0.0], [0.0, 1.0]], (2, 2), low)
     begins = "tiles of 1 × 1: each block of rows begins with m = −∞, l = 0 and acc = 0; when the maximum grows, rescale acc and l alike"
@@ -83,9 +90,10 @@ def inputs():
     four = [[1.0, 2.0, 0.0, 3.0], [2.0, 1.0, 3.0, 0.0], [0.0, 3.0, 1.0, 2.0], [3.0, 0.0, 2.0, 1.0]]
     yield scores_case(four, (2, 2), "four tiles: query i sees keys 0 … i, counted in all of q and k")
     yield scores_case(four, (1, 2), "tiles of 1 row and 2 keys: the mask compares positions, i and j, not block numbers")
+    yield scores_case(four, (2, 4), "tiles of 2 rows and 4 keys: i and j are counted in all of q and k, not in the tile")
     seed = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(1, 1, 12, 8, generator=seed) for _ in range(3))  # tells numbers of blocks from positions
-    three = "i and j are counted in all of q and k, not in the tile, and each block of rows has its own full and end"
+    three = "each block of rows has its own full and end, and all tiles from full to end − 1 are masked"
     yield case(q, k, v, 4, 2, 0.5, on="S_q = S_k = 12, D = 8, blocks 4 × 2, scale = 0.5", otherwise=three)
     q, k, v = (torch.randn(2, 3, 16, 8, generator=seed) for _ in range(3))
     heads = "every head of every batch element is attention of its own"
@@ -100,7 +108,9 @@ def inputs():
     yield scores_case(four, (3, 3), "4 rows and 4 keys in blocks of 3: masked tiles may be ragged", edge="ragged")
     yield random_case(draw, "randn", (2, 3, 33, 33, 5), (32, 16), 0.5, edge="ragged")
     q, k, v = (torch.randn(1, 1, S, 3, generator=seed) for S in (18, 26, 26))  # the last block of rows is whole and sees all keys
-    yield case(q, k, v, 6, 4, 0.5, on="S_q = 18, S_k = 26, D = 3, blocks 6 × 4", edge="tiles")
+    yield case(
+        q, k, v, 6, 4, 0.5, on="S_q = 18, S_k = 26, D = 3, blocks 6 × 4", otherwise="S_q < S_k: all tiles before end count", edge="tiles"
+    )
     q, k, v = (torch.randn(1, 1, 24, 4, generator=seed) for _ in range(3))
     yield case(q, k, v, 4, 2, 0.5, on="S_q = S_k = 24, blocks 4 × 2", edge="skip")
     yield from half_cases(draw)
@@ -129,4 +139,5 @@ EXERCISE = Exercise(
     parts=("o", "lse"),
     tolerance=tolerance,
     watch=HiddenByInfinity,
+    note=masks_whole_tiles,
 )

@@ -1,8 +1,10 @@
 import torch
 
 from fa_tutorial import reference
+from fa_tutorial.arguments import dtype_name
 from fa_tutorial.exercises.chapter_4.bugs import HIDDEN, forward_with
 from fa_tutorial.exercises.harness import Exercise, case
+from fa_tutorial.exercises.running import Wrong, adapting
 
 
 def is_right(forward):
@@ -37,11 +39,27 @@ def unmasked(q, k, v, block_m, block_n, scale):
 
 
 RIGHT = (forward_with(), in_float64)
-MISTAKES = {
-    "True and False are swapped: return True for a forward that is right": [
-        ("return False", "return None"), ("return True", "return False"), ("return None", "return True")],
-    "every forward passes your test, one without a mask too": ("return False", "return True"),
-}  # fmt: skip
+LAST = "a right forward must pass, and your test gave False. In its last call ({}, S_q = {}, S_k = {}, scale = {:g}) o was off by {:.0e} and lse "
+LAST += "by {:.0e} from reference.attention with this scale. Leave room for that; torch.allclose takes −∞ as equal to −∞, where a difference is NaN"
+MISTAKES = {"every forward passes your test, one without a mask too": ("return False", "return True")}
+
+
+@adapting
+def with_errors(test, forward):
+    """The test's verdict; Wrong where it fails a right forward, with how far off that was."""
+    last = []
+
+    def noted(q, k, v, block_m, block_n, scale):
+        result, wants = forward(q, k, v, block_m, block_n, scale), reference.attention(q, k, v, is_causal=True, scale=scale)
+        off = ((x.double() - want).abs().nan_to_num().max().item() for x, want in zip(result, wants, strict=True))
+        last[:] = dtype_name(q.dtype), q.shape[2], k.shape[2], scale, *off
+        return result
+
+    verdict = test(noted if forward in RIGHT else forward)
+    if last and verdict is False:
+        raise Wrong(LAST.format(*last))
+    return verdict
+
 
 CONDITIONS = {bug: f"a forward that {does} fails: {promise}" for bug, (does, promise, _) in HIDDEN.items()}
 
@@ -51,7 +69,7 @@ def truth(forward):
 
 
 def inputs():
-    right = "a right forward must pass: torch.allclose leaves room for rounding, and takes −∞ as equal to −∞, where a difference is NaN"
+    right = "a right forward must pass"
     yield case(forward_with(), on="solution 4.4", otherwise=right)
     yield case(in_float64, on="attention in float64, rounded at the end", otherwise=right)
     yield case(unmasked, on="attention without a mask", otherwise="it must fail")
@@ -78,4 +96,5 @@ EXERCISE = Exercise(
     rule="True for a forward that is right, False for any other",
     mistakes=MISTAKES,
     exact=True,
+    adapt=with_errors,
 )

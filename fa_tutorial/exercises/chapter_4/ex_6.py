@@ -17,6 +17,10 @@ MISTAKES = {
     "o moves twice in each column: it is read and written": (OF_O, "2 * S_q * D"),
     "m and l move twice in each column: they are read and written": (OF_M, "2 * S_q * 4"),
     "m and l have 4 bytes an element, whatever itemsize is": (OF_M, "4 * S_q * itemsize"),
+    "those are elements: one of q, k, v and o has itemsize bytes, and one of m and l has 4": [
+        ("D * itemsize", "D", 2), (OF_M, "4 * S_q")],
+    "q moves once in each column: it is read, and nothing writes it": (OF_O, "4 * S_q * D"),
+    "S_q and S_k are exchanged: a column is a block of keys, and visits all queries": ("    columns = ", "    S_q, S_k = S_k, S_q\n    columns = "),
     "m and l are missing: they wait in memory between the columns, as o does": (f" + {OF_M}", ""),
     "the first column reads o, m and l as every other does": (TOTAL, "once + columns * every - S_q * (D * itemsize + 2 * 4)"),
     "the start values of o, m and l are not counted: they lie in memory": (TOTAL, "once + columns * every + S_q * (D * itemsize + 2 * 4)"),
