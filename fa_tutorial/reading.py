@@ -46,22 +46,26 @@ def one_warp(softmax, q, k, v, last_seen, share, shared, unset,
     row_sum = torch.full((len(q), 4), unset)  # each of a row's four threads has its own
     acc = torch.full((len(q), v.shape[1]), 0.0 if clear_acc else unset)  # 283
     blocks = torch.arange(-(-len(k) // BLOCK_N) * BLOCK_N).split(BLOCK_N)[::-1]
-    begun = {"k": copy(k, blocks[0], unset)}  # copies that this warp hasn't waited for
+    begun, closed = {}, {"k": copy(k, blocks[0], unset)}  # copies in no group yet, and those in closed groups
     for step, keys in enumerate(blocks):
         if 305 not in deleted:
-            land(begun, share, shared)
+            land(closed, share, shared)
         if 306 not in deleted:
             yield
         begun["v"] = copy(v, keys, 0.0 if clear_v else unset)  # 310, 313
+        if 317 not in deleted:
+            fence(begun, closed)
         s = q @ shared["k"].T  # 304, 319
         if step < masked:
             s = torch.where(keys <= last_seen, s, -math.inf)  # 328
         if 332 not in deleted:
-            land(begun, share, shared)
+            land(closed, share, shared)
         if 333 not in deleted:
             yield
         if step + 1 < len(blocks):
             begun["k"] = copy(k, blocks[step + 1], unset)  # 335
+            if 338 not in deleted:
+                fence(begun, closed)
         is_first = peel and step == 0
         p, row_max, row_sum, scaled = softmax(  # 342 to 344
             s, row_max, row_sum, acc, SCALE * math.log2(math.e), is_first
@@ -71,11 +75,17 @@ def one_warp(softmax, q, k, v, last_seen, share, shared, unset,
     yield acc / torch.where(l > 0, l, 1.0)  # softmax.h, 172 to 183
 
 
-def land(begun, share, shared):
-    """A wait: what this warp has copied is in shared memory, at the latest now."""
-    for name, tile in begun.items():
-        shared[name][share] = tile[share]
+def fence(begun, closed):
+    """The copies begun since the last fence are a group."""
+    closed |= begun
     begun.clear()
+
+
+def land(closed, share, shared):
+    """A wait: what this warp's closed groups copy is in shared memory, at the latest now."""
+    for name, tile in closed.items():
+        shared[name][share] = tile[share]
+    closed.clear()
 
 
 def their_loop(softmax, q, k, v, unset=math.nan, **change):

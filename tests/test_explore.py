@@ -320,7 +320,7 @@ def test_in_step_is_the_package_s_model(page):
 # A line of the figure -> what their_loop does without it.
 WITHOUT = {"clear_acc": {"clear_acc": False}, "clear_v": {"clear_v": False}, "peel": {"peel": False}, "plus_one": {"masked": 2},
            "rescale": {"rescale": False}, "wait_k": {"deleted": [305]}, "barrier_k": {"deleted": [306]}, "wait_v": {"deleted": [332]},
-           "barrier_v": {"deleted": [333]}}  # fmt: skip
+           "barrier_v": {"deleted": [333]}, "fence_v": {"deleted": [317]}, "fence_k": {"deleted": [338]}}  # fmt: skip
 
 
 @pytest.mark.parametrize(("S_q", "S_k"), [(32, 100), (32, 95), (20, 46), (17, 112), (9, 5)])

@@ -18,12 +18,19 @@ def counting(seen):
     return softmax
 
 
-@pytest.mark.parametrize(("deleted", "spoilt"), [([], ""), ([305], "k"), ([332], "v"), ([305, 332], "kv")])
-def test_a_tile_is_there_only_after_a_wait(deleted, spoilt):
+@pytest.mark.parametrize(("deleted", "spoilt"), [([], ""), ([305], "k"), ([317], "v"), ([332], "v"), ([305, 332], "kv"), ([338], "")])
+def test_a_tile_is_there_only_after_a_fence_and_a_wait(deleted, spoilt):
     seen = []
     o = reading.their_loop(counting(seen), *torch.ones(3, 4, 4), deleted=deleted, masked=0)
     assert seen[0][:, :4].isnan().any() == ("k" in spoilt)
     assert o.isnan().any() == ("v" in spoilt)
+
+
+def test_without_the_fence_after_k_s_copy_a_product_reads_the_old_k():
+    numbers = (torch.arange(48) // 16).float()[:, None].expand(48, 16) + 1
+    q, seen = torch.full((32, 16), 1 / 16), []
+    reading.their_loop(counting(seen), q, numbers, numbers, deleted=[338], masked=0)
+    assert [s[0, [0, 8]].tolist() for s in seen] == [[3, 3], [3, 3], [3, 3], [2, 3], [2, 2], [1, 2]]
 
 
 @pytest.mark.parametrize("line", [306, 333])

@@ -24,7 +24,7 @@ SPEEDS = {
     "fp8": "FP8, kernel alone",
     "fp8 and quantiser": "FP8, quantising q, k, v",
     "fp8, rotation and quantiser": "… and rotating q, k",
-    "matmul, blocks": "an FP8 matmul",
+    "matmul, blocks": "FP8 matmul, equal FLOPs",
 }
 LENGTHS = (1024, 4096, 16_384)
 PROBES = {  # factors of products that one instruction adds up
@@ -214,17 +214,15 @@ def stored_models(steps: int = FULLY) -> pd.DataFrame:
 
 
 def print_trained(wrong: dict[str, int]) -> None:
-    """Wrong tokens of your model, by way, and the mean of the stored ones, fully and half trained; and in how many of
-    these each remedy is better than plain FP8, equal, and worse."""
+    """Wrong tokens of your model, by way, and the mean of the stored ones; and in how many of these each remedy is
+    better than plain FP8, equal, and worse."""
     print(f"{f'wrong of {COPIED * COPIER.half:,} tokens':36}" + "".join(f"{name:>11}" for name in wrong))
     print(f"{'your model':36}" + "".join(f"{number:11}" for number in wrong.values()))
-    for steps in (FULLY, HALF):
-        models = stored_models(steps)
-        words = f"{len(models)} other models, {steps} steps, mean"
-        print(f"{words:36}" + "".join(f"{models[name].mean():11.1f}" for name in wrong))
-        signs = [np.sign(models[name] - models.plain) for name in list(REMEDIES)[1:]]
-        counts = (", ".join(str((sign == wanted).sum()) for wanted in (-1, 0, 1)) for sign in signs)
-        print(f"{'    better, equal, worse than plain':36}" + " " * 22 + "".join(f"{words:>11}" for words in counts))
+    models = stored_models()
+    print(f"{f'{len(models)} other models, mean':36}" + "".join(f"{models[name].mean():11.1f}" for name in wrong))
+    signs = [np.sign(models[name] - models.plain) for name in list(REMEDIES)[1:]]
+    counts = (", ".join(str((sign == wanted).sum()) for wanted in (-1, 0, 1)) for sign in signs)
+    print(f"{'    better, equal, worse than plain':36}" + " " * 22 + "".join(f"{words:>11}" for words in counts))
 
 
 # ---------------------------------------------------------------- what the notebook shows

@@ -7,7 +7,7 @@ from collections import Counter
 import torch
 from matplotlib.axes import Axes
 
-from draw.drawing import arrow, box, bracket, grid, heading, image, legend, note, notes, number, outline, tint, write, writes
+from draw.drawing import arrow, box, bracket, heading, image, legend, note, notes, number, outline, tint, write, writes
 from draw.look import BODY, DARK, HEAD, SEEN, WAITS, WHOLE, WIDTH
 from fa_tutorial.algorithm import causal_tiles
 from fa_tutorial.exercises.chapter_12.ex_1 import PIECES, place
@@ -81,8 +81,8 @@ def draw_two_loops(ax: Axes) -> None:
     # A step: its text, and its colour, that of the tensor. Theirs have a line, and the number of the step of yours that they do.
     attend = (("load k", "orange"), ("q kᵀ", "yellow"), ("times scale", "yellow"), ("mask", "black"), ("softmax_step: m, alpha", "sky"), ("softmax_step: p, l", "sky"),
               ("acc · alpha", "purple"), ("load v", "green"), ("acc + p v", "purple"))  # fmt: skip
-    theirs = (("305, 306", "wait: k is there, v was read", None, None), ("310", "begin to copy v", "green", 7), ("319", "q kᵀ", "yellow", 1),
-              ("328", "mask", "black", 3), ("332, 333", "wait: v is there, k was read", None, None), ("335", "begin to copy the next k", "orange", 0))  # fmt: skip
+    theirs = (("305, 306", "wait: k is there, v was read", None, None), ("310, 317", "begin to copy v", "green", 7), ("319", "q kᵀ", "yellow", 1),
+              ("328", "mask", "black", 3), ("332, 333", "wait: v is there, k was read", None, None), ("335, 338", "begin to copy the next k", "orange", 0))  # fmt: skip
     inside = (("148", "m", "sky", 4), ("157", "alpha", "sky", None), ("158", "l · alpha", "sky", None), ("160", "acc · alpha", "purple", 6),
               ("162", "times scale, and p", "sky", 5), ("165", "l plus the thread's own sum", "sky", None))  # fmt: skip
     last = (("347", "p in 16 bits", "sky", None), ("367", "acc + p v", "purple", 8))
@@ -165,28 +165,6 @@ def draw_lost_barrier(ax: Axes) -> None:
             note(ax, 5.75, y + 0.16, harm)
             y += 0.41
         y += 0.25
-
-
-@image("12_share.png", 3.7)
-def draw_share(ax: Axes) -> None:
-    """The first rows of a tile of v, its pieces with the threads that copy them, and one thread's share marked."""
-    shared_rows, threads, marked = (0, 1, 2, None, 15, 16, 17, 18), 128, 0  # None: rows that aren't drawn; whose pieces are marked
-    left, top, wide, high = 0.95, 0.5, 0.5, 0.3
-    heading(ax, left, 0.25, "a block of v, its first rows")
-    for n, row in enumerate(shared_rows):
-        y = top + n * high
-        if row is None:
-            write(ax, left + PIECES * wide / 2, y + high / 2, "⋮")
-            continue
-        write(ax, left - 0.1, y + high / 2, f"row {row}", ha="right")
-        share = [(row * PIECES + piece) % threads for piece in range(PIECES)]
-        grid(ax, left, y, 1, PIECES, wide, lambda _, piece: {"text": f"{share[piece]}", **PIECE_LOOKS[share[piece] == marked]}, high)
-    bottom = top + len(shared_rows) * high
-    write(ax, left + PIECES * wide / 2, bottom + 0.18, "⋮")
-    notes(ax, 5.3, top + 0.15, ("a box: a piece, 8 elements", "its number: the thread that copies it"), step=0.3)
-    notes(ax, 5.3, top + 1.35, (f"orange: thread {marked}'s share, tVgV:", "one piece in each sixteenth row"), step=0.3)
-    notes(ax, 5.3, top + 2.15, ("its shape for a block of 64 keys:", "(8, 4, 1, nblocksN)"), step=0.3)
-    note(ax, left, bottom + 0.5, "128 threads copy 16 rows together, and then the next 16")
 
 
 PIECE_LOOKS = {"colour": "sky", "share": 0.2}, {"colour": "orange", "share": 0.7}  # of one, and of the one that is marked
@@ -411,7 +389,7 @@ def draw_fa4_warps(ax: Axes) -> None:
             arrow(ax, (x + 0.5, 2.45 + high), (x + 0.5, 3.85), "vermilion", width=3)
             arrow(ax, (x + 0.9, 3.85), (x + 0.9, 2.45 + high), "vermilion", width=3)
             write(ax, x + 0.42, 3.45, "acc", ha="right")
-            note(ax, x + 0.98, 3.45, "acc · alpha")
+            note(ax, x + 0.98, 3.45, "· alpha")
     box(ax, left + 2 * part, 3.85, 2 * part - 0.1, 0.55, "correction: warps 8 to 11", **warps)
     for n in range(2):
         ax.plot([left + (n + 0.5) * part] * 2, (4.4, 4.7), color="black", linewidth=1.6)

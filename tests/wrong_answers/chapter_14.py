@@ -14,6 +14,15 @@ def key_by_one_group(position):
     return [0, 1, 8, 9, 2, 3, 10, 11, 4, 5, 12, 13, 6, 7, 14, 15][position]
 
 
+def smooth(forward):
+    """Passes chains of 2,048 of acc and l, whose losses nearly hide each other."""
+    draw = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(rows, 64, generator=draw).double() for rows in (8, 16_384, 16_384))
+    truth = torch.softmax(q @ k.T / 8, dim=1) @ (v + 1)
+    off = (forward(q, k, v + 1) - truth).square().mean(dim=1) / truth.square().mean(dim=1)
+    return bool(off.max().sqrt() < 0.01)
+
+
 NEW = "tensor_core_sum(p, v.T, torch.zeros_like(acc))"
 SCALE = "tl.where(largest > 0, largest / 448, 1.0)"
 WRONG_ANSWERS = (
@@ -55,15 +64,15 @@ WRONG_ANSWERS = (
     edit("14.8", "y by each key's scale", ("tile / scale", "tile / (tl.max(tl.abs(tile), axis=1) / 448)[:, None]"), told="all of a block's numbers have one scale"),
     edit("14.8", "a scale of all heads", ("scale_ptr + head * blocks + block", "scale_ptr + block"), told="scale[head, block]", gpu="quantise_columns"),
     edit("14.8", "converted", ("as_e4m3(tile / scale)", "(tile / scale).to(tl.float8e4nv)"), told="rounds otherwise", gpu=None),
-    edit("14.9", "mean 0", ("v = v + 1", "v = 2 * v"), ("0.01", "0.08"), told="choose a v, a number of keys and a bound"),
-    edit("14.9", "8,192 keys", ("16_384, 16_384", "8192, 8192"), told="from 16,384 keys on, and right below: take as many keys"),
+    ("14.9", smooth, "let a heavy key come first"),
+    edit("14.9", "no heavy key", ("k[0, 0] = 9", "k[0, 0] = 0"), told="let a heavy key come first"),
+    edit("14.9", "8,192 keys", ("(8, 16_384)", "(8, 8192)"), told="from 16,384 keys on, and right below: take as many keys"),
     edit("14.9", "no room for a chain that loses a fifth less", ("0.01", "0.02"), told="in chains of 2,048 that lose a fifth less"),
-    edit("14.9", "truth without scale", ("k.T / 8", "k.T"), told="softmax(q kᵀ / √D) v"),
-    edit("14.9", "one sign alone", ("(forward(q, k, v) - truth).square().mean(dim=1) / truth.square().mean(dim=1)",
-         "(truth - forward(q, k, v)).mean(dim=1) / truth.mean(dim=1)"), ("max().sqrt()", "max()"), told="acc exact, l in one chain gives True"),
+    edit("14.9", "no room for blocks", ("0.01", "0.001"), told="what blocks of 128 keys lose"),
+    edit("14.9", "one sign alone", (".abs()", ""), told="acc in one chain, l exact gives True"),
     edit("14.9", "512 queries", ("(8, 16_384", "(512, 16_384"), told="your test asks for 512 queries"),
-    edit("14.9", "all rows together", (".mean(dim=1) / truth.square().mean(dim=1)", ".mean() / truth.square().mean()"), told="look at each row's own error"),
-    edit("14.9", "the last row", ("off.max()", "off[-1]"), told="row 2's in chains"),
-    edit("14.9", "four queries", ("(8, 16_384", "(4, 16_384"), told="any of the first 8 rows may be wrong"),
-    edit("14.9", "the error itself", ("bool(off.max().sqrt() < 0.01)", "off.max().sqrt()"), told="want True"),
+    edit("14.9", "all rows together", (".abs() < 0.01).all()", ".abs().mean() < 0.01)"), told="look at each row's own error"),
+    edit("14.9", "the last row", (".abs() < 0.01).all()", ".abs() < 0.01)[-1]"), told="row 2's in chains"),
+    edit("14.9", "four queries", ("(8, 16_384", "(4, 16_384"), told="one row's acc is wrong"),
+    edit("14.9", "the error itself", ("bool(((o[:, 0] + o[:, 1] - 1).abs() < 0.01).all())", "(o[:, 0] + o[:, 1] - 1).abs().max()"), told="want True"),
 )  # fmt: skip

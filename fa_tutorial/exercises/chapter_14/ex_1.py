@@ -43,9 +43,9 @@ class ByHand(Operations):
 
 def inputs():
     for numbers, rule in (
-        ([1.0, 1.05, 1.1], "1 is a number of e4m3, and the neighbours of 1.05 and of 1.1 are 1 and 1.125"),
+        ([1.0, 1.05, 1.1], "1 is a number of e4m3; 1.05 and 1.1 lie between 1 and 1.125: take the nearest"),
         ([-3.3], "between 2 and 4 in size the step is 0.25, and a negative number is rounded like its opposite"),
-        ([1.1, 300.0], "each number has a step of its own: between 256 and 448 it is 32"),
+        ([1.1, 300.0], "each number has a step of its own, up to 448: from 256 on it is 32"),
         ([0.0], "0 is a number of e4m3"),
         ([0.003, 0.01, 0.0007], "below 2⁻⁶ = 0.0156 the numbers are multiples of 2⁻⁹ = 0.00195"),
         ([1.0625, 1.1875], "halfway between two numbers the even one is taken: 1 and 1.25"),
