@@ -18,7 +18,7 @@ def tensor_box(ax: Axes, x: float, y: float, width: float, height: float, name: 
 
 @image("06_delta.png", 4.95)
 def draw_delta(ax: Axes) -> None:
-    """delta of a query as the sum of one table, keys by D: down the columns it needs all tiles, along the rows it needs o alone."""
+    """delta of a query as the sum of one table, D by keys: down first, over D, it needs all tiles, across first, over the keys, it needs o alone."""
     s = torch.tensor([3.0, 2.0, 5.0, 1.0, 4.0, 6.0], dtype=torch.float64)
     v = torch.tensor([[10.0, 20.0, 30.0, 40.0, 50.0, 60.0], [5.0, 4.0, 3.0, 6.0, 2.0, 1.0]], dtype=torch.float64)
     p, do = torch.softmax(s, dim=0), torch.tensor([1.0, 3.0], dtype=torch.float64)
@@ -26,8 +26,8 @@ def draw_delta(ax: Axes) -> None:
     o, dp = v @ p, do @ v
     assert torch.allclose(table.sum(1), do * o) and torch.allclose(table.sum(0), p * dp)
     left, wide, top, tall, right, bottom = 1.75, 0.76, 2.15, 0.5, 7.0, 3.65
-    heading(ax, 0.1, 0.25, "query 0: delta is the sum of p · v · do over keys and columns")
-    for name, y in (("v, column 0", 1.13), ("v, column 1", 0.78), ("p", 0.25)):
+    heading(ax, 0.1, 0.25, "query 0: delta is the sum of p · v · do over the keys and over D")
+    for name, y in (("v, d = 0", 1.13), ("v, d = 1", 0.78), ("p", 0.25)):
         write(ax, left - 0.1, top - y, name, BODY, ha="right", weight="bold")
     write(ax, right + 0.5, top - 0.25, "do ∘ o", BODY, weight="bold")
     writes(ax, left + wide / 2, top - 1.47, [f"key {j}" for j in range(6)], dx=wide)
@@ -40,7 +40,7 @@ def draw_delta(ax: Axes) -> None:
         arrow(ax, (x + wide / 2, top + 2 * tall + 0.05), (x + wide / 2, bottom - 0.02))
     for d in range(2):
         y = top + d * tall
-        write(ax, left - 0.1, y + tall / 2, f"do, column {d}: {do[d]:.0f}", BODY, ha="right", weight="bold")
+        write(ax, left - 0.1, y + tall / 2, f"do, d = {d}: {do[d]:.0f}", BODY, ha="right", weight="bold")
         box(ax, right, y, 1.0, tall, f"{do[d] * o[d]:.2f}", "purple", share=0.4)
         arrow(ax, (left + 6 * wide + 0.05, y + tall / 2), (right - 0.03, y + tall / 2))
     for tile in range(3):
@@ -50,7 +50,7 @@ def draw_delta(ax: Axes) -> None:
     note(ax, right + 1.1, bottom + 0.19, "delta", BODY, weight="bold")
     arrow(ax, (left + 6 * wide + 0.05, bottom + 0.19), (right - 0.03, bottom + 0.19))
     arrow(ax, (right + 0.5, top + 2 * tall + 0.05), (right + 0.5, bottom - 0.03))
-    notes(ax, 0.1, 4.35, ("columns first: delta needs p ∘ dp of every tile (framed)", "rows first: forward has added up the keys and stored o, so delta needs no tile"),
+    notes(ax, 0.1, 4.35, ("down first (over D): delta needs p ∘ dp of every tile (framed)", "across first (over the keys): forward has added up the keys and stored o, so delta needs no tile"),
           step=0.32)  # fmt: skip
 
 
@@ -327,30 +327,6 @@ def tensor_group(ax: Axes, left: float, middle: float, names: tuple[str, ...], s
         x, y = left + i % columns * 0.72, middle - lines * 0.22 + i // columns * 0.44
         tensor_box(ax, x, y, 0.66, 0.38, name, **{"size": SMALL, **look})
         write(ax, x - 0.04, y + 0.19, sign, ha="right", weight="bold")
-
-
-@image("07_bounds.png", 4.35)
-def draw_bounds(ax: Axes) -> None:
-    """The blocks of queries that each block of keys meets under the causal mask, keys as rows, and the two loops that take one row's."""
-    S, block_m, block_n, J, x, y, wide, tall = 16, 2, 4, 1, 1.3, 0.65, 0.46, 0.16  # of a query, of a key
-    below, borders = y + S * tall, [0, *(block_m * border for border in algorithm.causal_rows(J, block_m, block_n, S, S)), S]
-    write(ax, x - 0.15, 0.4, "query", ha="right")
-    for j in range(S // block_n):
-        start, full = algorithm.causal_rows(j, block_m, block_n, S, S)
-        top, weight = y + j * block_n * tall, "bold" if j == J else "normal"
-        write(ax, x - 0.15, top + block_n * tall / 2, f"keys {j * block_n} to {(j + 1) * block_n - 1}", ha="right", weight=weight)
-        look = lambda _, i: TILE_LOOKS["skipped" if i < start else "masked" if i < full else "whole"] | {"share": 0.7 if j == J else 0.15}
-        grid(ax, x, top, 1, S // block_m, block_m * wide, look, block_n * tall)
-    outline(ax, x, y + J * block_n * tall, S * wide, block_n * tall)
-    for i in range(S):
-        write(ax, x + (i + 0.5) * wide, 0.4, f"{i}")
-        ax.scatter([x + (i + 0.5) * wide] * (i + 1), [y + (j + 0.5) * tall for j in range(i + 1)], s=7, color="black", zorder=3)
-    for at, name in zip(borders[1:], ("first_m", "full_m"), strict=False):
-        ax.plot((x + at * wide,) * 2, (y + J * block_n * tall, below + 0.2), color="black", linewidth=1.6, linestyle=":", zorder=3)
-        write(ax, x + at * wide, below + 0.37, f"{name} = {at}", BODY, weight="bold")
-    for first, last, text in zip(borders, borders[1:], ("not read", "with the mask", "without it"), strict=False):
-        write(ax, x + (first + last) / 2 * wide, below + 0.7, text)
-    note(ax, x, below + 1.0, f"S_q = S_k = {S}, BLOCK_M = {block_m}, BLOCK_N = {block_n}. A dot: this query sees this key.")
 
 
 @image("07_missing.png", 3.9)

@@ -26,7 +26,7 @@ MISTAKES = {
     "the products are float16: convert o and do before you multiply": (f"({PRODUCT}).sum(dim=-1)", "(do * o).to(lse.dtype).sum(dim=-1)"),
     "p is recomputed without the scale, which isn't given: which of the six tensors has p in it?": (
         f"({PRODUCT}).sum(dim=-1)", "(torch.exp(q @ k.mT - lse[..., None]) * (do @ v.mT)).sum(dim=-1)"),
-    "delta is rounded to the inputs' dtype: keep it in lse's": (".sum(dim=-1)", ".sum(dim=-1).to(q.dtype)"),
+    "delta is rounded to the inputs' dtype on its way: multiply, sum and keep it in lse's": (".sum(dim=-1)", ".sum(dim=-1).to(q.dtype)"),
 }  # fmt: skip
 
 RULE = "delta is rowsum(p ∘ dp), with dp = do vᵀ and o = p v"

@@ -102,8 +102,8 @@ EXERCISE = shared.exercise(
     hints=(
         "Write the shape above each tile. k_tile is [BLOCK_N, BLOCK_D]: what must q_tile look like, so that their product is [BLOCK_N, "
         "BLOCK_M]?",
-        "s_t = scale · dot(k_tile, tl.trans(q_tile)). lse has one number for each query, and queries are the columns of s_t: lse[None, :].",
-        "dv is dot(p_t.to(do_tile.dtype), do_tile). dp_t is made like s_t, from v_tile and do_tile; ds_t = p_t * (dp_t - delta[None, :]). "
+        "tl.trans(q_tile) is [BLOCK_D, BLOCK_M]. lse has one number for each query: are the queries the rows of s_t, or its columns?",
+        "p_t is tl.exp(scale * dot(k_tile, tl.trans(q_tile)) - lse[None, :]), and dv is dot(p_t.to(do_tile.dtype), do_tile). dp_t is made like s_t, from v_tile and do_tile; ds_t = p_t * (dp_t - delta[None, :]). "
         "dk is dot(ds_t.to(q_tile.dtype), q_tile), times scale.",
     ),
     solution=dkdv_tile_kernel,

@@ -97,7 +97,7 @@ def inputs():
     yield shared.several_heads("dk and dv", blocks=(16, 16, 16))  # two blocks of keys: a program's number is no head's
     yield shared.causal(16, 16, "query i sees keys 0 to i: blocks of queries before full_m, a multiple of BLOCK_M, need the mask")
     stray = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
-    yield shared.causal(1, 17, "the one query sees all keys, 0 to i + S_k − S_q, so the loop without a mask takes it", stray=stray)
+    yield shared.causal(1, 17, "the one query sees all keys, so the loop without a mask takes it, and no other", stray=stray)
     between = (
         "each block of queries from first_m on counts once, and is masked before full_m: first_m comes from the first key, full_m from "
         "the last, both multiples of BLOCK_M"
@@ -108,7 +108,7 @@ def inputs():
     yield shared.causal(16, 64, "query i sees keys 0 to i + S_k − S_q", "lengths", stray=stray)
     yield shared.causal(18, 18, "full_m comes from the last key: keys 16 and 17 are seen from query 17 on", "lengths")
     yield shared.causal(31, 32, "key 16 is first seen by query 16 + S_q − S_k = 15, the last of its block", "lengths")
-    yield shared.causal(24, 16, "rows 0 to 7 see no key: exp(s − lse) is inf until the mask clears it", "unseen")
+    yield shared.causal(24, 16, "rows 0 to 7 see no key, and come before full_m: exp(s − lse) is inf until the mask clears it", "unseen")
     tensors = shared.draw(1, 1, 48, 16, 16)
     tensors[0][:, :, :32] = tensors[3][:, :, :32] = torch.nan  # whoever reads them gets NaN
     unseen = "blocks of queries that see none of the keys are not read: start with the block of the first that does"
@@ -130,10 +130,10 @@ EXERCISE = shared.exercise(
     },
     hints=(
         "Key j is first seen by query j − (S_k − S_q). What does that say about the block's first key, and what about its last?",
-        "first_m = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M: the block that holds the first query that sees the first key. "
-        "full_m comes from the last key, tl.minimum(start_n + BLOCK_N, S_k) - 1, rounded up: full_m = tl.cdiv(tl.maximum(…, 0), BLOCK_M) * "
-        "BLOCK_M.",
-        "The loop without a mask runs over range(full_m, S_q, BLOCK_M), the one with it over range(first_m, full_m, BLOCK_M).",
+        "The first key decides first_m, rounded down to a block, and the last key that is there, tl.minimum(start_n + BLOCK_N, S_k) - 1, "
+        "decides full_m, rounded up. Neither is negative. Which loop runs from where to where?",
+        "first_m = tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M, and full_m = tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) "
+        "* BLOCK_M. The loop without a mask runs over range(full_m, S_q, BLOCK_M), the one with it over range(first_m, full_m, BLOCK_M).",
     ),
     solution=dkdv_kernel,
     reasoning="A block of queries before first_m sees none of the keys, a block from full_m on sees all of them, so only the few between need "

@@ -83,7 +83,7 @@ def inputs():
     yield shared.several_heads("dq", f"batch_head · S_q; {HEAD}")
     yield shared.grouped((1, 2, 2, 16, 16, 16), "H_q = 4, H_k = 2", f"{HEAD}; q, do, dq, lse and delta are head h's", stray=HEAD)
     yield shared.narrow()
-    whole = ", and a loop without a mask takes whole tiles that the block's first row sees"
+    whole = ": every tile with such a key is taken, and its keys that a row doesn't see are masked"
     yield causal(16, 16, f"query i sees keys 0 to i{whole}")
     yield causal(32, 32, "a block of rows walks over every tile that its last row sees", blocks=(32, 16, 16))
     yield causal(16, 32, f"query i sees keys 0 to i + S_k − S_q{whole}")
@@ -94,7 +94,7 @@ def inputs():
     far = "row 0 does not see key 15, and row 1 does: a tile that only the last row sees whole needs the mask"
     yield causal(2, 16, far, "ragged")
     yield shared.large_logits()
-    yield shared.low_logits()
+    yield from shared.low_logits()
     tensors = q, k, _, _ = shared.draw(1, 1, 16, 16, 16)
     q[..., 0], q[:, :, 15, 0], k[:, :, 15], k[:, :, 15, 0] = 1, 0, 0, 400
     large = "a hidden key has p = 0, however large exp(s − lse) would be: choose with tl.where, because inf · 0 is NaN"

@@ -79,10 +79,10 @@ def inputs():
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", "dq is the sum of what the programs add")
     yield shared.several_heads("dq, dk and dv", "batch_head · S_q, those of dq at b · dq.strides[0] + h · dq.strides[1]")
     yield shared.narrow()
-    strides = "dq has four strides of its own, in dq.strides"
-    yield shared.given((1, 2, 16, 16, 16), "dq a (B, D, H, S) tensor seen as (B, H, S, D), q not", strides, stray=strides, dq_layout="bdhs")
-    yield from shared.ragged("the last block of queries may be ragged", f"{shared.LOADED}; mask the atomic add, too")
-    yield shared.low_logits()
+    strides = "dq has four strides of its own: its row i begins at b · dq.strides[0] + h · dq.strides[1] + i · dq.strides[2]"
+    yield shared.given((2, 2, 16, 16, 16), "dq a (B, D, H, S) tensor seen as (B, H, S, D), q not", strides, stray=strides, dq_layout="bdhs")
+    yield from shared.ragged("the last block of queries may be ragged", f"{shared.LOADED}, as the atomic add does")
+    yield from shared.low_logits()
     q, k, v, do = shared.zeros(16, 32)  # ds = ±1
     v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 32
     k[:, :, 0], k[:, :, 2], k[:, :, 16] = 2048, 1, -2048

@@ -18,7 +18,7 @@ HALF = "with fp16 and bf16, only the operands of a product have 16 bits: the res
 DELTA_OF_A_TILE = "delta is summed over one tile of keys, and a row's delta takes all of its keys: it was computed before, so load it"
 NO_SCALE = "dk is without the scale: dk = scale · dsᵀ q"
 FP16 = "the products take fp16 tiles for every dtype, and fp32 loses digits: round p and ds to the dtype of the tile that each is multiplied by"
-LOADED = "rows past S_q are loaded: load_tile takes S_q for q and do, and lse and delta take the mask offs_m < S_q"
+LOADED = "no row past S_q is read or written: load_tile takes S_q for q and do, and lse and delta take the mask offs_m < S_q"
 TF32 = 'fp32 is multiplied in TF32, which has 11 bits of float32\'s 24: use dot, or pass input_precision="ieee" to tl.dot'
 SUMS = "the sums over blocks are kept in float32: fp16 has no 2,049"
 
@@ -215,8 +215,11 @@ def large_logits():
 def low_logits():
     q, k, v, do = draw(1, 1, 16, 20, 16)
     past = "a key past S_k has p = 0: exp(0 − lse) may be inf, and inf · 0 is NaN, so choose with tl.where"
-    low = torch.ones_like(q), torch.full_like(k, -50.0), v, do
-    return given(None, "all logits −200, S_k = 20", past, tensors=low, edge="range")
+    low = torch.ones_like(q), k - 50, v, do
+    yield given(None, "all logits near −200, S_k = 20", past, tensors=low, edge="range")
+    half = "a key past S_k has p = 0: else its ds, −exp(0 − lse) · delta, may pass fp16's 65,504, and ∞ · 0 is NaN"
+    low = [x.half() for x in (torch.ones_like(q), k - 3.5, v + 1, do + 1)]
+    yield given(None, "fp16, all logits near −14, S_k = 20", half, tensors=low, edge="range")
 
 
 def zeros(S_q=16, S_k=16):
