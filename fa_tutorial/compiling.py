@@ -334,9 +334,10 @@ def split_shared_bytes(kernel: Any) -> int:
 
 def scored_loops(scores: dict[str, Any], D: int) -> dict[str, list[int]]:
     """[instructions, of them MUFU] in the whole tiles' loop of chapter 10's causal forward on an H200 in fp16, by name.
-    scores: name -> a score mod that reads aux.softcap, or None."""
+    scores: name -> a score mod that reads aux.softcap, or as on the page aux.c, or None."""
     of_mods = [(source_of(mod), mod.fn.__name__) if mod else ("", "") for mod in scores.values()]
     code = f"""
+import collections
 import torch
 from fa_tutorial import compiling, sass
 from fa_tutorial.source import defined
@@ -344,7 +345,8 @@ from fa_tutorial.variants import forward, mods
 from fa_tutorial.variants.tile_lists import BlockMask
 
 (q, k, v, *_), S = compiling.inputs(torch.float16, {D}), compiling.LENGTH
-aux, found = mods.Aux(offset=0, left=S, right=0, softcap=50.0), []
+fields = mods.Aux(offset=0, left=S, right=0, softcap=50.0)._asdict() | {{"c": 50.0}}
+aux, found = collections.namedtuple("Aux", fields)(**fields), []
 mask = BlockMask(mods.sliding_window, aux, 1, 1, S, S, q.device)
 for text, name in {of_mods!r}:
     score = defined(text, vars(mods))[name] if name else None

@@ -50,10 +50,10 @@ def rows(kernel: str, **fields: object) -> pd.DataFrame:
     return results.select(results.load("h200")["kernels"], chapter=10, kernel=kernel, **fields).set_index("provider")
 
 
-def list_times(mask: str) -> list[float]:
+def list_times(mask: str) -> dict[str, float]:
     """The stored ms with this mask: of a forward with two lists of tiles, of one with every whole tile listed as mixed,
     and of finding the tiles."""
-    return rows("whole_tile", mask=mask)["ms"].tolist()
+    return dict(zip(("two lists", "all mixed", "finding"), rows("whole_tile", mask=mask)["ms"], strict=True))
 
 
 # a row of the chart's upper panels, with its tile, in the backward dk's and dv's -> the stored run of causal attention
@@ -100,9 +100,9 @@ def price_chart() -> Figure:
             ax.set_yticks(range(len(names)), list(names))
             ax.invert_yaxis()
             ax.grid(visible=False, axis="y")
-        upper.set_title(f"{title}, causal{' (dk and dv)' if mode == 'bwd' else ''}")
+        upper.set_title(f"{title}, causal{' (tiles of dk and dv)' if mode == 'bwd' else ''}")
         lower.set(xlim=(0, 1.65), xticks=(0, 0.5, 1, 1.5))
-        lower.set(title="variants", xlabel="time / chapter 8's of causal attention")
+        lower.set(title=f"{title}, variants", xlabel="time / chapter 8's of causal attention")
     lower.tick_params(labelleft=False)  # as the forward's
     looks = (("lightgrey", "chapter 8 in our tile"), (COLOURS["blue"], "ours"), (COLOURS["orange"], "FlexAttention"))
     handles = [Patch(color=colour, label=name) for colour, name in looks]
@@ -112,5 +112,6 @@ def price_chart() -> Figure:
 
 def draw_price(ax: Axes, y: float, times: list[float], colour: str, height: float) -> None:
     ax.barh(y, max(times), height, color=colour)
-    text = "–".join(sorted({f"{min(times):.2f}", f"{max(times):.2f}"}))
+    digits = 2 if max(times) > 0.5 else 3  # of a short bar one more
+    text = "–".join(sorted({f"{min(times):.{digits}f}", f"{max(times):.{digits}f}"}))
     ax.text(max(times) + 0.02, y, text, va="center", fontsize=9)

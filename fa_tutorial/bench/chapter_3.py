@@ -89,7 +89,7 @@ def draw_pieces(launches: pd.DataFrame, loops: Iterable[compiling.Loop], at_most
     shown = [(loop, launch) for loop, (_, launch) in zip(loops, launches.iterrows(), strict=True) if not loop.spilled]
     shown.sort(key=lambda row: (row[0].instruction, row[0].piece, row[1]["BLOCK_M"], row[1]["BLOCK_N"]))
     figure, ax = plt.subplots(figsize=(8.5, 5.0))
-    ends, y, last, look = [], 0.0, None, {"color": "black", "linestyle": "-", "linewidth": 2.5}
+    ends, beyond, y, last, look = [], [], 0.0, None, {"color": "black", "linestyle": "-", "linewidth": 2.5}
     of_page = [tuple(launch[["BLOCK_M", "BLOCK_N", "warps", "instruction"]]) in PREDICTED for _, launch in shown]
     for loop, launch in shown:
         if last is not None and loop[:2] != last:
@@ -101,20 +101,22 @@ def draw_pieces(launches: pd.DataFrame, loops: Iterable[compiling.Loop], at_most
         limit = at_most(*loop.piece)
         if limit < 5_000:
             ax.plot([limit, limit], [y - 0.48, y + 0.48], **look)
+        else:
+            beyond.append("{} x {}".format(*loop.piece))
         warps = f"{launch['warps']} warp{'s' if launch['warps'] > 1 else ''}"
         piece, tile = "{} x {}".format(*loop.piece), f"tile {launch['BLOCK_M']} x {launch['BLOCK_N']}, {warps}"
         ends.append((y, f"{loop.instruction}, {piece}   ({tile})"))
         y += 1.0
     ax.axvline(4_096, color="0.4", linestyle=":")
     ax.text(4_130, y - 0.4, "tensor cores:\n4,096", color="0.25", va="bottom", fontsize=9)
-    ax.plot([], [], **look, label="at most, by (3.3) for the piece\n(of the last two: off the axis)")
+    ax.plot([], [], **look, label=f"at most, by (3.3) for the piece\n({', '.join(beyond)}: off the axis)")
     ax.set_yticks([place for place, _ in ends], [text for _, text in ends], fontsize=9)
     ax.set(xlim=(0, 4_750), ylim=(y - 0.3, -0.7), xlabel="FLOPs per cycle of an SM, without loads (stored, H200)")
     for text, bold in zip(ax.get_yticklabels(), of_page, strict=True):
         text.set_fontweight("bold" if bold else "normal")
     ax.set_title("Up to 64 x 32 the piece decides (bold: your predictions)")
     ax.grid(visible=False, axis="y")
-    ax.legend(loc="upper left", bbox_to_anchor=(0.26, 1.0))
+    ax.legend(loc="upper left", bbox_to_anchor=(0.24, 1.0), fontsize=10)
     return figure
 
 

@@ -80,7 +80,8 @@ def inputs():
     ends = "a tile is needed only if its last key lies at most `left` before its first query, and whole only if its first key lies so before its last"
     yield window(2, 8, 2, 2, otherwise=ends)
     yield window(5, 16, 2, 2, otherwise=ends)
-    yield window(4, 8, 4, 1, otherwise="a tile may hold more queries than keys, and pairs at distances 0 and −left are seen")
+    yield window(1, 4, 1, 1, otherwise="pairs at distances 0 and −left are seen")
+    yield window(4, 8, 4, 1, otherwise="a tile may hold more queries than keys: it has block_m queries, and block_n keys")
     yield window(0, 16, 8, 2, otherwise="a window may be narrower than a tile: then no tile is whole, and the diagonal's are needed")
     yield window(1, 64, 32, 16)
     yield window(int(torch.randint(40, (), generator=generator())), 32, 4, 8, fresh=True)

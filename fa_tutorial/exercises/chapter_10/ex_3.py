@@ -4,10 +4,10 @@ import torch
 
 from fa_tutorial import hardware
 from fa_tutorial.exercises.chapter_10.jitted_mod import Aux
-from fa_tutorial.exercises.chapter_10.masks import LATE, THIRD, is_seen, lists, mod_and_words, noting
+from fa_tutorial.exercises.chapter_10.masks import LATE, THIRD, is_seen, lists, mod_and_words, noting, views
 from fa_tutorial.exercises.forward_cases import WIDENED, draw_qkv, widens
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.harness_kernel import In, Launch, Out
+from fa_tutorial.exercises.harness_kernel import In, Launch
 from fa_tutorial.forward import softmax_step
 from fa_tutorial.matmul import tl, triton
 from fa_tutorial.tiles import dot, heads, load_tile, store_tile
@@ -71,7 +71,7 @@ MISTAKES = {
 def launch(q, k, v, left, blocks):
     (B, H, S_q, D), S_k = q.shape, k.shape[2]
     index, count = lists(is_seen(B, H, S_q, S_k, left), *blocks)
-    tensors = *(In(x, as_heads=True) for x in (q, k, v)), Out(q.shape, q.dtype, as_heads=True), In(index), In(count)
+    tensors = *views(q, k, v), In(index), In(count)
     meta = {"MASK_MOD": mod_and_words(left)[0], "BLOCK_M": blocks[0], "BLOCK_N": blocks[1], "BLOCK_D": D}
     return Launch((len(index) * B * H,), (*tensors, H, S_q, S_k, D, D**-0.5, Aux(left, S_k - S_q)), meta)
 
@@ -102,8 +102,8 @@ def inputs():
     yield rows(1, 1, 96, 96, 47, "mixed tiles at a row's start, whole ones at its end: both add to one m, l and acc")
     yield rows(1, 1, 32, 64, 10, "S_q and S_k may differ, and so may BLOCK_M and BLOCK_N", blocks=(16, 32))
     yield rows(1, 1, 32, 32, 31, "the tensors may be fp16", on=", fp16", dtype=torch.float16)
+    yield rows(2, 3, 16, 16, THIRD, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux; a head's tiles take b and h")
     yield rows(2, 2, 32, 32, 5, f"all heads and batch entries share the lists: {LISTS}")
-    yield rows(2, 2, 16, 16, THIRD, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux")
     padding = "the last tile is padded: where the mask mod shows a key past S_k, j < S_k must hide it"
     yield rows(1, 1, 16, 39, THIRD, padding)  # the mask mod shows key 39
     yield rows(1, 1, 40, 40, 10, LISTS)

@@ -54,8 +54,12 @@ def truth(s, cap):
     return cap * t, 1 - t**2
 
 
+CAPPED = "the score is a tanh that is nearly s for small s, and never leaves ±c"
+
+
 def inputs():
-    yield case(torch.tensor([0.0, 1.0, 2.0, -4.0]), 2.0)
+    slope = "the derivative is by s: that of tanh is 1 − tanh², of the tanh and not of the score, and the chain rule's c and 1 / c cancel"
+    yield case(torch.tensor([0.0, 1.0, 2.0, -4.0]), 2.0, otherwise={"the score": CAPPED, "the derivative": slope})
     formula = "c is aux.c, whatever its value, and the derivative comes from a formula, not from a difference"
     yield case(torch.tensor([0.5, -3.0, 90.0]), 30.0, otherwise=formula)
     yield case(torch.tensor([3000.0, -3000.0]), 2.0, edge="far")
@@ -75,7 +79,7 @@ EXERCISE = Exercise(
     more="The package's soft_cap and soft_cap_grad are two functions, because a kernel calls the one or the other.",
     inputs=inputs,
     truth=truth,
-    rule="the score is a tanh that is nearly s for small s, and never leaves ±c; then comes its derivative by s",
+    rule=f"{CAPPED}; then comes its derivative by s",
     mistakes=MISTAKES,
     parts=("the score", "the derivative"),
     adapt=adapt,

@@ -4,7 +4,7 @@ import torch
 
 from fa_tutorial.exercises.chapter_10.ex_6 import capped, modified
 from fa_tutorial.exercises.chapter_10.jitted_mod import Aux
-from fa_tutorial.exercises.chapter_10.masks import THIRD, is_seen, lists, mod_and_words
+from fa_tutorial.exercises.chapter_10.masks import THIRD, is_seen, lists, mod_and_words, views
 from fa_tutorial.exercises.forward_cases import draw_qkv
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.harness_kernel import In, Launch, Out
@@ -76,7 +76,7 @@ MISTAKES = {
 def launch(q, k, v, sinks, left, modded):
     (B, H, S_q, D), S_k = q.shape, k.shape[2]
     index, count = lists(is_seen(B, H, S_q, S_k, left), 16, 16)
-    tensors = *(In(x, as_heads=True) for x in (q, k, v)), Out(q.shape, q.dtype, as_heads=True), Out((B, H, S_q), torch.float32)
+    tensors = *views(q, k, v), Out((B, H, S_q), torch.float32)
     mods = (diagonal, capped, mod_and_words(THIRD)[0]) if modded else (mod_and_words(left)[0], None, None)
     meta = dict(zip(("MASK_MOD", "SCORE_MOD", "KEEP"), mods, strict=True)) | {"BLOCK_M": 16, "BLOCK_N": 16, "BLOCK_D": D}
     numbers = H, S_q, S_k, D, D**-0.5, Aux(left, S_k - S_q, 2.0)
@@ -98,14 +98,14 @@ def inputs():
         stray = "sink_ptr holds one number for each head, whatever the batch entry"
         return case(*args, on=on, otherwise=otherwise, stray=stray, **options)
 
-    term = "the sink adds one term, e^sink, to the denominator, and none to the sum of p v; what l holds beside m = −∞ is wiped out by the first tile"
+    term = "the sink, which isn't scaled, adds one term, e^sink, to o's denominator, and none to the sum of p v"
     yield rows(1, 1, 16, 16, 15, [1.0], {"o": term, "lse": "lse is the logarithm of the whole denominator, with the sink's term"})
     yield rows(1, 1, 48, 48, 47, [0.5], "the sink's term joins l once in each row, and is rescaled with l from then on")
-    yield rows(2, 2, 32, 32, 20, [2.0, -1.0], "each head has its sink, positive or negative, the same in each batch entry")
+    yield rows(2, 2, 32, 32, 20, [2.0, -1.0], "each head has its sink, the same in each batch entry, and its tiles take b and h")
     yield rows(1, 2, 32, 32, 31, [-math.inf, 0.0], "a sink of −∞ is none")
     same = "only the sink is new: SCORE_MOD still comes before the mask, the mixed tiles alone ask MASK_MOD, and KEEP takes from acc what l has counted"
     with_mods = ", a SCORE_MOD, a KEEP, and a MASK_MOD that hides what it isn't asked for"
-    yield rows(1, 2, 48, 48, 47, [0.5, -1.0], same, words=with_mods, modded=True)
+    yield rows(2, 2, 32, 32, 31, [0.5, -1.0], same, words=with_mods, modded=True)
     yield rows(1, 1, 32, 32, 20, [150.0], edge="large")
     yield rows(1, 2, 48, 16, 20, [1.0, -math.inf], edge="empty", words=", so that rows 0 to 31 see no key")
     yield rows(1, 1, 40, 32, 20, [-math.inf], edge="empty", words=", so that rows 0 to 7 see no key")

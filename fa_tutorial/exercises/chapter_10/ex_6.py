@@ -23,14 +23,14 @@ def score_gradients(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD: tl.constexpr,
 
 @triton.jit
 def capped(s, b, h, i, j, aux):
-    """A soft cap at aux.c, and a penalty for distance, of each batch entry's and head's own."""
-    return aux.c * tanh(s / aux.c) + 0.125 * (1 + b + 2 * h) * (j - i)
+    """A soft cap at aux.c, a square, whose derivative has no bound, and a penalty for distance, of each batch entry's and head's own."""
+    return aux.c * tanh(s / aux.c) + 0.01 * s * s + 0.125 * (1 + b + 2 * h) * (j - i)
 
 
 @triton.jit
 def capped_grad(s, b, h, i, j, aux):
     t = tanh(s / aux.c)
-    return 1 - t * t
+    return 1 - t * t + 0.02 * s
 
 
 @triton.jit
@@ -78,13 +78,13 @@ MISTAKES = {
 
 def modified(s, cap, left):
     b, h, i, j = torch.meshgrid(*map(torch.arange, s.shape), indexing="ij")
-    return (cap * torch.tanh(s / cap) + 0.125 * (1 + b + 2 * h) * (j - i)).masked_fill(~is_seen(*s.shape, left), -math.inf)
+    return (cap * torch.tanh(s / cap) + 0.01 * s**2 + 0.125 * (1 + b + 2 * h) * (j - i)).masked_fill(~is_seen(*s.shape, left), -math.inf)
 
 
 def truth(s, dp, lse, delta, left, cap, turned):
     s, dp, delta = s.double(), dp.double(), delta.double()
     p = torch.softmax(modified(s.expand(2, 3, *s.shape), cap, left)[1, 2], dim=-1).nan_to_num()
-    return p, p * (dp - delta[:, None]) * (1 - torch.tanh(s / cap) ** 2)
+    return p, p * (dp - delta[:, None]) * (1 - torch.tanh(s / cap) ** 2 + 0.02 * s)
 
 
 def inputs():
@@ -92,11 +92,13 @@ def inputs():
         draw = torch.Generator().manual_seed(S_q)
         s, dp = size * torch.randn(S_q, S_k, generator=draw), torch.randn(S_q, S_k, generator=draw)
         lse = modified(s.expand(2, 3, S_q, S_k), cap, left)[1, 2].logsumexp(dim=-1)
-        on = f"S_q = {S_q}, S_k = {S_k}, {mod_and_words(left)[1]}, soft cap {cap}{', the tile transposed' * turned}"
+        on = f"S_q = {S_q}, S_k = {S_k}, {mod_and_words(left)[1]}, soft cap {cap} + 0.01 s²{', the tile transposed' * turned}"
         return case(s, dp, lse, torch.randn(S_q, generator=draw), left, cap, turned, on=on, otherwise=otherwise, **options)
 
     yield rows(1, 3, 2)
-    after = "a hidden pair has p = 0, for dv too, and ds = 0: put 0 in p after exp, because a score of −inf comes out of SCORE_MOD finite"
+    after = (
+        "a hidden pair has p = 0, for dv too, and ds = 0: put 0 in p after exp, and leave s as it is, because the mods need not stand −inf"
+    )
     yield rows(2, 2, 1, after)
     yield rows(6, 6, 2, "p is of the modified score, and the derivative of s", size=20.0)
     yield rows(5, 8, 3, "the mask and score mods get b, h, i, j and aux as they are, whichever way the tile lies", turned=True)

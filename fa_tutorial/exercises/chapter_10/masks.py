@@ -4,6 +4,7 @@ import torch
 
 from fa_tutorial.exercises.chapter_10.ex_1 import window
 from fa_tutorial.exercises.chapter_10.jitted_mod import Aux
+from fa_tutorial.exercises.harness_kernel import In, Out
 from fa_tutorial.matmul import tl, triton
 
 
@@ -39,6 +40,13 @@ def is_seen(B, H, S_q, S_k, left):
     """(B, H, S_q, S_k) booleans."""
     b, h, i, j = torch.meshgrid(*map(torch.arange, (B, H, S_q, S_k)), indexing="ij")
     return mod_and_words(left)[0].fn(b, h, i, j, Aux(left, S_k - S_q))
+
+
+def views(*tensors):
+    """Each as a kernel's input, and an output like the first: Heads (B, H, S, D) that lie in memory as (B, S, H, D)."""
+    strides = [(H * S * D, D, H * D, 1) for _, H, S, D in (x.shape for x in tensors)]
+    inputs = [In(x, its, as_heads=True) for x, its in zip(tensors, strides, strict=True)]
+    return *inputs, Out(tensors[0].shape, tensors[0].dtype, strides[0], as_heads=True)
 
 
 def lists(seen, block_m, block_n):

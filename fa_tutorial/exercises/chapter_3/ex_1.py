@@ -66,7 +66,7 @@ def inputs():
         return product(a, b, blocks, f"{str(dtype).removeprefix('torch.')}, ", fresh=True, edge=edge)
 
     yield case(*torch.arange(1.0, 9.0).view(2, 2, 2), 2, 2, 2, otherwise="one tile of c is a @ b")
-    yield digits(2, 2, 6, (2, 2, 2), "a tile of c is the sum over all steps along K")
+    yield digits(2, 2, 6, (2, 2, 2), "c has a's rows and b's columns, and each of its tiles is the sum over all steps along K")
     yield digits(4, 6, 2, (2, 2, 2), "each tile of c is a sum of its own, from 0 on: its rows of a times its columns of b")
     for sizes, blocks in (((1, 4, 2), (1, 2, 2)), ((4, 6, 8), (2, 3, 4)), ((6, 4, 8), (3, 2, 4))):
         yield digits(*sizes, blocks, "rows are cut by block_m, columns by block_n, K by block_k")
