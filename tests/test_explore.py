@@ -393,7 +393,8 @@ def test_cycles_is_exercises_8_1_and_8_4(page):
         assert {row["shared_bytes"] for row in stored if row["tile"][3] == stages} <= {shown["bytes"]}
 
 
-CYCLES_OF = {"chapter 5": "", "step 1: base 2": "base 2", "step 2: descriptors": "descriptors"}  # the figure's kernel -> chapter 8's step
+# the figure's kernel -> chapter 8's step
+CYCLES_OF = {"chapter 5": "chapter 5", "step 1: base 2": "base 2", "step 2: descriptors": "descriptors"}
 
 
 @pytest.mark.parametrize("larger", [False, True])

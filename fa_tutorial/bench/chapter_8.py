@@ -134,9 +134,9 @@ def tile_report(tile: TileConfig, D: int, is_causal: bool) -> dict[str, Any]:
 # ---------------------------------------------------------------- steps
 
 # a step's row, with steps.TILE -> its name in steps
-STEP_OF = {step or "chapter 5": step for step in steps.WITH_TILE}
+STEP_OF = dict(zip(steps.WITH_TILE, steps.WITH_TILE, strict=True))
 # with steps.LARGER
-LARGER_STEP_OF = {f"{step or 'chapter 5'}, larger tile": step for step in ("", *steps.STEPS)}
+LARGER_STEP_OF = {f"{step}, larger tile": step for step in steps.STEPS}
 LARGER_TILE = "round up, larger tile"  # the finished kernel
 WHOLE = ("basic", "tuned", "sdpa_flash", "sdpa_cudnn")
 
