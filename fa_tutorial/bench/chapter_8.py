@@ -409,7 +409,7 @@ def draw_ladder(predicted: dict[str, dict[int, float]]) -> Figure:
         ax.grid(axis="y", visible=False)
         ax.set_yticks(range(len(found)), LADDER.values())
     looks = {"4 D: matmuls": {"color": COLOURS["blue"]}, "256: exponentials": {"color": COLOURS["yellow"]}}
-    looks |= {"both at once": both, "the rest": {"color": "0.8"}}
+    looks |= {"both at once, at least": both, "the rest": {"color": "0.8"}}
     handles: list = [Patch(label=label, **look) for label, look in looks.items()]
     handles.append(Line2D([], [], **BLACK_LINE, label="your model"))
     figure.legend(handles=handles, loc="outside lower center", ncols=5, frameon=False)
