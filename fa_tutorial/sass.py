@@ -144,8 +144,7 @@ def _idea_made(idea: str, tile: tuple[int, ...], D: int) -> tuple[list[tuple[str
 
 def print_one_score(*names: str) -> None:
     """Print of_one_score of chapter 8's kernels after these steps, D = 64, beside each other."""
-    scores = ((name or "chapter 5", of_one_score(loop_of(name, steps.TILE, 64))) for name in names)
-    columns = [[name, *(line.text for line in lines)] for name, lines in scores]
+    columns = [[name, *(line.text for line in of_one_score(loop_of(name, steps.TILE, 64)))] for name in names]
     for row in itertools.zip_longest(*columns, fillvalue=""):
         print("    ".join(f"{text:38}" for text in row).rstrip())
 

@@ -393,7 +393,8 @@ def test_cycles_is_exercises_8_1_and_8_4(page):
         assert {row["shared_bytes"] for row in stored if row["tile"][3] == stages} <= {shown["bytes"]}
 
 
-CYCLES_OF = {"chapter 5": "", "step 1: base 2": "base 2", "step 2: descriptors": "descriptors"}  # the figure's kernel -> chapter 8's step
+# the figure's kernel -> chapter 8's step
+CYCLES_OF = {"chapter 5": "chapter 5", "step 1: base 2": "base 2", "step 2: descriptors": "descriptors"}
 
 
 @pytest.mark.parametrize("larger", [False, True])
@@ -403,7 +404,7 @@ def test_cycles_shows_what_a_kernel_took(page, name, D, larger):
     open_figure(page, "cycles")
     step, tile = CYCLES_OF[name], steps.LARGER[D] if larger else steps.TILE
     row = chapter_8.compiled_steps()[step, tile, D, False]
-    stored = chapter_8.stored_steps()[D, False][f"{step or 'chapter 5'}{', larger tile' if larger else ''}"]
+    stored = chapter_8.stored_steps()[D, False][f"{step}{', larger tile' if larger else ''}"]
     shown = put(page, D=D, kernel=name, tile=f"{tile.block_m} x {tile.block_n}")
     assert (shown["kernel"], shown["block_m"], shown["block_n"], shown["stages"]) == (name, tile.block_m, tile.block_n, tile.num_stages)
     assert (shown["registers"], shown["loop"], shown["bytes"]) == (row["registers"], row["loop"], row["shared_bytes"])

@@ -63,7 +63,7 @@ def step_counts() -> dict[str, list[dict[str, Any]]]:
     shown = []
     for D, is_causal in itertools.product((64, 128), (False, True)):
         shown += [(D, is_causal, step, astuple(steps.TILE)) for step in steps.WITH_TILE]
-        shown += [(D, is_causal, step, astuple(steps.LARGER[D])) for step in ("", *steps.STEPS)]
+        shown += [(D, is_causal, step, astuple(steps.LARGER[D])) for step in steps.STEPS]
     tiles = [(D, False, steps.LAST, tile) for D, found in TILES.items() for tile in found]
     kinds = list(dict.fromkeys(shown + tiles))  # ptxas reports on a kernel once
     rows = dict(zip(kinds, sass.step_rows(kinds), strict=True))
@@ -121,7 +121,7 @@ def loop_fingerprints() -> dict[str, str]:
 
 
 def step_fingerprints() -> dict[str, str]:
-    return {step: fingerprint(steps.kernel(step)) for step in ("", *steps.STEPS)}
+    return {step: fingerprint(steps.kernel(step)) for step in steps.STEPS}
 
 
 # In fa_tutorial: what compiles a file's contents, and their kernels' fingerprints.

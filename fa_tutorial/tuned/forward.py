@@ -20,7 +20,7 @@ import triton.language as tl  # noqa: E402
 LOG2_E, LN_2 = tl.constexpr(math.log2(math.e)), tl.constexpr(math.log(2.0))
 # m is rounded up a little, whatever its sign. Rounded down, at logits of 10,000 it makes p = 1.0003 for the largest
 # score. The dot rounds that to 1 in fp16 and l does not, so where one key has all the weight, o is off by a digit.
-# Below 1, where fp16 is finer, that is rare. The price: where all of a row's scores are below −2²⁶, o is 0 in fp16.
+# Below 1, where fp16 is finer, that is rare. The price: where |m| is above 10⁸, a row's p all round to 0 in fp16.
 UP, DOWN = tl.constexpr(1 + 2.0**-22), tl.constexpr(1 - 2.0**-22)
 
 

@@ -89,7 +89,7 @@ def inputs():
 
     first = [-INF] * ROWS, [0.0] * ROWS
     own = "each row has its own m, l and alpha, and m comes in units of s · scale_log2 already"
-    tile = f"a first tile: m_new is the maximum of s · scale_log2, p = 2^(s · scale_log2 − m_new), l_new = alpha · l + Σ p; {ORDER}"
+    tile = f"a first tile: m_new is the maximum of s · scale_log2, p = 2^(s · scale_log2 − m_new), alpha = 2^(m − m_new), l_new = alpha · l + Σ p; {ORDER}"
     yield step([[1.0, 3.0, 2.0, 0.0]] * 2, *first, 0.5, tile)
     yield step([[1.0, 3.0, 2.0, 0.0], [5.0, 4.0, 6.0, 7.0]], [1.0, 1.5], [2.0, 1.0], 0.5, own)
     yield step([[1.0, 3.0, 2.0, 0.0]] * 2, [4.0, 6.0], [2.0, 1.0], 0.5, "the maximum was seen before")

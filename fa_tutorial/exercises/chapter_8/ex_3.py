@@ -50,6 +50,8 @@ MISTAKES = {
     "only the first head of the first batch entry is stored: b and h come from the program's number, and o's row is q's, which starts anew in each head": (
         "o_desc.store([b, h, start_m,", "o_desc.store([b, h, tl.program_id(0) * BLOCK_M,"),
     "k is not transposed: a descriptor gives [BLOCK_N, D], and tl.trans turns it": ("tl.trans(k)", "k"),
+    "k is reshaped, which keeps the order of its elements: tl.trans turns it": ("tl.trans(k)", "k.reshape([D, BLOCK_N])"),
+    "m stays as it starts: the next tile needs this one's m_new": ("        m = m_new\n", ""),
     "acc is not rescaled when the maximum grows: acc = alpha · acc + p v": (ACC, "acc + dot"),
     "l is not rescaled when the maximum grows: l = alpha · l + Σ p": (L, "l + tl.sum(p, axis=1)"),
     "the loop ends at S_q: a head has S_k keys": ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"),
@@ -89,7 +91,7 @@ def inputs():
     yield attention_case(*logits(200, 0), "logits 200 in the first tile, 0 in the second", "m never falls, and p is exp(s − m)")
     own = "b and h are coordinates of their own: h = (pid // row_blocks) % H, b = (pid // row_blocks) // H"
     yield attention_case(*draw_qkv(2, 3, 16, 16, 16), "B = 2, H = 3", own)
-    sizes = "BLOCK_M, BLOCK_N, D may differ: a program has BLOCK_M rows, from row_block · BLOCK_M on, a step takes BLOCK_N keys at a time"
+    sizes = "BLOCK_M, BLOCK_N, D, S_q, S_k may differ: a head has tl.cdiv(S_q, BLOCK_M) row blocks, a step takes BLOCK_N keys at a time"
     on = "two heads, BLOCK_M = 64, BLOCK_N = 16, D = 32, S_q = 128, S_k = 48"
     yield attention_case(*draw_qkv(1, 2, 128, 48, 32), on, sizes, blocks=(64, 16, 32))
     ragged = "tiles may be ragged: keys below S_k count, none from S_k on exists, and a head has tl.cdiv(S_q, BLOCK_M) row blocks"

@@ -90,9 +90,12 @@ def inputs():
         on = f"{'causal, ' * is_causal}{S_q} queries, {S_k} keys{words}"
         return case(factor * q, k, v, is_causal, on=on, otherwise=otherwise, fresh=draw is not fixed)
 
-    first = "each row sees every key, p = 2^(s · scale_log2 − m), s, p, l, acc are float32 by dot, not tl.dot, and the m returned is m_new"
+    first = (
+        "one block of head h_k: m_new, in units of s · scale_log2, p = 2^(s · scale_log2 − m_new), l = alpha · l + Σ p, acc = alpha · acc + p v, "
+        "all float32, by dot, not tl.dot; it returns m_new, l, acc"
+    )
     yield of(16, 16, False, "", first)
-    yield of(16, 48, False, "", "when the maximum grows, l and acc shrink by alpha, which stays in float32")
+    yield of(16, 48, False, "", "k and v come from row start_n on; when the maximum grows, l and acc shrink by alpha, a float32")
     yield of(
         32, 40, True, "", "where MASK is True, rows see keys up to last_seen; m never falls: where one sees none it keeps m, l and acc"
     )

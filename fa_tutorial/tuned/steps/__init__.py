@@ -27,9 +27,9 @@ TILE = TileConfig(64, 64, 4, 3)  # with which the steps are compared
 LARGER = {64: TileConfig(64, 128, 4, 2), 128: TileConfig(128, 64, 4, 2)}  # by D: a tile that needs more registers
 FOLDER = Path(__file__).parent
 STORED = FOLDER.with_name("steps_sm90.json")  # what ptxas makes of each: tools/machine_code.py
-CHAPTER_5 = FOLDER / "chapter_5.py"
 # In the order of the chapter: step -> the file that holds its kernel.
 STEPS = {
+    "chapter 5": FOLDER / "chapter_5.py",
     "base 2": FOLDER / "base_2.py",
     "descriptors": FOLDER / "descriptors.py",
     "order": FOLDER / "order.py",
@@ -39,15 +39,15 @@ STEPS = {
     "round up": FOLDER / "round_up.py",
 }
 LAST = "round up"  # tuned.forward is this kernel
-WITH_TILE = ("", "base 2", "descriptors", "order")  # steps that the chapter shows with TILE; it shows all with LARGER
+WITH_TILE = tuple(STEPS)[:4]  # steps that the chapter shows with TILE; it shows all with LARGER
 
 
 def file_of(step: str) -> Path:
-    """The file with the kernel after `step`; "" for chapter 5's."""
-    return Path(STEPS[step]) if step else CHAPTER_5
+    """The file with the kernel after `step`."""
+    return Path(STEPS[step])
 
 
-def kernel(step: str = "", **functions: Callable):
+def kernel(step: str, **functions: Callable):
     """The kernel after `step`. functions: jitted functions that take the place of its own, softmax_step for one."""
     file = file_of(step)
     state = file.stat()  # a file that changes makes another kernel
@@ -76,11 +76,11 @@ def launched(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool,
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
     tile = tile or choose_config(D, q.dtype, card_of(q).shared_memory)
-    done = list(STEPS).index(step) if step else -1
-    tma = done >= list(STEPS).index("descriptors") and can_use_tma(signature_of(q, k, v))
+    order = list(STEPS)
+    tma = order.index(step) >= order.index("descriptors") and can_use_tma(signature_of(q, k, v))
     rows = (tile.block_m, tile.block_n, tile.block_n, tile.block_m)
     tensors = [descriptor_template(x, n)(x) if tma else heads(x) for x, n in zip((q, k, v, o), rows, strict=True)]
-    at_once = (forward.heads_at_once(S_k),) if done >= list(STEPS).index("order") else ()
+    at_once = (forward.heads_at_once(S_k),) if order.index(step) >= order.index("order") else ()
     compiled = kernel(step)[(triton.cdiv(S_q, tile.block_m) * B * H_q,)](
         *tensors, lse, H_q, H_k, *at_once, S_q, S_k, D, scale, IS_CAUSAL=is_causal, BLOCK_D=padded_d(D), **tile.launch()
     )
