@@ -127,7 +127,8 @@ def print_links(least: Callable, rows: pd.DataFrame) -> None:
 
 HOST = [("host memory", S, 16) for S in (65_536, LONG, 262_144)]  # images/explore/ring_clock.html's, too
 SHOWN = [*(("NVLink", S, 16) for S in (65_536, LONG)), *HOST[1:]]
-CHOICES = [("NVLink", 8_192, 16), SHOWN[1], ("NVLink", LONG, 4), *HOST[1:], ("host memory", LONG, 4)]
+LENGTHS = [("NVLink", S, 16) for S in (8_192, 16_384, 32_768, 65_536, LONG)]
+CHOICES = [*LENGTHS, ("NVLink", LONG, 4), *HOST, ("host memory", LONG, 4)]
 
 
 def noise(S: int) -> float:
@@ -215,30 +216,42 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
 
 
 def print_choice(rows: pd.DataFrame) -> None:
-    """Ms of one GPU, a ring and Ulysses on four, forward + backward, for each of CHOICES, and the fastest, with what
-    ties with it."""
+    """Ms of one GPU, a ring and Ulysses on four, forward + backward, for each of CHOICES, what sends add to them, and
+    the fastest, with what ties with it."""
     forward, backward = (times_of(rows, way).set_index(INDEX) for way in ("forward", "backward"))
     both = forward + backward
-    widths = {"one GPU": 15, "ring": 13, "Ulysses": 13}
-    heads = (f"{way:>{width}}" for way, width in widths.items())
-    print(f"{'forward + backward, ms':34}{'x':>6}", *heads, " fastest")
+    sends = {"ring": both["ring"] - both["computing alone"], "Ulysses": 2 * forward["exchanging alone"]}
+    print(f"{'forward + backward, ms':34}{'one GPU':>9}{'ring':>9} (sends){'Ulysses':>10} (sends)  fastest")
     for case in CHOICES:
-        ms = both.loc[case, [*widths]]
-        take = " or ".join(way for way in widths if ms[way] <= (1 + noise(case[1])) * ms.min())
-        told = (f"{f'{forward[way][case]:.1f} + {backward[way][case]:.1f}':>{width}}" for way, width in widths.items())
-        print(f"{name_of(case):34}{forward['x'][case]:6.2f}", *told, f" {take}")
+        ms = both.loc[case, ["one GPU", "ring", "Ulysses"]]
+        take = " or ".join(way for way in ms.index if ms[way] <= (1 + noise(case[1])) * ms.min())
+        told = (
+            f"{ms[way]:{width}.1f}{f'({sends[way][case]:.1f})':>8}" for way, width in (("ring", 9), ("Ulysses", 10))
+        )
+        print(f"{name_of(case):34}{ms['one GPU']:9.1f}", *told, f"  {take}", sep="")
+    print("sends: a ring's beyond its tiles alone; Ulysses' forward exchanges alone, twice")
+
+
+HELD = {  # in tensors as large as a GPU's q, at its fullest: q, k, v, o, do; their gradients; float32 dq; messages
+    "one GPU": (5, 3, 2, 0),
+    "Ulysses on four": (10, 3, 2, 0),
+    "ring of two": (5, 5.5, 4, 8),
+    "ring of four": (5, 2.5, 2, 16),
+}
 
 
 def print_memory(rows: pd.DataFrame) -> None:
-    """GB of each GPU with LONG tokens, forward and backward, and how many tensors as large as a GPU's own q that is."""
+    """GB of each GPU with LONG tokens, forward and backward, how many tensors as large as its q that is, and HELD."""
     here = rows[rows["S"].eq(LONG) & rows["H_k"].eq(16) & rows["link"].eq("NVLink")]
-    four = here[here["ranks"].eq(4)].set_index("provider")["peak_bytes"]
+    peaks = here[here["ranks"].eq(4)].set_index("provider")["peak_bytes"]
     two = here.loc[here["provider"].eq("context_parallel"), "ring_peak_bytes"].iloc[0]
-    print(f"{'memory of each GPU':24}{'GB':>6}{'in tensors as large as its q':>32}")
-    shown = {"one GPU": (1, four["one GPU"]), "ring of two": (2, two), "ring of four": (4, four["ring"])}
-    for name, (ranks, peak) in (shown | {"Ulysses on four": (4, four["Ulysses"])}).items():
+    found = dict(zip(HELD, (peaks["one GPU"], peaks["Ulysses"], two, peaks["ring"]), strict=True))
+    parts = {"q, k, v, o, do": 17, "dq, dk, dv": 12, "float32 dq": 12, "messages": 10}
+    print(f"{'memory of each GPU':20}{'GB':>6}{'in its q':>10}", *(f"{name:>{width}}" for name, width in parts.items()))
+    for (name, peak), ranks in zip(found.items(), (1, 4, 2, 4), strict=True):
         q = 2 * 16 * 128 * LONG // ranks
-        print(f"{name:24}{peak / 1e9:6.1f}{peak / q:32.1f}")
+        held = (f"{x:{width}g}" for x, width in zip(HELD[name], parts.values(), strict=True))
+        print(f"{name:20}{peak / 1e9:6.1f}{peak / q:10.1f}", *held)
 
 
 # ---------------------------------------------------------------- an iteration of training
@@ -332,12 +345,42 @@ def to_tokens(x: torch.Tensor) -> torch.Tensor:
 class AllToAll(torch.autograd.Function):
     """x[i] goes to rank i, and rank i's part for this one comes. So do the gradients."""
 
+    bytes_sent = 0  # by this process so far
+
     @staticmethod
     def forward(ctx, x):
-        received = torch.empty_like(x)
-        dist.all_to_all_single(received, x)
-        return received
+        sent = x.cpu() if dist.get_backend() == "gloo" else x
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent)
+        AllToAll.bytes_sent += sent[1:].nbytes  # a rank keeps one part
+        return received.to(x.device)
 
     @staticmethod
     def backward(ctx, dx):
         return AllToAll.apply(dx.contiguous())
+
+
+def rank_sends(*groups: int) -> list[list[list[float]]]:
+    """How often this rank sends a shard's k and v, or as many bytes, in bf16: for each G, [forward, backward] of ring
+    attention and of Ulysses."""
+    found = []
+    for G in groups:
+        q, k, v = (x.to(hardware.device()).requires_grad_() for x in inputs(1, 4 * G, 4, 8, 16, torch.bfloat16)[:3])
+        for attend, counter in ((ring.ring_attention, ring.Passing), (ulysses_attention, AllToAll)):
+            before = counter.bytes_sent
+            o = attend(q, k, v)
+            between = counter.bytes_sent
+            o.sum().backward()
+            found.append([x / (k.nbytes + v.nbytes) for x in (between - before, counter.bytes_sent - between)])
+    return [found[i : i + 2] for i in range(0, len(found), 2)]
+
+
+def print_sends(groups: tuple[int, ...] = (1, 4)) -> None:
+    """rank_sends of four processes."""
+    print("forward + backward, in bf16, a rank sends a shard's k and v so many times:")
+    for G, ways in zip(groups, processes.run(rank_sends, 4, *groups)[0], strict=True):
+        told = (
+            f"{way} {forward:g} + {backward:g}"
+            for way, (forward, backward) in zip(("ring", "Ulysses"), ways, strict=True)
+        )
+        print(f"G = {G}:", *told, sep="   ")

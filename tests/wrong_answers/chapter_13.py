@@ -103,6 +103,7 @@ WRONG_ANSWERS = (
     edit("13.3", "four ranks", ("2 * ranks - 1", "7"), told="2 ranks: chunks 0, 1, 6, 7 are dealt out: each of 0 to 3"),
     edit("13.3", "one chunk", ("rank, 2 * ranks - 1 - rank", "rank"), told="chunks_of(0, 2) gives 0, want a tuple or a list of two whole numbers"),
     edit("13.4", "slices", ("return 0, rows, True", "return slice(0, None), slice(0, rows), True"), told="a rank's own rows are in order"),
+    edit("13.4", "the second half alone", ("return 0, rows, True", "return rows // 2, rows, True"), told="causal attention of all its queries and keys"),
     edit("13.4", "two numbers", (", True", ""), (", False", "", 2), told="want a tuple (first, end, is_causal)"),
     edit("13.4", "floats", ("rows // 2", "rows / 2", 2), told="first and end must be whole numbers"),
     edit("13.4", "a row less", ("return rows // 2, rows, False", "return rows // 2 + 1, rows, False"), told="first = 3, want 2"),

@@ -50,7 +50,7 @@ def refused(answer):
 
 
 def inputs():
-    yield case(1, 1, 4, otherwise="a rank's own rows are in order, so its own tile is causal attention as always")
+    yield case(1, 1, 4, otherwise="a rank's own rows are in order, so its own tile is causal attention of all its queries and keys")
     yield case(2, 1, 4, otherwise="an earlier owner: its first chunk, keys 0 … end − 1, comes before all queries, its second after")
     later = "a later owner: its chunks lie between this rank's two, so the first sees none of its keys, and the second all, without a mask"
     yield case(1, 2, 4, otherwise=later)

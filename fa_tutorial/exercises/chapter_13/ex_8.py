@@ -28,6 +28,7 @@ MISTAKES = {
     "Ulysses doesn't send what it keeps, 1 / ranks of each tensor": (ULYSSES, "(1 + G) * T_s + ranks * T_c"),
     "k and v are exchanged, too: they add T_s to the G · T_s of q and o": (ULYSSES, "(ranks - 1) / ranks * G * T_s + ranks * T_c"),
     "q and o have `G` times as many heads as k and v": (ULYSSES, "(ranks - 1) / ranks * 2 * T_s + ranks * T_c"),
+    "the order is ring, all-gather, Ulysses": ("return ring, all_gather, ulysses", "return ring, ulysses, all_gather"),
     "T_s is that of k and v together, so q and o take G · T_s, not twice as long": (
         ULYSSES, "(ranks - 1) / ranks * (1 + 2 * G) * T_s + ranks * T_c"),
 }  # fmt: skip

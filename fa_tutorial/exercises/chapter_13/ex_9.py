@@ -140,7 +140,7 @@ EXERCISE = Exercise(
     solution=pass_around,
     reasoning="Both are started before anybody waits, so every message is taken. Between start and wait, kv is only read and `coming` only written, and the tile is "
     "computed. After both waits `coming` is the next kv. The last keys needn't travel on.",
-    more="The package's version, ring.Passing, starts several tensors at once, and says which rank is missing.",
+    more="Two shards' room is enough. The package's version, ring.Passing, starts several tensors at once, and says which rank is missing.",
     inputs=inputs,
     truth=truth,
     rule="for each rank, whose keys its tiles are of: its own first, and then those that come",
