@@ -76,7 +76,10 @@ def draw_memory(events: list[tuple[str, int]], names: dict[str, str]) -> Figure:
                 ax.text(place, bottom + mib / 2, names[other], ha="center", va="center")
             bottom += mib
         totals.append(bottom)
-        ax.annotate(f"{bottom:,.0f}", (place, bottom), (0, 6), textcoords="offset points", ha="center")
+        total = f"{bottom:,.0f}"
+        if mib <= 100:  # no room for the last one's name
+            total += f" {'with' if len(held) > 1 else 'of'} {names[other]}"
+        ax.annotate(total, (place, bottom), (0, 6), textcoords="offset points", ha="center")
     ax.axhline(max(totals), color=GREY, linestyle=":", zorder=0)
     made = [f"{'make' if size > 0 else 'free'}\n{names[name]}" for name, size in events]
     ax.set_xticks(range(len(events)), made)
@@ -113,8 +116,8 @@ def draw_summary(ms: pd.Series, floors: dict[str, float], flash_floor: float) ->
 
 
 class Here(NamedTuple):
-    """What measure_here finds: the sizes, the most FLOP/s and bytes/s that it saw, and milliseconds by name; kept: of
-    each kernel where it writes into memory that was written before."""
+    """What measure_here finds: the sizes, a matmul's FLOP/s and a copy's bytes/s, which no kernel sets that is compared
+    with them, and milliseconds by name; kept: of each kernel where it writes into memory that was written before."""
 
     H: int
     S: int
@@ -145,24 +148,16 @@ def measure_here(attentions: dict[str, Callable]) -> Here:
     calls |= {f"{name}, kept": partial(kernel, out=out) for name, (kernel, out) in kernels.items()}
     if on_gpu:
         ms = {name: timing.time_call(call).ms for name, call in calls.items()}
-    else:  # in turns, so that what else the machine does hits all of them
-        turns = [{name: _fastest(call, 1) for name, call in calls.items()} for _ in range(7)]
-        ms = {name: min(turn[name] for turn in turns) for name in calls}
-    kept = {name: ms.pop(f"{name}, kept") for name in kernels}
-    best = {name: min(ms[name], kept[name]) for name in kernels}
-    product = 2 * H * S * S * D
-    rates = [product / best["q kᵀ"], product / best["p v"], *(2 * product / ms[name] for name in attentions)]
-    speeds = [2 * s.nbytes / best["divide"], 2 * s.nbytes / best["softmax"]]
-    speeds += [(2 * q.nbytes + s.nbytes) / best[name] for name in ("q kᵀ", "p v")]
-    if on_gpu:
         ceilings = timing.measure_ceilings()
-        rates.append(ceilings["matmul_fp16_tflops"] * 1e9)
-        speeds.append(ceilings["copy_gb_s"] * 1e6)
-    else:
-        rates += [2 * n**3 / _fastest(partial(torch.mm, *torch.randn(2, n, n))) for n in (512, 1_024, 2_048)]
-        x = torch.randn(2**25)
-        speeds.append(2 * x.nbytes / _fastest(partial(torch.empty_like(x).copy_, x)))
-    return Here(H, S, D, q.itemsize, max(rates) * 1e3, max(speeds) * 1e3, ms, kept)
+        peak, bandwidth = ceilings["matmul_fp16_tflops"] * 1e12, ceilings["copy_gb_s"] * 1e9
+    else:  # in turns, so that what else the machine does hits all of them, and twice, so that caches hold what they can
+        calls["copy"] = partial(matrix.copy_, s)
+        turns = [{name: _fastest(call, 2) for name, call in calls.items()} for _ in range(7)]
+        ms = {name: min(turn[name] for turn in turns) for name in calls}
+        bandwidth = 2 * s.nbytes / ms.pop("copy") * 1e3
+        peak = max(2 * n**3 / _fastest(partial(torch.mm, *torch.randn(2, n, n))) for n in (512, 1_024, 2_048)) * 1e3
+    kept = {name: ms.pop(f"{name}, kept") for name in kernels}
+    return Here(H, S, D, q.itemsize, peak, bandwidth, ms, kept)
 
 
 def _fastest(call: Callable, times: int = 7) -> float:

@@ -30,45 +30,24 @@ def traffic(card: dict) -> pd.DataFrame:
     return pd.DataFrame({"HBM": hbm, "L2 and SMs": sms, "L2's halves": halves}).div(1e9).round(2).set_axis(tiles)
 
 
-def in_flight(card: dict) -> pd.DataFrame:
-    """Stored launches of transposes by tiles of 1 KiB and of softmaxes of 1 KiB a row: the KiB that they have in flight
-    on an SM, where 64 warps and 32 programs fit, and their GB/s. card: results.load's."""
-    rows = pd.concat(results.select(card["kernels"], kernel=name) for name in ("transpose_warps", "softmax_rows"))
-    warps, each = rows["warps"].astype(int), rows["rows_each"].fillna(1).astype(int)
-    softmaxes = "softmax, " + each.map({1: "1 row", 2: "2 rows", 4: "4 rows"})
-    program = softmaxes.where(rows["kernel"] == "softmax_rows", "transpose")
-    kib, gb_s = (64 // warps).clip(upper=32) * each, rows["gb_s"].round().astype(int)
-    table = pd.DataFrame({"program": program, "warps": warps, "KiB in flight": kib, "GB/s": gb_s})
-    return table.sort_values("KiB in flight", kind="stable")
-
-
-def draw_limits(card: dict) -> Figure:
-    """GB/s over KiB for the launches of in_flight, transposes beside softmaxes, with a copy and with what programs of
-    1 KiB move as fast as they start. card: results.load's."""
-    table = in_flight(card)
-    transposes = table["program"] == "transpose"
-    tiles = {(8, 1886): "8 warps:\n1,886", (16, 2822): "4 warps:\n2,822", (32, 3268): "1 or 2 warps"}
-    rows = {(32, 3289): "1 row, 1 warp", (32, 3947): "2 rows, 4 warps", (64, 4092): "2 rows, 1 warp\n4 rows, 4 warps",
-            (128, 4110): "4 rows, 1 warp"}  # fmt: skip
-    panels = (transposes, "transpose, tiles of 16 × 16", tiles), (~transposes, "softmax, rows of 256", rows)
+def draw_in_flight(card: dict) -> Figure:
+    """GB/s over the KiB in flight on an SM, where 64 warps and 32 programs fit, of the stored transposes by tiles of 1
+    KiB with 1 to 8 warps; beside a copy, and (2.5) with the time of a program of 8 warps. card: results.load's."""
+    rows = results.select(card["kernels"], kernel="transpose_warps")
+    kib, gb_s = (64 // rows["warps"].astype(int)).clip(upper=32), rows["gb_s"]
     copy = card["provenance"]["ceilings"]["copy_gb_s"]
-    start_ms = results.select(card["kernels"], kernel="start", warps=1)["ms"].item()  # of 2¹⁸ programs
-    most = 2**18 * 2 * 1024 / start_ms / 1e6  # GB/s, where each program reads and writes 1 KiB
+    per_kib = (gb_s / kib)[rows["warps"] == 8].item()
     figure = Figure()
-    axes = figure.subplots(1, 2, sharey=True, width_ratios=(2, 3))
-    for ax, (which, title, labels) in zip(axes, panels, strict=True):
-        ax.plot(table["KiB in flight"][which], table["GB/s"][which], "o")
-        for (kib, gb_s), label in labels.items():
-            ax.text(kib, gb_s - 110, label, ha="center", va="top", fontsize="small")
-        until = 1 if which is transposes else 0.38  # the dashed line is for programs of 1 KiB, here those of one row
-        ax.axhline(most, xmax=until, color="0.3", linestyle="--", label="1.63 programs of 1 KiB a nanosecond")
-        ax.axhline(copy, color="0.3", linestyle=":", label="copy")
-        ax.set_xscale("log", base=2)
-        ticks = sorted({kib for kib, _ in labels})
-        ax.set(xlim=(ticks[0] / 1.5, ticks[-1] * 1.5), xticks=ticks, xticklabels=ticks, ylim=(0, 4700))
-        ax.set(xlabel="KiB in flight on an SM", title=title)
-    axes[0].set_ylabel("GB/s, NVIDIA H200")
-    ax.legend(loc="lower right", fontsize="small")
+    ax = figure.subplots()
+    ax.plot(kib, gb_s, "o")
+    for place, warps, side in ((8, "8", "left"), (16, "4", "left"), (32, "1 or 2", "center")):
+        speed = gb_s[kib == place].max()
+        ax.text(place + 0.4, speed - 130, f"{warps} warps: {speed:,.0f}", ha=side, va="top")
+    ax.plot([0, 4700 / per_kib], [0, 4700], color="0.3", linestyle="--", label="if a program always took 1.15 µs")
+    ax.axhline(copy, color="0.3", linestyle=":", label="copy")
+    ax.set(xlim=(0, 37), xticks=[0, 8, 16, 32], ylim=(0, 4700), xlabel="KiB in flight on an SM")
+    ax.set(ylabel="GB/s", title="Transposing by tiles of 16 × 16, NVIDIA H200, stored results")
+    ax.legend(loc="lower right")
     return figure
 
 

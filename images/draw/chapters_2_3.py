@@ -39,6 +39,27 @@ def draw_strides(ax: Axes) -> None:
         write(ax, x + step * side / 2, top - 0.45, f"+{step}: next {name} of x")
 
 
+@image("02_fused_qkv.png", 2.35)
+def draw_fused_qkv(ax: Axes) -> None:
+    """Two tokens of a contiguous fused qkv in memory: where k starts, and its steps to the next head and to the next token."""
+    H, D, wide, high, left, top = 4, 8, 0.355, 0.5, 0.24, 0.95
+    for token in range(2):
+        for place, name in enumerate("qkv"):
+            x = left + (3 * token + place) * H * wide
+            for head in range(H):
+                box(ax, x + head * wide, top, wide, high, f"{head}", TENSOR_COLOUR[name], share=0.5 if name == "k" else 0.15, size=BODY)
+            write(ax, x + H * wide / 2, top + high + 0.2, f"{name} of token {token}", BODY)
+        outline(ax, left + token * 3 * H * wide, top, 3 * H * wide, high)
+    for start, step, name, curve, right, above in (
+        (0, H * D, f"start: {H * D}", -0.25, -0.2, 0.42), (H * D, D, f"next head: +{D}", -0.9, 0.15, 0.42),
+        ((H + 1) * D, 3 * H * D, f"next token: +{3 * H * D}", -0.12, 0, 0.52),
+    ):  # fmt: skip
+        ends = [left + offset / D * wide for offset in (start, start + step)]
+        arrow(ax, (ends[0], top), (ends[1], top), curve=curve)
+        write(ax, sum(ends) / 2 + right, top - above, name)
+    note(ax, left, 2.1, f"number in a box: the head, whose D = {D} elements lie side by side")
+
+
 @image("02_grid_and_mask.png", 4.45)
 def draw_grid_and_mask(ax: Axes) -> None:
     """Ten elements, three programs with blocks of four: the offset of each position, and the last two masked off."""

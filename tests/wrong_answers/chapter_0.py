@@ -8,7 +8,7 @@ WRONG_ANSWERS = (
     edit("0.2", "always p", ("max(saved, key=saved.get)", '"p"'), told="compute what each of the three saves by these times"),
     edit("0.2", "other kernels", ('("softmax", "p v"', '("divide", "p v"'), ('("divide", "softmax"', '("q kᵀ", "softmax"'), told="a tensor joins the kernel that"),
     edit("0.2", "o not written", ("scores + 2 * vectors", "scores + vectors"), told="48 bytes"),
-    edit("0.2", "swapped", ("return best, saved[best]", "return saved[best], best"), told="want p"),
+    edit("0.2", "rounded", ("return best, saved[best]", "return best, round(saved[best], 2)"), told="is not rounded"),
     edit("0.3", "the newest first", ("list(now)", "list(now)[::-1]"), told="in the order they were made"),
     edit("0.3", "swapped", ("return most, held", "return held, most"), told="most is the largest number of bytes"),
     edit("0.3", "looks before the event", ("        if size > 0:", "        if sum(now.values()) > most:\n            "

@@ -17,6 +17,8 @@ MISTAKES = {
     "you count pairs that the causal mask hides": (CAUSAL, "S * S"),
     "1 + 2 + … + S is half of S · (S + 1): you count each causal pair twice": (CAUSAL, "S * (S + 1)"),
     "you halve the diagonal too: query i sees i + 1 keys, so half of the square is a little too few": (CAUSAL, "S * S / 2"),
+    "half of the square, rounded down, is too few: query i sees i + 1 keys": (CAUSAL, "S * S // 2"),
+    "B is missing: each of B batch entries has its own H heads": ("B * H * pairs", "H * pairs"),
     "you leave out the diagonal: query i sees key i as well": (CAUSAL, "S * (S - 1) // 2"),
 }
 

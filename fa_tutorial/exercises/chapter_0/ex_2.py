@@ -23,6 +23,8 @@ def tensor_to_keep(ms, heads, S, D, bandwidth):
 
 SAVED, SIZES = "ms[a] + ms[b] - moved / bandwidth * 1e3", "2 * heads * S * S, 2 * heads * S * D"
 MISTAKES = {
+    "the two are exchanged: return tensor first, then saved": ("return best, saved[best]", "return saved[best], best"),
+    "the heads are missing: each of them has its own scores and vectors": (SIZES, "2 * S * S, 2 * S * D"),
     "that is the pair that takes longest: it may also have the highest floor": (
         "max(saved, key=saved.get)", "max(ways, key=lambda tensor: ms[ways[tensor][0]] + ms[ways[tensor][1]])"),
     "your fused kernel takes the floors of both kernels, but the tensor between them makes no trip any more": [
@@ -78,7 +80,7 @@ EXERCISE = Exercise(
     "unless its fused kernel has much more to move.",
     inputs=inputs,
     truth=truth,
-    rule="keeping a tensor saves the times of its two kernels, less the floor of the fused kernel; the tensor is the one that saves most",
+    rule="keeping a tensor saves the times of its two kernels, less the floor of the fused kernel, and is not rounded; the tensor is the one that saves most",
     mistakes=MISTAKES,
     parts=("tensor", "saved"),
 )

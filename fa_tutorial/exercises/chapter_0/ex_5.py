@@ -16,6 +16,7 @@ def sm_cycles(heads, S, D, sms):
 
 PRODUCTS, AT_ONCE = "scores * 4 * D / 4096", "max(products, exponentials)"
 MISTAKES = {
+    "the two are exchanged: return in_series first, then at_once": (f"return products + exponentials, {AT_ONCE}", f"return {AT_ONCE}, products + exponentials"),
     "at_once is the shorter of the two times, but the SM is done when the slower unit is": (AT_ONCE, "min(products, exponentials)"),
     "at_once is the time of the products, but the exponentials may take longer": (AT_ONCE, "products"),
     "half of the FLOPs are missing: a score takes part in two products, with D multiply-adds of 2 FLOPs in each": (

@@ -26,6 +26,7 @@ MISTAKES = {
     "these are the steps of a tensor that holds k alone: one step in s must skip q, k and v, and one in b all of their tokens": (
         STRIDES, "(S * H * D, D, H * D, 1)"),
     "that is where q starts: index 1 in the dimension of size 3 moves the start by that dimension's stride": (START, "0"),
+    "that is where v starts: k is number 1 of q, k and v": (START, "2 * H * D"),
     "the start is the index itself: index 1 in the dimension of size 3 moves by that dimension's stride": (START, "1"),
     "the start moves by one head only: index 1 in the dimension of size 3 moves by H · D elements": (START, "D"),
     "start and strides count elements, and these are bytes of fp32": [
