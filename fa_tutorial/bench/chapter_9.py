@@ -372,6 +372,15 @@ def draw_parts(card: dict[str, Any]) -> Figure:
     return figure
 
 
+def print_beside(card: dict[str, Any]) -> None:
+    """One stop's waits and away, by what the other consumer does."""
+    print(f"{f'one stop, {gpu(card)}, cycles of a mean block':45}waits   away")
+    others = {", beside idle": "only releases its tiles", ", beside matmuls": "only multiplies", "": "as usual"}
+    for row, words in others.items():
+        block = by_stamps(card, f"9.4, one wait{row}")
+        print(f"{f'consumer 1 {words}':45}{block.waits:5,}{block.away:7,}")
+
+
 def print_maximum(card: dict[str, Any]) -> None:
     """D = 128, one stop, beside a second consumer: the cycles of a block's maximum by stamps."""
     row = clocked(card, "9.4, one wait, its maximum")

@@ -122,7 +122,7 @@ class Play:
         self.softmaxes = 0
         self.released = [0] * stages  # how often the reader has arrived at empty, by stage
         self.summed = 0  # blocks whose p v is done
-        self.late = ""  # which stage was released later than it could be
+        self.late = self.soon = ""  # which stage was released later than it could be, or while a matmul read it
         self.turns = [Barrier(1, f"turns[{c}]") for c in range(2)]
         self.passed, self.holds = 0, False  # turns that the reader has passed on; whether it has waited for the next one
 
@@ -175,6 +175,12 @@ class Play:
             self.pass_turn(barrier)
         for _ in range(count if pred else 0):
             barrier.arrive()
+            reading = [
+                x for x in self.in_flight for i, one in enumerate(self.empty) if one is barrier and x.reads in (self.k[i], self.v[i])
+            ]
+            self.soon = self.soon or "".join(
+                f"you release block {x.block} before you have waited for {x}, which reads it" for x in reading[:1]
+            )
             self.released = [n + (one is barrier) for n, one in zip(self.released, self.empty, strict=True)]
         self.others()
 
@@ -289,6 +295,8 @@ class Play:
                 return f"arrivals of yours at empty[{stage}]: {times}, blocks in this stage: {blocks}: {each}"
         if by_turns and self.passed != self.blocks + 1:
             return f"you have passed on {self.passed} of {self.blocks + 1} turns: the last one, too, after the last p v"
+        if self.soon:
+            return self.soon
         if self.late:
             return f"{self.late}: you release a stage late, and the producer waits for it"
         arguments = dict.fromkeys(code.co_varnames[: code.co_argcount], False)

@@ -59,7 +59,10 @@ def clocked_cases() -> Iterator[Measurement]:
     shape = at_4096(128, False)
     for loop in ("9.3", "9.4, one wait", "9.4, second step"):
         yield about(9, "clocked", loop, **vars(shape)), partial(_clocked_row, shape, loop)
-    yield about(9, "clocked", "9.4, one wait, its maximum", **vars(shape)), partial(_maximum_row, shape)
+    yield about(9, "clocked", "9.4, one wait, its maximum", **vars(shape)), partial(_first_row, shape, maximum=True)
+    for instead in loops.INSTEAD:
+        words = about(9, "clocked", f"9.4, one wait, beside {instead}", **vars(shape))
+        yield words, partial(_first_row, shape, instead=instead)
 
 
 def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
@@ -79,11 +82,11 @@ def _clocked_row(shape: Shape, loop: str) -> dict[str, Any]:
     }
 
 
-def _maximum_row(shape: Shape) -> dict[str, Any]:
-    """The mean cycles of consumer 0, by STAMPS, of which "stop" is the maximum's, "softmax" that of the
-    exponentials and their sum."""
+def _first_row(shape: Shape, **change: Any) -> dict[str, Any]:
+    """The mean cycles of consumer 0, by STAMPS. With `maximum`, "stop" is the maximum's, "softmax" that of the
+    exponentials and their sum; instead: what consumer 1 does, one of loops.INSTEAD."""
     q, k, v = inputs(shape)
-    call = partial(loops.flash_forward, q, k, v, False, shape.D**-0.5, loop="9.4, one wait", maximum=True)
+    call = partial(loops.flash_forward, q, k, v, False, shape.D**-0.5, loop="9.4, one wait", **change)
     return {"cycles": mean_parts(_clock_of(call, shape)[:, :1])}
 
 

@@ -1,5 +1,5 @@
-"""Chapter 9: the loops of its exercises in ladder's kernel, as they are written; of each a form with stamps, and one
-whose consumer 1 begins late.
+"""Chapter 9: the loops of its exercises in ladder's kernel, as they are written; of each a form with stamps, one whose
+consumer 1 begins late, and some whose consumer 1 does less.
 
 Takes what `ladder` takes, without a mask.
 """
@@ -80,24 +80,48 @@ WAITS = """
 """
 
 
-def attend_of(name: str, stamped: bool, maximum: bool) -> str:
+STAGES = "    STAGES: gl.constexpr = k.shape[0]\n"
+# What consumer 1 does in place of the loop: it only releases its tiles, or only multiplies.
+INSTEAD = {
+    "idle": """    if C == 1:
+        for i in range(blocks):
+            mbarrier.wait(full.index(i % STAGES), i // STAGES % 2)
+            mbarrier.arrive(empty.index(i % STAGES), count=1)
+        return l, acc
+""",
+    "matmuls": """    if C == 1:
+        p, s = left_operand(zeros, acc, v.dtype), zeros
+        for i in range(blocks):
+            mbarrier.wait(full.index(i % STAGES), i // STAGES % 2)
+            s = warpgroup_mma(q, k.index(i % STAGES).permute((1, 0)), s, is_async=True)
+            acc = warpgroup_mma(p, v.index(i % STAGES), acc, is_async=True)
+            s, acc, p = warpgroup_mma_wait(0, [s, acc, p])
+            mbarrier.arrive(empty.index(i % STAGES), count=1)
+        return l + gl.sum(s, axis=1), acc
+""",
+}
+
+
+def attend_of(name: str, stamped: bool, maximum: bool, instead: str) -> str:
     """loop_of(name), called attend, with `turns`, stamps_ptr and C behind its arguments; `stamped`: with stamps;
-    `maximum`: those of MAXIMUM."""
+    `maximum`: those of MAXIMUM; instead: one of INSTEAD, or none."""
     text = loop_of(name)
     head = text[: text.index("):")]
     more = ", turns, stamps_ptr, C: gl.constexpr"
     text = text.replace(head, head.replace("turns, ", "").removesuffix(", C") + more, 1)
     text = text.replace("def attend_overlapped(", "def attend(")
     stamps = MAXIMUM if maximum else STAMPED[name] if stamped else ()
-    return edited(text, *stamps, *(FOR_ALL_OF_9_4 if stamped and name.startswith("9.4") else ()))
+    text = edited(text, *stamps, *(FOR_ALL_OF_9_4 if stamped and name.startswith("9.4") else ()))
+    return edited(text, (STAGES, STAGES + INSTEAD[instead], 1)) if instead else text
 
 
 @cache
-def module_of(name: str, stamped: bool, late: int, maximum: bool) -> dict:
-    """The names of `ladder` with one of LOOPS as attend, with turns, stamps, and a consumer 1 that begins late."""
+def module_of(name: str, stamped: bool, late: int, maximum: bool, instead: str) -> dict:
+    """The names of `ladder` with one of LOOPS as attend, with turns, stamps, and a consumer 1 that begins late, or does
+    one of INSTEAD."""
     text = source_of(ladder)
     start, end = (text.index(f"@gluon.jit\ndef {part}(") for part in ("attend", "consumer"))
-    text = f"{text[:start]}{attend_of(name, stamped, maximum)}\n\n\n{text[end:]}"
+    text = f"{text[:start]}{attend_of(name, stamped, maximum, instead)}\n\n\n{text[end:]}"
     edits = [
         ("             C: gl.constexpr, ATTEND", "             turns, stamps_ptr, C: gl.constexpr, ATTEND", 1),
         ("acc, scale_log2, blocks)\n    offs_m", "acc, scale_log2, blocks, turns, stamps_ptr, C)\n    offs_m", 1),
@@ -120,14 +144,15 @@ def module_of(name: str, stamped: bool, late: int, maximum: bool) -> dict:
 
 def flash_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: bool, scale: float, *, loop: str, stages: int = 3,
-    stamps: torch.Tensor | None = None, late: int = 0, maximum: bool = False,
+    stamps: torch.Tensor | None = None, late: int = 0, maximum: bool = False, instead: str = "",
 ) -> torch.Tensor:  # fmt: skip
     """o, full, by ladder's kernel with one of LOOPS. stamps: (B · H · S // ROWS, 2, S // ROWS, N_STAMPS) int64 for the
-    clock, of which row 0 gets "packed" alone; `maximum`: those of MAXIMUM. Consumer 1 begins `late` cycles late."""
+    clock, of which row 0 gets "packed" alone; `maximum`: those of MAXIMUM. Consumer 1 begins `late` cycles late, or
+    does one of INSTEAD."""
     if loop in ("9.3", "9.4") and not late and stamps is None:
         attend = ladder.attend if loop == "9.3" else ladder.attend_overlapped
         return ladder.flash_forward(q, k, v, scale, attend=attend, stages=stages)
-    names = module_of(loop, stamps is not None, late, maximum)
+    names = module_of(loop, stamps is not None, late, maximum, instead)
     B, H, S, D = q.shape
     o = torch.empty_like(q)
     tiles = [ladder.descriptor(x.view(-1, D)) for x in (q, k, v)]

@@ -32,7 +32,7 @@ MISTAKES = {
         DK + RELEASE + MEET, MEET + DK + RELEASE),
     "q and do are released before dk has read q": (DK + RELEASE, RELEASE + DK),
     "q and do are released after dq, which reads ds: dk is the last that reads them": (RELEASE + MEET + DQ, f"{MEET}{DQ}\n{RELEASE}"),
-    "a consumer reads its own rows for dq: those it has, and it meets the other for the other's": ("1 - c", "c"),
+    "dq is used with the rows that it waits for, the other's: its own are there already": ("1 - c", "c"),
     "nobody releases q and do, so the producer cannot load a third block": (RELEASE, ""),
     "a consumer does not arrive at ds_full[stage], where the other waits for it": (TELL, ""),
     "the parities flip with every block: a stage's phase number grows once a round": ("i // 2 % 2", "i % 2"),
