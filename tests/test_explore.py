@@ -350,7 +350,7 @@ def test_splits_is_the_chapter_s_rule(page):
         shown = put(page, tiles=tiles, n=n, splits=splits, room=3)
         part = -(-tiles // splits)
         assert (shown["part"], shown["parts"]) == (part, -(-tiles // part))
-        programs = -(-n * shown["parts"] // 132)
+        programs = -(-n * splits // 132)
         assert shown["busiest"] == pytest.approx(part * programs * prices()[programs])
         assert shown["busiest"] == shown["rows"][splits - 1]
 

@@ -32,6 +32,17 @@ WRONG_ANSWERS = (
          told="no tile begins at S or after it, so end is at most S", gpu=None),
     edit("11.3", "ends with the oldest token", ("(split + 1) * part, S)", "(split + 1) * part, S - S_q + 1)"), told="counts for the two newest tokens"),
     edit("11.3", "stores every row", (", mask=offs_m < rows", ""), told="q, o and lse end at row `rows`"),
+    *(edit(number, "all heads in batch entry 0", ("b, h_k = batch_head // H_k, batch_head % H_k", "b, h_k = batch_head * 0, batch_head"), told=told)
+      for number, told in (("11.3", "program i has batch entry i // H_k"), ("11.5", "sequence b = i // H_k has its own length"))),
+    *(edit("11.3", f"{what} of batch entry 0", change, told="program i has batch entry i // H_k") for what, change in (
+        ("q", ("load_tile(q, b, h_k", "load_tile(q, 0, batch_head")), ("k and v", ("acc, b, h_k", "acc, 0, batch_head")))),
+    *(edit("11.5", f"length {text}", ("seqlens_ptr + b", text), told="sequence b = i // H_k has its own length")
+      for text in ("seqlens_ptr", "seqlens_ptr + h_k", "seqlens_ptr + batch_head")),
+    *(edit("11.5", f"row {text}", ("b * pages", text), told="sequence b = i // H_k has its own length")
+      for text in ("b * tl.num_programs(0)", "batch_head * pages")),
+    edit("11.5", "q of batch entry 0", ("load_tile(q, b, h_k", "load_tile(q, 0, batch_head"), told="q, k and v are views"),
+    edit("11.4", "a price for more programs", ("math.ceil(n * splits / sms)", "min(math.ceil(n * splits / sms), len(prices))"), (" if n * splits <= len(prices) * sms", ""),
+         told="`prices` has no price"),
     edit("11.4", "a split more", ("tiles // 4 + 1", "tiles // 4 + 2"), told="at most 17 splits have 4 tiles each"),
     edit("11.4", "5 % of itself", ("us(splits) <= 1.05 * least", "0.95 * us(splits) <= least"), told="15 splits are 20"),
     edit("11.6", "the newest tokens forgotten", ("S - S_q - left", "S - left"), told="the first is the last of its tile"),

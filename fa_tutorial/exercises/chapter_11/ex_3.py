@@ -66,9 +66,10 @@ def truth(q, k, v, S_q, splits, block_n):
 
 def launch(q, k, v, S_q, splits, block_n):
     (B, H_k, rows, D), S = q.shape, k.shape[2]
+    ins = (In(x, x.transpose(1, 2).contiguous().transpose(1, 2).stride(), True) for x in (q, k, v))  # views of (B, S, H, D)
     outs = Out((splits, B * H_k, rows, D), torch.float32, as_heads=True), Out((splits, B * H_k, rows), torch.float32)
     meta = {"BLOCK_M": 16, "BLOCK_N": block_n, "BLOCK_D": 16 if D <= 16 else 32}
-    return Launch((B * H_k, splits), (*(In(x, as_heads=True) for x in (q, k, v)), *outs, H_k, S_q, rows, S, D, 0.25), meta)
+    return Launch((B * H_k, splits), (*ins, *outs, H_k, S_q, rows, S, D, 0.25), meta)
 
 
 def inputs():
@@ -86,7 +87,7 @@ def inputs():
     yield parts(1, 1, 8, 33, 1, 2, three)
     wide = "three tiles of BLOCK_N = 32 keys for two splits, 2 and 1: BLOCK_M = 16 is the height of q's tile alone"
     yield parts(1, 1, 8, 90, 1, 2, wide, block_n=32)
-    yield parts(2, 3, 4, 32, 1, 2, f"program i has batch entry i // H_k and key head i % H_k; {PLACE}")
+    yield parts(2, 3, 4, 32, 1, 2, f"q, k, v are views; program i has batch entry i // H_k, key head i % H_k; {PLACE}")
     yield parts(2, 2, 4, 70, 2, 3, "the tensors may be fp16, and D less than BLOCK_D", D=20, dtype=torch.float16)
     nothing = "where a row sees nothing l is 0: divide by 1 instead, and lse is −∞"
     yield parts(1, 1, 8, 20, 1, 4, nothing, edge="empty")

@@ -85,6 +85,8 @@ def inputs():
         on = f"lengths {list(lengths)}, pages of {page_size}, splits = {splits}, H_k = {H_k}, S_q = {S_q}, D = {D}, BLOCK_N = {block_n}"
         args = q, k, v, table.int(), torch.tensor(lengths).int(), S_q, splits, page_size, block_n
         nan = "what stands behind a sequence's last key may be NaN, and where a row sees nothing l is 0"
+        if B > 1:
+            return case(*args, on=on, otherwise=otherwise, stray=otherwise, infinite=f"{otherwise}; {nan}")
         return case(*args, on=on, otherwise=otherwise, stray=STRAY, infinite=nan)
 
     yield paged((32,), 1, 16, 2, "key n is row n % 16 of page table[b, n // 16], so each tile starts at its page's row 0")
@@ -95,7 +97,7 @@ def inputs():
     wide = "three tiles of BLOCK_N = 32 keys for two splits, 2 and 1: BLOCK_M = 16 is the height of q's tile alone"
     yield paged((90,), 1, 64, 2, wide, block_n=32)
     yield paged((40,), 1, 32, 3, "a part is counted in tiles, not in pages: three tiles in three parts")
-    both = "a sequence has its own length and its own row of the table, and a key head its own part of each page"
+    both = "sequence b = i // H_k has its own length and row of the table, key head i % H_k its own part of each page, and q, k and v are views"
     yield paged((40, 21), 2, 16, 2, f"two sequences, two key heads: {both}")
     yield paged((90, 7, 33), 2, 32, 3, both, S_q=2, D=20, dtype=torch.float16)
 

@@ -75,7 +75,7 @@ def inputs():
     on, rule = "S_q = S_k = 32, BLOCK_M = 16, BLOCK_N = 32", f"{inner_step.BLOCKS}, and an iteration takes BLOCK_N keys"
     yield cases.attention_case(*cases.draw_qkv(1, 1, 32, 32, 16), on, rule, blocks=(16, 32, 16))
     yield cases.attention_case(*cases.draw_qkv(1, 1, 32, 16, 16), "S_q = 32, S_k = 16, BLOCK_M = BLOCK_N = 16", inner_step.ROWS)
-    yield cases.attention_case(*cases.draw_qkv(2, 2, 16, 16, 16), "B = H = 2", "pass b and h to every load_tile and store_tile")
+    yield inner_step.heads_input()
     yield cases.attention_case(*inner_step.logits(-(2.0**30)), "all logits −2³⁰", edge="low")
     yield from inner_step.half_inputs()
 

@@ -60,6 +60,7 @@ def inputs():
     yield from inner_step.one_tile_inputs()
     yield inner_step.own_maximum()
     yield inner_step.two_tiles_input()
+    yield inner_step.heads_input()
     rows = "rows past S_q are loaded or stored: pass S_q to load_tile for q and to store_tile for o"
     yield cases.attention_case(*cases.draw_qkv(1, 1, 16, 20, 16), "S_q = 16, S_k = 20, BLOCK_N = 16", RAGGED, stray=inner_step.KEYS_READ)
     heads = "the last block of rows may be ragged: a head has tl.cdiv(S_q, BLOCK_M) row blocks, and o has S_q rows"

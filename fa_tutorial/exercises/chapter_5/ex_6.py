@@ -3,7 +3,7 @@ import re
 from functools import partial
 
 from fa_tutorial.exercises import forward_cases as cases
-from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, ONCE, OVERLAP, half_inputs, one_tile_inputs
+from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, ONCE, OVERLAP, half_inputs, heads_input, one_tile_inputs
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.forward import attend
 from fa_tutorial.matmul import tl, triton
@@ -72,6 +72,7 @@ CONDITIONS = {
 def inputs():
     causal = partial(cases.attention_case, is_causal=True)
     yield from one_tile_inputs("one tile, on the diagonal: query i sees keys 0 to i, so the loop with a mask takes it", is_causal=True)
+    yield heads_input(is_causal=True)
     square = cases.draw_qkv(1, 1, 32, 32, 16)
     rows = "full_n is a multiple of BLOCK_N, from the block's first row, and end_n one past the last key of its last row"
     yield causal(*square, "S_q = S_k = 32, two blocks of rows", f"{BOTTOM}; {rows}; both loops carry m, l and acc")

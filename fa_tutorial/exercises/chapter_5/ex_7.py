@@ -49,7 +49,7 @@ def inputs():
     yield attention_case(*draw_qkv(1, 2, 32, 16, 16), "two heads, S_q = 32, S_k = 16", told, stray=PLACE)
     heads = "q, o and lse have H_q heads, k and v have H_k, so both loops read key head h_k, and programs count query heads"
     yield attention_case(*draw_qkv(1, 6, 16, 24, 16, H_k=3), "H_q = 6, H_k = 3, S_k = 24", f"{GROUP}, in both loops", stray=heads)
-    yield attention_case(*draw_qkv(2, 2, 16, 16, 16, H_k=1), "B = 2, H_q = 2, H_k = 1", told, stray=heads)
+    yield attention_case(*draw_qkv(2, 2, 16, 16, 16, H_k=1), "B = 2, H_q = 2, H_k = 1, views", told, layouts=("bshd",) * 4, stray=heads)
     past = f"a row past S_q, or of another head, is loaded or stored: {PLACE}"
     yield attention_case(*draw_qkv(1, 2, 20, 16, 16), "H_q = 2, S_q = 20, BLOCK_M = 16", told, stray=past)
     outside = f"a row past S_q or a key before 0 is read or stored: {PLACE}"

@@ -15,6 +15,7 @@ BLOCKS = "BLOCK_M and BLOCK_N may differ: a tile of q or o has BLOCK_M rows, a t
 ROWS = "S_q and S_k may differ: k and v have S_k rows, q and o have S_q rows"
 LOW = "all scores may be low: m starts at −inf, below them all, and exp takes differences"
 FIRST = "keys past S_k are hidden before the maximum is taken: a score of 0 in their place may be the largest of all"
+HEADS = "pid // row_blocks is b · H + h, so // H gives b and % H gives h: pass both to every load_tile and store_tile"
 ONCE = "a program stores each element once, after its loop"
 NOT_FINITE = (
     "a result isn't finite: look for a division by 0, an exponent that is positive or NaN, and a tile in fp16, which ends at 65504. p is "
@@ -68,7 +69,7 @@ def one_tile_inputs(one_tile="", **options):
     """One program and one step, for whole tiles. one_tile: the rule, for random numbers; options: of each case."""
     options |= {"stray": "an offset is wrong, not a mask: every tile is full here", "infinite": NOT_FINITE}
     zeros = torch.zeros(1, 1, 16, 16)
-    mean = "all scores are 0, so p is 1 for each key that a row sees, l their number, and o is the mean of v, 100001, which only tl.dot rounds, to TF32"
+    mean = "all scores are 0, so p is 1 for each key that a row sees, l is their number, and o is acc / l, the mean of v, 100001 (tl.dot would round it to TF32)"
     yield attention_case(zeros, zeros, zeros + 100001, "one tile, q = k = 0, v all 100001", mean, **options)
     softmax = "one tile gives softmax(scale · q kᵀ) v, and neither a cast nor tl.dot (TF32) rounds it: maximum and sum run over a row's keys, axis 1, and acc is divided by l"
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one_tile or softmax, **options)
@@ -76,6 +77,12 @@ def one_tile_inputs(one_tile="", **options):
     k[:, :, 0] = 10
     alone = "key 0 takes all the weight, so l is 1, and o is that key's v: divide acc by l, with nothing added to it"
     yield attention_case(zeros + 1, k, zeros + 1, "key 0's logits 40, all others 0, v all 1", alone, **options)
+
+
+def heads_input(**options):
+    """As views, so that the stride of b isn't H times that of h."""
+    options |= {"layouts": ("bshd",) * 4, "stray": HEADS}
+    return attention_case(*draw_qkv(3, 2, 16, 16, 16), "B = 3, H = 2, views of (B, S, H, D)", HEADS, **options)
 
 
 def two_tiles_input():
