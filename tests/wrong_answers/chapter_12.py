@@ -84,9 +84,12 @@ WRONG_ANSWERS = (
          ("alpha * l + p.sum(dim=-1)", "l * alpha + p.sum(1)"), told="m − shift is multiplied by log₂ e before it is compared"),
     edit("12.6", "alpha before l", ("alpha * l + p.sum(dim=-1), alpha", "alpha, alpha * l + p.sum(dim=-1)"), told="l is alpha · l plus the row's sum of p"),
     ("12.6", lagging_step_that_forgets_the_old_shift, "a row that sees none of a block's keys keeps its shift"),
+    edit("12.6", "all rows move unless all stay", ("moves = (m - shift) * math.log2(math.e) > threshold", "moves = ~((m - shift) * math.log2(math.e) <= threshold).all()"),
+         told="the new shift is m if exp(m − shift) exceeds 2^threshold"),
     edit("12.7", "Python's division", ("    if 32 + diagonal > 0:\n        return []", "    n_block = min(-(-S_k // 16), (32 + diagonal + 15) // 16) - 1\n    if n_block >= 0:\n        return []"),
          ("row + diagonal >= -16", "any(key <= row + diagonal for key in range(16 * n_block, 0))"), told="so n_block is −1, never −2"),
     edit("12.7", "a number", ("    diagonal =", "    return 16\n    diagonal ="), told="returns 16, want a list of whole numbers"),
     edit("12.7", "half of the block", ("row + diagonal >= -16", "row >= 16"), told="a row is wrong if the loop reads a key before 0"),
     edit("12.7", "row 31 sees key 0 alone", ("32 + diagonal > 0", "32 + diagonal > 1"), told="ruined(33, 2) gives"),
+    edit("12.7", "row 31 sees key -16 alone", ("32 + diagonal > 0", "32 + diagonal > 0 or diagonal == -47"), told="ruined(48, 1) gives"),
 )  # fmt: skip

@@ -63,6 +63,8 @@ def inputs():
     yield step(s, [-1.0, 0.0, 0.5, 2.0, 0.0, 0.0], [1.0, 2.0, 1.5, 3.0, 2.0, 0.5], 2.0, otherwise=RULES)
     # of 6, 5 and −2; 6 · log₂ e is 8.7, and 5 · log₂ e 7.2
     yield step([[6.0, 0.0], [5.0, 1.0], [1.0, 0.0]], [0.0, 0.0, 3.0], [1.0, 1.0, 2.0], 8.0, otherwise=RULES)
+    # of 0.5 and 1, so both rows stay
+    yield step([[1.0, 0.0], [2.0, 1.0]], [0.5, 1.0], [1.0, 1.0], 8.0, otherwise=RULES)
     draw = generator()
     for threshold in (0.0, 1.0, 8.0):
         s, shift, l = 6 * torch.randn(8, 16, generator=draw), 8 * torch.rand(8, generator=draw), 1 + torch.rand(8, generator=draw)

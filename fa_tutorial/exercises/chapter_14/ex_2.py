@@ -20,7 +20,7 @@ ROUNDED = "to_e4m3(x / of_row)"
 MISTAKES = {
     "the scale is 1 / 448 of the block's largest number, so that this one becomes 448": (".max() / 448", ".max()"),
     "a scale is inverted: x = values · scale": [
-        ("rows.abs().max() / 448", "448 / rows.abs().max()"), ("x / of_row", "x * of_row")],
+        ("rows.abs().max() / 448", "448 / rows.abs().max()"), ("scales == 0", "scales.isinf()"), ("x / of_row", "x * of_row")],
     "the values are not rounded": (ROUNDED, "x / of_row"),
     "the values are multiplied by the scale again: return what e4m3 stores": (ROUNDED, f"{ROUNDED} * of_row"),
     "x is multiplied by its scale: x ≈ values · scale, so divide": (ROUNDED, "to_e4m3(x * of_row)"),
@@ -38,7 +38,7 @@ def truth(x, block):
 def inputs():
     for rows, block, rule in (
         ([[1.0, 448.0]], 1, "a block of one row: its largest number is 448, so its one scale is 1"),
-        ([[1.0, -2.0]], 1, "the scale makes 448 of the largest number in size, whatever its sign"),
+        ([[1.0, -2.0]], 1, "the scale is the largest number in size / 448, whatever its sign: 2 / 448 here"),
         ([[1.0, 3.3], [7.0, 0.1]], 2, "a block of two rows has one scale"),
         ([[1.0, 2.0], [1.5, 0.2], [70.0, 80.0], [3.0, 90.0]], 2, "two blocks: each has a scale of its own, rows 0 and 1 the first"),
     ):

@@ -42,7 +42,7 @@ by_blocks, in_long_chains = in_chains_of(128), in_chains_of(2048)
 
 
 def nearly(add):
-    """Loses a fifth less, as with other keys: a test must not hang on that."""
+    """Loses a fifth less: a test's bound must leave room for that."""
     return lambda a, b: 0.8 * add(a, b) + 0.2 * exactly(a, b)
 
 
@@ -90,13 +90,13 @@ def inputs():
     right = "its sums are right: your test must let through the rounding of q, k, p and v, and what blocks of 128 keys lose"
     chain = "its sums are wrong, and your test doesn't see it: choose q, k, v and a bound with which it does"
     longer = "its sums are wrong from 16,384 keys on, and right below: take as many keys"
-    row = "one row's acc is wrong, and your test doesn't see it: look at each row's own error, with a v and a bound with which it shows"
-    both = "acc and l lose nearly the same share here, and your test doesn't see it: let a heavy key come first that acc doesn't meet"
+    row = "one row's acc is wrong, and your test doesn't see it: ask for 8 queries, look at each row's own error, and let the light keys' scores differ, as 14 bits may hold equal p exactly"
+    both = "your test doesn't see it, as acc and l lose nearly the same share unless a heavy key comes first that acc doesn't meet, beside light p that differ"
     for words, add_acc, add_l, rule in (
         ("acc and l exact", exactly, exactly, right),
         ("acc in one chain, l exact", in_a_chain, exactly, chain),
         ("acc exact, l in one chain", exactly, in_a_chain, chain),
-        ("acc and l in chains that lose a fifth less, as with other keys", nearly(in_a_chain), nearly(in_a_chain), chain),
+        ("acc and l in one chain each, which lose a fifth less", nearly(in_a_chain), nearly(in_a_chain), chain),
         ("acc and l by blocks of 128 keys", by_blocks, by_blocks, right),
         ("acc and l by blocks below 16,384 keys, and in one chain each from there on", by_length, by_length, longer),
         ("acc and l by blocks, but row 7's acc in chains of 2,048", in_row(7, in_long_chains), by_blocks, row),
@@ -111,7 +111,8 @@ EXERCISE = Exercise(
     hints=(
         "A kernel may add up differently at another length, so which length must the test take? And which v lets what acc loses show in o?",
         "If all of v is 1, o is 1 however q, k and p are rounded. But then acc and l lose nearly the same. Can two columns of v share the keys, so that their o add up to 1?",
-        "Let key 0 have a score of 9 for each query. One column of v is 1 at this key alone, and another at all other keys. "
+        "Let key 0 have a score of 9 for each query, and the others scores that differ, as randn's do: 14 bits may hold equal p exactly. "
+        "One column of v is 1 at key 0 alone, and another at all other keys. "
         "Is o of the one plus o of the other within 1 % of 1, in each row?",
     ),
     solution=sums_are_right,
