@@ -208,9 +208,10 @@ class Play:
             raise Stop(f"a matmul reads {b.tile}, {f'where block {due} is due' if due < self.blocks else 'and all blocks have been read'}")
         pending = Pending(start + product if use_acc else product, b.tile, a)
         turn = due + (name == "v")  # p v of a block and q kᵀ of the next one are one turn
-        if self.consumer is not None and (self.other < turn + self.consumer or self.passed != turn):
-            whose = f"the other consumer has passed {self.other} turns on, and you {self.passed}"
-            raise Stop(f"{pending} is issued when {whose}, where {turn + self.consumer} and {turn} must have been")
+        if self.consumer is not None and self.passed != turn:
+            raise Stop(f"{pending} begins turn {turn}, and you haven't passed turn {self.passed} on")
+        if self.consumer is not None and self.other < (due := turn + self.consumer):
+            raise Stop(f"{pending} is issued when the other consumer has passed {self.other} turns on, where {due} must come before")
         self.issued[name] += 1
         self.in_flight.append(pending)
         self.others()
@@ -241,7 +242,7 @@ class Play:
         before, self.softmaxes = self.softmaxes - 1, self.softmaxes + 1
         if self.holds:
             raise Stop(
-                f"you have turn {self.passed} during a softmax, and keep the other off the tensor cores: wait for it right before p v"
+                f"you wait for turn {self.passed} before a softmax, which then begins when the other passes its turn on: wait right before p v"
             )
         for pending in self.in_flight:
             pending.beside_softmax = True

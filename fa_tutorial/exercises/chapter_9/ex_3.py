@@ -35,6 +35,7 @@ MISTAKES = {
     "the maximum is not carried on: keep the m that softmax_step returns": (STEP, "p, _, l, alpha = softmax_step("),
     "acc is divided by l here: return both, the consumer around your loop divides once, at the end": (
         "return l, acc", "return l, acc / l[:, None]"),
+    "l and acc are exchanged": ("return l, acc", "return acc, l"),
     "m and l are swapped: softmax_step returns p, m, l, alpha": (STEP, "p, l, m, alpha = softmax_step("),
 }  # fmt: skip
 

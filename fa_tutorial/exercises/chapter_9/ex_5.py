@@ -30,6 +30,8 @@ MISTAKES = {
         "    def share(", "    first, second = ([x for x in of if x[0] >= start and x[1] <= stop] for of in (first, second))\n\n    def share("),
     "the time is longer than that of which both have stamps: it is from the later of the first begins to the earlier of the last begins": [
         ("max(first[0][0], second[0][0])", "min(first[0][0], second[0][0])"), ("min(first[-1][0], second[-1][0])", "max(first[-1][1], second[-1][1])")],
+    "the time begins with the earlier of the first begins, and ends with the later of the last: longer than both have stamps": [
+        ("max(first[0][0], second[0][0])", "min(first[0][0], second[0][0])"), ("min(first[-1][0], second[-1][0])", "max(first[-1][0], second[-1][0])")],
     "the time ends with the later of the last begins, when the other consumer has no stamps any more": (
         "min(first[-1][0], second[-1][0])", "max(first[-1][0], second[-1][0])"),
     "the time begins with the earlier softmax, when the other consumer has no stamps yet": (
