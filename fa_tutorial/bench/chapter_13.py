@@ -131,11 +131,6 @@ LENGTHS = [("NVLink", S, 16) for S in (8_192, 16_384, 32_768, 65_536, LONG)]
 CHOICES = [*LENGTHS, ("NVLink", LONG, 4), *HOST, ("host memory", LONG, 4)]
 
 
-def noise(S: int) -> float:
-    """The same code, measured again, took at most so much of its time more or less. Smaller differences are a tie."""
-    return 0.05 if S >= 32_768 else 0.25
-
-
 def name_of(case: tuple[str, int, int]) -> str:
     """case: of INDEX."""
     link, S, H_k = case
@@ -215,43 +210,48 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
     return figure
 
 
-def print_choice(rows: pd.DataFrame) -> None:
-    """Ms of one GPU, a ring and Ulysses on four, forward + backward, for each of CHOICES, what sends add to them, and
-    the fastest, with what ties with it."""
+def plot_choice(rows: pd.DataFrame) -> Figure:
+    """How many times as fast as one GPU four are, forward + backward, in a ring, by its tiles alone, and by Ulysses.
+    Lines: G = 1. Open marks: G = 4. rows: load()'s."""
     forward, backward = (times_of(rows, way).set_index(INDEX) for way in ("forward", "backward"))
-    both = forward + backward
-    sends = {"ring": both["ring"] - both["computing alone"], "Ulysses": 2 * forward["exchanging alone"]}
-    print(f"{'forward + backward, ms':34}{'one GPU':>9}{'ring':>9} (sends){'Ulysses':>10} (sends)  fastest")
-    for case in CHOICES:
-        ms = both.loc[case, ["one GPU", "ring", "Ulysses"]]
-        take = " or ".join(way for way in ms.index if ms[way] <= (1 + noise(case[1])) * ms.min())
-        told = (
-            f"{ms[way]:{width}.1f}{f'({sends[way][case]:.1f})':>8}" for way, width in (("ring", 9), ("Ulysses", 10))
-        )
-        print(f"{name_of(case):34}{ms['one GPU']:9.1f}", *told, f"  {take}", sep="")
-    print("sends: a ring's beyond its tiles alone; Ulysses' forward exchanges alone, twice")
-
-
-HELD = {  # in tensors as large as a GPU's q, at its fullest: q, k, v, o, do; their gradients; float32 dq; messages
-    "one GPU": (5, 3, 2, 0),
-    "Ulysses on four": (10, 3, 2, 0),
-    "ring of two": (5, 5.5, 4, 8),
-    "ring of four": (5, 2.5, 2, 16),
-}
+    both = (forward + backward).loc[CHOICES]
+    looks = {"computing alone": {"color": figures.GREY, "linestyle": "--", "marker": "_"}}
+    for way in ("Ulysses", "ring"):
+        colour, line, marker = WAYS[way]
+        looks[way] = {"color": figures.COLOURS[colour], "linestyle": line, "marker": marker, "markersize": 8}
+    figure = Figure(figsize=(9, 4))
+    panels = figure.subplots(1, 2, sharey=True)
+    titles = {"NVLink": "over NVLink", "host memory": "over the host's memory"}
+    for ax, (link, title) in zip(panels, titles.items(), strict=True):
+        here = both.loc[link].reset_index()
+        for G, cases in here.groupby(16 // here["H_k"].astype(int)):
+            for way, look in looks.items():
+                x = cases["S"].astype(float) * (1.0 if G == 1 else 1.12)  # beside G = 1's
+                is_open = {} if G == 1 else {"markerfacecolor": "none", "linestyle": "none"}
+                ax.plot(x, cases["one GPU"] / cases[way], **(look | is_open))
+        ax.axhline(1, color="black", linewidth=1)
+        ax.set_xscale("log", base=2)
+        ticks = sorted(here["S"].unique())
+        ax.set_xticks(ticks, [f"{S:,}" for S in ticks], fontsize=9)
+        ax.minorticks_off()
+        ax.set(title=title, xlabel="tokens", ylim=(0, 4.3))
+    panels[0].set_ylabel("times as fast as one GPU,\nforward + backward")
+    for way, look in looks.items():
+        panels[0].plot([], [], label="the ring's tiles alone" if way == "computing alone" else way, **look)
+    panels[0].plot([], [], "o", color="grey", markerfacecolor="none", label="open marks: G = 4")
+    panels[0].legend(loc="lower right", bbox_to_anchor=(1, 0.22))
+    panels[1].text(LONG, 1.05, "one GPU")
+    return figure
 
 
 def print_memory(rows: pd.DataFrame) -> None:
-    """GB of each GPU with LONG tokens, forward and backward, how many tensors as large as its q that is, and HELD."""
+    """GB of each GPU with LONG tokens, forward and backward, at its fullest. rows: load()'s."""
     here = rows[rows["S"].eq(LONG) & rows["H_k"].eq(16) & rows["link"].eq("NVLink")]
-    peaks = here[here["ranks"].eq(4)].set_index("provider")["peak_bytes"]
+    four = here[here["ranks"].eq(4)].set_index("provider")["peak_bytes"]
     two = here.loc[here["provider"].eq("context_parallel"), "ring_peak_bytes"].iloc[0]
-    found = dict(zip(HELD, (peaks["one GPU"], peaks["Ulysses"], two, peaks["ring"]), strict=True))
-    parts = {"q, k, v, o, do": 17, "dq, dk, dv": 12, "float32 dq": 12, "messages": 10}
-    print(f"{'memory of each GPU':20}{'GB':>6}{'in its q':>10}", *(f"{name:>{width}}" for name, width in parts.items()))
-    for (name, peak), ranks in zip(found.items(), (1, 4, 2, 4), strict=True):
-        q = 2 * 16 * 128 * LONG // ranks
-        held = (f"{x:{width}g}" for x, width in zip(HELD[name], parts.values(), strict=True))
-        print(f"{name:20}{peak / 1e9:6.1f}{peak / q:10.1f}", *held)
+    peaks = four["one GPU"], two, four["ring"], four["Ulysses"]
+    for name, peak in zip(("one GPU", "ring of two", "ring of four", "Ulysses on four"), peaks, strict=True):
+        print(f"{name:16}{peak / 1e9:5.1f} GB on each GPU")
 
 
 # ---------------------------------------------------------------- an iteration of training

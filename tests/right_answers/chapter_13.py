@@ -102,7 +102,7 @@ RIGHT_ANSWERS = (
     edit("13.2", "a part that is cast", ("join(o, lse, *attend(q, k, v))", "(lambda part, lse_part: join(o, lse, part.float(), lse_part))(*attend(q, k, v))")),
     edit("13.2", "a running o of zeros", ("    o, lse = attend(q, k, v)\n", "    o, lse = attend(q, k, v)\n    o, lse = join(0 * o, lse - torch.inf, o, lse)\n")),
     edit("13.2", "o rounded once, at the end", ("return o, lse", "return o.to(q.dtype), lse")),
-    ("13.3", chunks_for_other_ranks),
+    ("13.3", chunks_for_other_ranks, "as fair as (13.4)"),
     edit("13.4", "in one line",
          ("    if owner == rank:\n        return 0, rows, True\n    if owner < rank:\n        return 0, rows // 2, False\n    return rows // 2, rows, False",
           "    later, earlier = owner > rank, owner < rank\n    return later * (rows // 2), rows - earlier * (rows // 2), not (later or earlier)")),

@@ -4,6 +4,7 @@ import torch
 from edits import edit
 
 from fa_tutorial.algorithm import attention_backward
+from fa_tutorial.exercises.chapter_13.ex_9 import pass_around
 from fa_tutorial.exercises.chapter_13.played import attend
 from fa_tutorial.ring import merge as join
 
@@ -70,6 +71,10 @@ def own_tile_last_that_sends_its_last_visitor_on(kv, ranks, start, tile):
     return tile(own) + home.wait()
 
 
+def pass_around_by_another_cells_function(kv, dist, tile):
+    return pass_around(kv, dist, tile)
+
+
 TILE, OWN_LSE = "attention_backward(q, k, v, o, do, lse)", "played.attend(q, k, v)[1]"
 YIELD, LOOP, JOIN = "k, v = yield k, v", "for _ in range(1, ranks):", "o, lse = join(o, lse, *attend(q, k, v))"
 ADD = "dq, dk, dv = dq + dq_part, dk + dk_part, dv + dv_part"
@@ -109,7 +114,7 @@ WRONG_ANSWERS = (
     edit("13.4", "a row less", ("return rows // 2, rows, False", "return rows // 2 + 1, rows, False"), told="first = 3, want 2"),
     edit("13.4", "never causal", ("return 0, rows, True", "return 0, rows, 0"), told="is_causal = 0, want True"),
     edit("13.4", "None", (", False", ", None", 2), told="is_causal = None"),
-    edit("13.5", "a quarter", ("return H_k", "return 0.25 * H_k"), told="rows²/2 pairs of 4 FLOPs take as long"),
+    edit("13.5", "a quarter", ("return H_k", "return 0.25 * H_k"), told="half of a step's pairs are seen"),
     edit("13.5", "rounded up", ("return H_k * itemsize * flops / (H_q * bandwidth)", "return -(-(H_k * itemsize * flops) // (H_q * bandwidth))"), told="don't round"),
     ("13.6", backward_that_stores_all_parts, "a rank holds as much as a whole sequence"),
     ("13.6", backward_where_only_dq_comes_home, "a rank sends its q: q, o, do, lse and dq stay"),
@@ -149,6 +154,7 @@ WRONG_ANSWERS = (
          told="no message comes beside tile 0 of rank 0 of 2"),
     edit("13.9", "one step more", ("step < ranks - 1", "True", 2), told="more than ranks − 1 times"),
     edit("13.9", "changed too early", (WAITS, "            works[1].wait()\n            kv.copy_(coming)\n            works[0].wait()\n"), told="changes what it sends before wait()"),
+    ("13.9", pass_around_by_another_cells_function, "other processes run your function alone: define pass_around in it"),
     edit("13.9", "a sum", ("return tiles", "return sum(tiles)"), told="want a list of what tile gave"),
     edit("13.9", "keys in place of tiles", ("tiles.append(tile(kv))", "tiles.append(kv)"), told="want a list of what tile gave"),
 )  # fmt: skip

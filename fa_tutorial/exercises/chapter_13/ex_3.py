@@ -38,6 +38,10 @@ def inputs():
         yield case(ranks, on=f"{ranks} rank{'s' * (ranks > 1)}")
 
 
+def note(answer):
+    return "" if sorted(answer(0, 2)) == [0, 3] else "as fair as (13.4), the course's order, and another one"
+
+
 EXERCISE = Exercise(
     task="Give each rank two chunks, so that all ranks have the same work under the causal mask.",
     hints=(
@@ -52,4 +56,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,
+    note=note,
 )

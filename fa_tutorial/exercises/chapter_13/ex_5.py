@@ -35,7 +35,7 @@ def truth(H_q, H_k, D, itemsize, flops, bandwidth):
 
 
 def inputs():
-    yield case(1, 1, 1, 1, 100.0, 10.0, otherwise="rows²/2 pairs of 4 FLOPs take as long as 2 · rows bytes")
+    yield case(1, 1, 1, 1, 100.0, 10.0, otherwise="half of a step's pairs are seen, each in two matmuls, and k and v are both sent")
     yield case(1, 1, 64, 2, 100.0, 10.0, otherwise="D doesn't matter, and the bytes of a number do")
     yield case(8, 2, 64, 2, 100.0, 10.0, otherwise="k and v have H_k heads, q has H_q")
     yield case(32, 8, 128, 2, 6e14, 4e11, otherwise="two times say how long a step computes and sends: set them equal")

@@ -39,6 +39,8 @@ MISTAKES = {
     "dq travels with the keys, so that gradients of different queries are added up: dq stays": (YIELD, YIELD.replace("k, v, dk", "dq, k, v, dk")),
     "its own pair is counted twice, and the last pair never: pass on first, then take the gradients of what came": (
         YIELD + PARTS + ADD, PARTS + ADD + YIELD),
+    "a part is added to the sums of other keys, before those of its own have come: first receive, then add": [
+        (YIELD, "        k, v = yield k, v\n"), (ADD, ADD + "        dk, dv = yield dk, dv\n")],
     "one pair too many: the last step takes dk and dv home alone, and its own pair is counted already": [("range(1, ranks)", "range(ranks)"), (HOME, "")],
     "k and v are sent once more at the end: only dk and dv have to come home": (HOME, HOME.replace("dk, dv", "k, v, dk, dv")),
     "dk and dv are overwritten in each step: add to what the earlier ranks have put in": ("dk + dk_part, dv + dv_part", "dk_part, dv_part"),

@@ -29,6 +29,8 @@ MISTAKES = {
     "nothing is hidden: no message is on its way during a tile. Start each as soon as its contents are there, and wait only where what comes is needed": [
         (FIRST, "    dkv = tile(kv)\n"), (KEYS, "kv = start(kv).wait()"), (PASS, ""), (TILE, "dkv = home.wait() + tile(kv)")],
     "dk and dv travel while nothing is computed: start them before the next tile, and wait for them after it (in a sum Python takes the left side first)": (TILE, "dkv = home.wait() + tile(kv)"),
+    "dk and dv travel while nothing is computed, after k and v: start both before the next tile, and wait for both after it": [
+        ("        home = start(dkv)\n", ""), (TILE, "dkv = start(dkv).wait() + tile(kv)")],
     "k and v travel while nothing is computed: start them before a tile, and wait for them after it": [
         (FIRST, "    dkv = tile(kv)\n"), (KEYS, "kv = start(kv).wait()"), (PASS, "")],
     "its own k and v are sent in each step: pass on what came": [("    passing = start(kv)\n    dkv", "    own, passing = kv, start(kv)\n    dkv"), (PASS, PASS.replace("kv", "own"))],

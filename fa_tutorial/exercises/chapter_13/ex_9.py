@@ -4,6 +4,7 @@ import torch
 
 from fa_tutorial.exercises.harness import Exercise, case
 from fa_tutorial.exercises.running import Wrong, adapting, kind
+from fa_tutorial.source import globals_of
 
 
 def pass_around(kv, dist, tile):
@@ -60,9 +61,7 @@ class Message:
 
 class Link:
     """torch.distributed for one rank, where all ranks do the same: what comes is what this rank sends, of the rank before.
-
-    Keys are [ranks] of one dtype, 1 at their owner. What goes wrong on some machine at some time goes wrong here each time.
-    """
+    Keys are [ranks] of one dtype, 1 at their owner. What goes wrong on some machine at some time goes wrong here each time."""
 
     def __init__(self, rank: int, ranks: int, dtype: torch.dtype) -> None:
         self.ranks, self.dtype, self.tiles, self.words = ranks, dtype, 0, f"rank {rank} of {ranks}"
@@ -147,4 +146,5 @@ EXERCISE = Exercise(
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,
+    refused=lambda answer: "; ".join(f"other processes run your function alone: define {name} in it" for name in globals_of(answer) if name != "torch"),
 )  # fmt: skip
