@@ -320,6 +320,8 @@ def draw_tiles(tiles: pd.DataFrame) -> Figure:
         ax.set(title=f"D = {D}", xlabel="cycles for 64 x 64 scores", xlim=(0, ends), ylim=(len(of) - 0.4, -0.6))
         ax.set_xticks(range(0, ends, 500))
         ax.set_yticks(range(len(of)), [row["name"].replace(", 4 warps", "") for row in of], fontsize=9)
+        for label, row in zip(ax.get_yticklabels(), of, strict=True):
+            label.set_fontweight("bold" if D == 128 and row["tile"] in SIX else "normal")
         ax.grid(axis="y", visible=False)
     plain = {"linestyle": "", "markeredgecolor": "black", "markersize": 8}
     handles: list = [Patch(color="0.82", label="your model (8.4)")]
@@ -379,7 +381,7 @@ def print_steps(predicted: dict[str, dict[int, float]]) -> None:
 
 
 def draw_ladder(predicted: dict[str, dict[int, float]]) -> Figure:
-    """The H200's cycles for 64 x 64 scores, full, of each of LADDER, and its rate: 4 D of matmuls, 256 of exponentials,
+    """The H200's cycles for 64 x 64 scores, full, of each of LADDER: 4 D of matmuls, 256 of exponentials,
     one after the other as far as the cycles allow, and the rest; the wall; and the cycles that are predicted, by D.
     """
     figure = Figure(figsize=(10.5, 3.8))
@@ -400,11 +402,10 @@ def draw_ladder(predicted: dict[str, dict[int, float]]) -> Figure:
             model = predicted[list(LADDER)[y]].get(D, 0)
             if model:
                 ax.vlines(model, y - 0.4, y + 0.4, color="black", linewidth=2)
-            words = f"{cycles:,.0f} cycles, {row['tflops']:.0f} TFLOP/s"
-            ax.text(max(cycles, wall, model) + 15, y, words, va="center", fontsize=9)
+            ax.text(max(cycles, wall, model) + 15, y, f"{cycles:,.0f}", va="center", fontsize=9)
         ax.axvline(wall, color="black", linestyle=":")
         ax.text(wall + 15, -0.62, f"the wall, {wall}", va="center", fontsize=9)
-        ends = {64: 1090, 128: 1800}[D]
+        ends = {64: 830, 128: 1350}[D]
         ax.set(title=f"D = {D}", ylim=(len(found) - 0.5, -0.9), xlim=(0, ends), xlabel="cycles for 64 x 64 scores")
         ax.grid(axis="y", visible=False)
         ax.set_yticks(range(len(found)), LADDER.values())

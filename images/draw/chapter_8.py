@@ -224,7 +224,7 @@ def draw_overlap(ax: Axes) -> None:
     legend(ax, 4.6, parts)
     yours, cudnn = (tile_cycles(stored_steps()[128, False][name], 128, False) for name in (LARGER_TILE, "sdpa_cudnn"))
     note(ax, 0.1, 5.0, "one program, D = 128, tiles of 64 x 64, no loads, no other instructions")
-    note(ax, 0.1, 5.27, f"With both, on an H200, your finished programs take {yours:.0f} cycles for a tile, cuDNN {cudnn:.0f}.")
+    note(ax, 0.1, 5.27, f"With loads and the rest, on an H200, your programs take {yours:.0f} cycles for a tile, cuDNN {cudnn:.0f}.")
 
 
 def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, exponentials: list, first: int, period: int) -> None:

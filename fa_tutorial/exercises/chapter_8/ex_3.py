@@ -89,9 +89,9 @@ def inputs():
     yield replace(two, otherwise=f"the second tile has the coordinates [b, h, BLOCK_N, 0], in k and in v; {two.otherwise}")
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "scale = 0.5, D = 16", "scale is an argument: s = scale · q kᵀ", scale=0.5)
     yield attention_case(*logits(200, 0), "logits 200 in the first tile, 0 in the second", "m never falls, and p is exp(s − m)")
-    own = "b and h are coordinates of their own: h = (pid // row_blocks) % H, b = (pid // row_blocks) // H"
+    own = "b and h are coordinates of their own, the same in q, k, v and o: h = (pid // row_blocks) % H, b = (pid // row_blocks) // H"
     yield attention_case(*draw_qkv(2, 3, 16, 16, 16), "B = 2, H = 3", own)
-    sizes = "BLOCK_M, BLOCK_N, D, S_q, S_k may differ: a head has tl.cdiv(S_q, BLOCK_M) row blocks, a step takes BLOCK_N keys at a time"
+    sizes = "BLOCK_M, BLOCK_N, D, S_q, S_k may differ: a head has tl.cdiv(S_q, BLOCK_M) row blocks, o's row is q's, a step takes BLOCK_N keys at a time"
     on = "two heads, BLOCK_M = 64, BLOCK_N = 16, D = 32, S_q = 128, S_k = 48"
     yield attention_case(*draw_qkv(1, 2, 128, 48, 32), on, sizes, blocks=(64, 16, 32))
     ragged = "tiles may be ragged: keys below S_k count, none from S_k on exists, and a head has tl.cdiv(S_q, BLOCK_M) row blocks"

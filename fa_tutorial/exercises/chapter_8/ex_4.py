@@ -37,7 +37,7 @@ def inputs():
     any_tile = ", and 4 · D of matmuls with any tile"
     yield case(64, 64, 64, 4, 468, otherwise="chapter 5's tile: 256 cycles of matmuls and 468 of issuing, the exponentials among them")
     yield case(64, 64, 64, 8, 300, otherwise="8 warps on four schedulers: 300 · 8 / 4, and 4 · D of matmuls with any number of warps")
-    yield case(128, 64, 64, 2, 461, otherwise="other programs' warps use the schedulers that 2 warps leave: 461 · 2 / 4, not rounded")
+    yield case(128, 64, 64, 2, 461, otherwise="461 · 2 / 4, not rounded: other programs' warps use the schedulers that 2 warps leave")
     yield case(64, 128, 64, 4, 630, otherwise=f"128 x 64 scores are two times 64 x 64: half the instructions, not rounded{any_tile}")
     yield case(64, 64, 128, 4, 455, otherwise=f"64 x 128 scores are two times 64 x 64: half the instructions, not rounded{any_tile}")
     yield case(64, 32, 32, 4, 150, otherwise=f"32 x 32 scores are a quarter of 64 x 64: four times the program's instructions{any_tile}")

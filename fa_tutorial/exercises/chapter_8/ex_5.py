@@ -51,6 +51,8 @@ MISTAKES = {
         "tl.max(s, axis=1) * scale_log2", "tl.max(s, axis=1)"),
     "s is not scaled: p = 2^(s · scale_log2 − m_new)": ("s * scale_log2 - shift", "s - shift"),
     "p and alpha are powers of 2, not of e: scale_log2 is scale · log₂ e": ("tl.exp2(", "tl.exp("),
+    "q is scaled and rounded: it is multiplied as it is, and the scores are scaled": [
+        ("dot(q_tile, ", "dot((q_tile * scale_log2).to(q_tile.dtype), "), ("axis=1) * scale_log2", "axis=1)"), ("s * scale_log2 - shift", "s - shift")],
     "acc is not rescaled when the maximum grows": ("acc * alpha[:, None]", "acc"),
 }  # fmt: skip
 STEP = "descriptors"  # step 3 is this kernel with steps.LARGER
@@ -104,9 +106,7 @@ def inputs():
     low = of(32, 32, True, ", scores of −2³⁰", "scores may be as low as −2³⁰")
     low.args[0].fill_(2.0**14), low.args[1].fill_(-(2.0**14))
     yield low
-    yield of(
-        16, 16, False, ", fp16", "only p v takes p in v's dtype: l adds it in float32, and q is multiplied as it is", dtype=torch.float16
-    )
+    yield of(16, 16, False, ", fp16", "only p v takes p in v's dtype: l adds p before it is rounded, in float32", dtype=torch.float16)
     yield of(40, 56, True, ", random", draw=generator())
 
 
