@@ -105,7 +105,7 @@ def inputs():
     yield few((2, 4), (1, 4), "i and j are places in the whole sequence: row 2 sees keys 0 … 2", True)
     yield few((0, 2), (1, 4), "S_q < S_k: query i sees keys 0 … i + S_k − S_q", True, S_q=2)
     for last in ([1.0, 1000.0], [-3e30, -3e30], [-5e3, -5e3]):
-        large = "scores may be any finite numbers: a hidden pair is hidden by −inf, before exp"
+        large = "scores, and so lse, may be any finite numbers: only −inf hides a pair, and it does so before exp"
         yield head([1.0, 1.0], last, [3.0, 5.0], [2.0, 1.0], True, otherwise=large, **at((0, 2), (0, 2)))
     yield few((0, 3), (0, 2), "rows 0 and 1 see no key, and lse = −inf: p = ds = 0 there", True, S_k=2, edge="unseen")
     yield head([math.nan, 1.0], k[:2], v[:2], do[:2], edge="nan", **at((0, 2), (0, 1)))
