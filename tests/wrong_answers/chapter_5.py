@@ -72,8 +72,8 @@ WRONG_ANSWERS = (
     edit("5.1", "no pointer", ("x.ptr + b * x.strides[0] + h * x.strides[1]", "x"), told="write x.ptr for the pointer", gpu=None),
     edit("5.2", "q is a tile", (LOAD_Q, f"q = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)\n    {LOAD_Q}"),
          told="keep Heads and tiles apart", gpu=None),
-    edit("5.2", "batch and head exchanged", ("b, h = batch", "h, b = batch"), told="// H gives b and % H gives h"),
-    *(edit(number, "all heads in batch entry 0", ("b, h = batch_head // H" + q, "b, h = batch_head * 0, batch_head  # //" + q), told=told)
+    edit("5.2", "batch and head exchanged", ("b, h = batch", "h, b = batch"), told="// H gives b and % H gives h", gpu="views"),
+    *(edit(number, "all heads in batch entry 0", ("b, h = batch_head // H" + q, "b, h = batch_head * 0, batch_head  # //" + q), told=told, gpu="views")
       for number, q, told in (("5.2", ", ", "// H gives b"), ("5.3", ", ", "// H gives b"), ("5.4", ", ", "// H gives b"), ("5.6", ", ", "// H gives b"), ("5.7", "_q, ", "pid // row_blocks is b · H_q + h"))),
     edit("5.2", "p in float32", P_IN_FLOAT32, told=f"{TWO_DTYPES}, and these are fp32 and fp16"),
     *(edit(number, "p v by tl.dot", ("acc = dot(", "acc = tl.dot("), told="to TF32") for number in ("5.2", "5.3", "5.5")),

@@ -61,7 +61,7 @@ WRONG_ANSWERS = (
     *(edit("6.4", f"{hidden} for −inf", ("S_q, -math.inf", f"S_q, {hidden}"), told="stands for −∞: a score may be as small, and a row that sees no key")
       for hidden in ("-1e6", "torch.finfo(dtype).min")),
     edit("6.4", "−1e9 added", ("s.masked_fill(j > i + S_k - S_q, -math.inf)", "s - 1e9 * (j > i + S_k - S_q)"),
-         told="scores may be any finite numbers: a hidden pair is hidden by −inf"),
+         told="scores, and so lse, may be any finite numbers: only −inf hides a pair"),
     edit("6.4", "exp divided by exp", (EXP, "torch.exp(s) / torch.exp(lse[:, :, rows, None])"), told="exp(s) overflows: subtract lse before exp"),
     edit("6.4", "p in float16", ("    return p, ", "    return p.to(q.dtype), "), told="one edge is left: p comes in float16, and it is float32 for inputs in float16"),
     edit("6.4", "NaN made 0", (EXP, f"{EXP}.nan_to_num()"), told=NAN),
