@@ -22,7 +22,7 @@ def draw_places(ax: Axes) -> None:
         ("    s = where(seen, s, −∞)", "orange", "the mask", "window, documents, prefix"),
         ("    p, m, l, alpha = softmax_step(s, m, l)", None, "", ""),
         ("    acc = alpha · acc + p v_tile", "green", "the numerator", "dropout: fewer terms"),
-        ("o = acc / l;  lse = m + log l", "purple", "the denominator", "sinks: one more term"),
+        ("o = acc / l;  lse = m + log l", "purple", "the denominator", "sinks add a term: where?"),
     )
     tall, left = 0.5, 0.1
     heading(ax, left, 0.25, "chapter 5's loop")

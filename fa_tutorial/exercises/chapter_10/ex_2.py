@@ -100,7 +100,7 @@ EXERCISE = Exercise(
     more="The package decides tiles of a padding mask this way, in ask_keys; for any other mask it asks about every pair.",
     inputs=inputs,
     truth=truth,
-    rule="a tile's kind is 0 where none of its pairs is seen, 2 where all are, and 1 otherwise, from its first key to its first + block_n − 1, and "
+    rule="queries go down, keys across, and a pair is seen where −left ≤ j − i ≤ 0: a tile's kind is 0 where none of its pairs is, 2 where all are, and 1 otherwise, from its first key to its first + block_n − 1, and "
     "from its first query to its first + block_m − 1",
     mistakes=MISTAKES,
     watch=NoPairs,

@@ -95,11 +95,11 @@ def inputs():
         return case(q, k, v, left, blocks, on=on, otherwise=otherwise, stray=SHORT if S_k % blocks[1] else LISTS, **options)
 
     yield rows(1, 1, 16, 16, 3)
-    alike = f"a tile starts at its number · BLOCK_N, and a whole one differs from a mixed one in nothing but the mask; {LISTS}"
+    alike = f"a tile starts at its number · BLOCK_N, and both loops share one m, and rescale one l and acc; {LISTS}"
     yield rows(1, 1, 16, 32, 31, alike)
     out = {"on": ", v is NaN in tile 0, which isn't listed", "unlisted": slice(16)}
     yield rows(1, 1, 32, 64, 5, f"a tile that isn't listed isn't read; {LISTS}", **out)
-    yield rows(1, 1, 96, 96, 47, "mixed tiles at a row's start, whole ones at its end: both add to one m, l and acc")
+    yield rows(1, 1, 96, 96, 47, "index holds tiles' numbers, in any order, for both loops, which add to one m, l and acc")
     yield rows(1, 1, 32, 64, 10, "S_q and S_k may differ, and so may BLOCK_M and BLOCK_N", blocks=(16, 32))
     yield rows(1, 1, 32, 32, 31, "the tensors may be fp16", on=", fp16", dtype=torch.float16)
     yield rows(2, 3, 16, 16, THIRD, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux; a head's tiles take b and h")

@@ -98,7 +98,8 @@ def inputs():
     yield rows(1, 1, 16, 20)
     yield rows(1, 1, 48, 20, f"dk and dv add up over the listed tiles, each with its own i, q, do, lse and delta; {LISTS}")
     yield rows(1, 1, 64, 10, "BLOCK_M and BLOCK_N may differ", blocks=(32, 16))
-    yield rows(2, 2, 16, THIRD, "STEP gets the numbers of batch entry and head, and a head's rows of lse and delta start at batch_head · S")
+    place = "the block of keys is program % (S / BLOCK_N), STEP gets the numbers of batch entry and head, and a head's rows of lse and delta start at batch_head · S"
+    yield rows(2, 2, 16, THIRD, place)
     yield rows(2, 2, 32, 5, "all heads share the lists")
     yield rows(1, 1, 32, 20, words=", fp16", dtype=torch.float16)
     late = "a tile that isn't listed isn't read, and a block of keys with an empty list has dk = dv = 0"
@@ -126,7 +127,7 @@ EXERCISE = Exercise(
     more="The package's dkdv_kernel has two lists here as well, and asks the mask in the mixed tiles alone.",
     inputs=inputs,
     truth=truth,
-    rule="dv is the sum of pᵀ do and dk that of scale · dsᵀ q, with p, ds = STEP(s, dp, lse, delta, …), in which i counts queries and j keys",
+    rule="dv is the sum of pᵀ do and dk that of scale · dsᵀ q, with p, ds = STEP(s, dp, lse, delta, …), in which s = scale · q kᵀ, i counts queries and j keys",
     mistakes=MISTAKES,
     launch=launch,
     refused=refused,

@@ -24,6 +24,7 @@ MISTAKES = {
     "z is missing in dv: o = (z ∘ p) v, so dv = (z ∘ p)ᵀ do": ("(z * p).T @ do", "p.T @ do"),
     "delta is that of o without dropout: o = (z ∘ p) v": ("o = (z * p)", "o = p"),
     "delta has a z too many: dp holds z already, so delta is the sum of p ∘ dp": ("(do * o).sum(dim=1)", "(z * p * dp).sum(dim=1)"),
+    "ds and dv are exchanged: return ds, dv, dsink": ("return ds, dv, ", "return dv, ds, "),
     "dsink has the wrong sign: the sink's value is 0, so its dp is 0, and its ds is p_sink (0 − delta)": (DSINK, DSINK[1:]),
     "p_sink and delta broadcast to a matrix, so that each row's share meets the delta of every row: give both the shape (S_q,)": (
         DSINK, "-(p_sink * delta[:, None]).sum()"),

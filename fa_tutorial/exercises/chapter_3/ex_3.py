@@ -47,7 +47,7 @@ def inputs():
     KIB = 1024
     large = 1024 * KIB
     squares = [(16, 16), (64, 64), (128, 128), (128, 256), (256, 256)]
-    rate = "all fit: the one with the most FLOPs per byte wins, whatever its size"
+    rate = "all fit: the (block_m, block_n) with the most FLOPs per byte wins, whatever its size"
     for tiles in ([(16, 16), (32, 32)], [(64, 64), (32, 256), (16, 512)], [(16, 32), (64, 16)]):
         yield case(tiles, 16, 1, 2, large, large, otherwise=rate)
     unrounded = f"{rate}, and don't round them: here they are 7.76 and 7.88"

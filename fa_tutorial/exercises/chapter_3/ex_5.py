@@ -82,10 +82,10 @@ def inputs():
         return attention(*whole_numbers(S_q + S_k + D, (S_q, D), (S_k, D), (S_k, D)), on, otherwise, **options)
 
     fits = "no mask is missing, for whole blocks fit here: an offset is wrong, or the loop goes too far"
-    alone = "o is (q kᵀ) v here, summed in float32, and each pointer needs both of its strides"
+    alone = "o is (q kᵀ) v here, without a softmax, summed in float32, and each pointer needs both of its strides"
     yield digits(16, 16, 16, "one tile of each, scale = 1", alone, stray=fits)
     yield digits(16, 16, 16, "one tile of each, scale = 3", "scale multiplies s, once", scale=3.0)
-    rows = "a program has BLOCK_M rows of q and o, from tl.program_id(0) · BLOCK_M on, and all S_k keys: each step takes its own BLOCK_N keys, rows of k and v"
+    rows = "a program has BLOCK_M rows of q and o, from tl.program_id(0) · BLOCK_M on, and all S_k keys: each step takes its own BLOCK_N keys, rows of k and v, and its s starts from 0"
     yield digits(48, 96, 16, "scale = 3, BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), scale=3.0, stray=fits)
     own, mixed = "each tensor has its own two strides", "columns wider spaced wide"
     yield digits(16, 32, 16, "q column-major, k, v and o with gaps", own, layouts=mixed, stray=own)
