@@ -150,7 +150,7 @@ def print_turns(card: dict[str, Any]) -> None:
 LATER = 1200  # cycles by which a late consumer 1 begins after consumer 0
 # What takes cycles away, and its colour.
 SUSPECTS = {
-    1: ("late tiles, and the collisions they make", "C4"), 3: ("away too long", "C1"), 4: ("a program's ends", "C2"),
+    1: ("late tiles, and collisions", "C4"), 3: ("away too long", "C1"), 4: ("a program's ends", "C2"),
 }  # fmt: skip
 # From each kernel to the next, from chapter 8's to the finished one, D = 128: the suspect whose part it takes away.
 CHANGES = (("chapter 8's", None), ("9.4, one wait", 1), ("9.4", 3), ("persistent", 4))

@@ -172,7 +172,8 @@ class Play:
 
     def arrive(self, barrier: Barrier, *, count: int = 1, pred: bool = True) -> None:
         if any(barrier is one for one in self.turns):
-            self.pass_turn(barrier)
+            for _ in range(count):
+                self.pass_turn(barrier)
         for _ in range(count if pred else 0):
             barrier.arrive()
             reading = [

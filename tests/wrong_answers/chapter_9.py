@@ -89,6 +89,8 @@ WRONG_ANSWERS = (
          told="you pass turn 0 on before its q kᵀ: into that gap the other's p v slips"),
     edit("9.6", "held through the softmax", (TURN, ""), ("        p, m, l, alpha", f"{TURN}        p, m, l, alpha"), told="you wait for turn 1 before a softmax"),
     edit("9.6", "passed twice", (PASS, PASS + PASS), told="you pass turn 1 on, whose p v is not issued"),
+    edit("9.6", "the last turn passed twice", ("    mbarrier.arrive(turns.index(1 - C), count=1)\n    return", "    mbarrier.arrive(turns.index(1 - C), count=2)\n    return"),
+         told="you pass turn 2 on, whose p v is not issued"),
     edit("9.6", "passed to oneself", (PASS, PASS.replace("1 - C", "C")), told="the other consumer waits at turns.index(1 - C)"),
     edit("9.6", "the last turn not passed on", ("    mbarrier.arrive(turns.index(1 - C), count=1)\n    return", "    return"), told="you have passed on 1 of 2 turns: the last one, too"),
     edit("9.6", "a turn for each matmul", (SUMMED, PASS + SUMMED), ("        mbarrier.wait(full", f"{TURN}        mbarrier.wait(full"),
