@@ -38,11 +38,12 @@ def pieces(card: dict) -> pd.DataFrame:
     TFLOP/s and clock of the kernel with them. card: results.load's."""
     stored = results.select(card["kernels"], kernel="matmul_piece")
     bare = stored["provider"].str.endswith(", no loads")
-    table, flops = stored[~bare].reset_index(drop=True), 2 * 4_096**3
+    table, sms = stored[~bare].reset_index(drop=True), card["provenance"]["multiprocessors"]
+    flops = 2 * 4_096**3
     columns = {"BLOCK_M": table["block_m"], "BLOCK_N": table["block_n"], "warps": table["warps"]}
     columns |= {"instruction": table["provider"], "TFLOP/s": flops / table["ms"] / 1e9, "GHz": table["mhz"] / 1e3}
     for name, cycles in (("with loads", table["cycles"]), ("no loads", stored[bare]["cycles"].reset_index(drop=True))):
-        columns[name] = (flops / 132 / cycles).round().astype(int)
+        columns[name] = (flops / sms / cycles).round().astype(int)
     return pd.DataFrame(columns)
 
 

@@ -133,10 +133,10 @@ def tile_report(tile: TileConfig, D: int, is_causal: bool) -> dict[str, Any]:
 
 # ---------------------------------------------------------------- steps
 
-# a step's row, with steps.TILE -> its name in steps
-STEP_OF = dict(zip(steps.WITH_TILE, steps.WITH_TILE, strict=True))
-# with steps.LARGER
+# a step's row with steps.LARGER -> its name in steps
 LARGER_STEP_OF = {f"{step}, larger tile": step for step in steps.STEPS}
+# also those with steps.TILE
+STEP_OF = {step: step for step in steps.WITH_TILE} | LARGER_STEP_OF
 LARGER_TILE = "round up, larger tile"  # the finished kernel
 WHOLE = ("basic", "tuned", "sdpa_flash", "sdpa_cudnn")
 
@@ -148,8 +148,8 @@ def steps_in_turns(shape: Shape, in_turns: Callable = timed_in_turns) -> dict[st
     q, k, v = inputs(shape)
     common = (q, k, v, shape.is_causal, shape.D**-0.5)
     tile_of = dict.fromkeys(STEP_OF, steps.TILE) | dict.fromkeys(LARGER_STEP_OF, steps.LARGER[shape.D])
-    step_of, launch = STEP_OF | LARGER_STEP_OF, partial(steps.flash_forward, *common)
-    calls = {name: partial(launch, step=step_of[name], tile=tile) for name, tile in tile_of.items()}
+    launch = partial(steps.flash_forward, *common)
+    calls = {name: partial(launch, step=STEP_OF[name], tile=tile) for name, tile in tile_of.items()}
     calls |= {"basic": partial(forward.flash_forward, *common), "tuned": partial(tuned.flash_forward, *common)}
     calls |= {name: partial(peers.provider(name), q, k, v, shape.is_causal) for name in WHOLE[2:]}
     tile_of["basic"] = forward.choose_config(shape.D, q.dtype, hardware.card_of(q).shared_memory)
@@ -243,7 +243,7 @@ def mhz(row: dict[str, Any]) -> float:
 def rows_of(name: str, D: int, is_causal: bool) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the compiler made of one of CHAIN, and its row of stored_steps."""
     tile = steps.LARGER[D] if name in LARGER_STEP_OF else steps.TILE
-    made = compiled_steps()[(STEP_OF | LARGER_STEP_OF)[name], tile, D, is_causal]
+    made = compiled_steps()[STEP_OF[name], tile, D, is_causal]
     return made, stored_steps()[D, is_causal][name]
 
 

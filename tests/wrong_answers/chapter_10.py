@@ -78,7 +78,7 @@ WRONG_ANSWERS = (
     edit("10.3", "m begins anew", ("    for t in range(whole)", "    m = tl.full((BLOCK_M,), -float('inf'), dtype=tl.float32)\n    for t in range(whole)"),
          told="both loops share one m"),
     edit("10.3", "by program", ("count_ptr + row)", "count_ptr + tl.program_id(0))"), ("row * across + t", "tl.program_id(0) * across + t"),
-         told="each block of queries has a row of index, for all heads", gpu="every third key"),
+         told="each block of queries has a row of index, for all heads", gpu="a head's tiles take b and h"),
     edit("10.3", "v widened", ("dot(p.to(v_tile.dtype), v_tile, acc", "dot(p, v_tile.to(tl.float32), acc", 2), told=TOO_WIDE, gpu=None),
     edit("10.3", "heads by one number", ("b, h = row * BLOCK_M, batch_head // H, batch_head % H", "b, h = row * BLOCK_M, 0, batch_head"), told="take b and h",
          gpu="every third key"),

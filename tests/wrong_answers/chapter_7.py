@@ -63,7 +63,8 @@ WRONG_ANSWERS = (
       for number, text, old, new in (("7.3", "range(0, S_q, BLOCK_M)", "BLOCK_M", "BLOCK_N"), ("7.5", "range(0, end_n, BLOCK_N)", "BLOCK_N", "BLOCK_M"),
                                      ("7.7", "range(first_m, full_m, BLOCK_M)", "BLOCK_M", "BLOCK_N"))),
     *(edit("7.4", f"{name} not clamped", (f"tl.maximum({first} + S_q - S_k, 0)", f"({first} + S_q - S_k)"),
-           told="no loop starts before query 0", gpu="causal") for name, first in (("start", "start_n"), ("full_m", "last_key"))),
+           told="no loop starts before query 0", gpu=gpu)
+      for name, first, gpu in (("start", "start_n", "takes it, and no other"), ("full_m", "last_key", "query i sees keys 0 to"))),
     edit("7.4", "IS_CAUSAL ignored", ("if IS_CAUSAL:\n        first", "if True:\n        first"), ("if IS_CAUSAL:\n        for", "if True:\n        for"),
          told="the loop without a mask takes every query, and the loop with it none"),
     *(edit(number, "dv scaled", ("dv_acc, b", "dv_acc * scale, b"), told=told) for number, told in (("7.4", "dv = Σ pᵀ do"), ("7.6", "dv = pᵀ do"))),
@@ -83,7 +84,7 @@ WRONG_ANSWERS = (
     edit("7.5", "keys past S_k not masked, p bounded", ("offs_n[None, :] < S_k", "offs_n[None, :] >= 0"),
          ("tl.exp(s - lse[:, None])", "tl.exp(tl.minimum(s - lse[:, None], 10.0))"), told="may pass fp16's 65,504"),
     edit("7.6", "infinite ds made 0", (MASKED_P, EXP), ("(p_t * (dp_t - delta[None, :])).to", "(p_t * (dp_t - delta[None, :]))\n        ds_t = tl.where(ds_t - ds_t == 0, ds_t, 0.0).to"),
-         told="may pass fp16's 65,504", gpu="S_q = S_k = D = 16"),
+         told="may pass fp16's 65,504", gpu="dq = scale · ds k"),
     edit("7.6", "every batch's heads apart by the heads' stride", ("b * dq.strides[0] + h * dq.strides[1]", "batch_head * dq.strides[1]"),
          told="dq has four strides of its own"),
     edit("7.5", "a block that sees nothing returns", ("    for start_n", "    if end_n <= 0:\n        return\n    for start_n"),

@@ -98,7 +98,7 @@ def step_cases() -> Iterator[Measurement]:
     one, and pages.WHOLE.
     """
     rows = partial(pages.steps_in_turns, in_turns=counted_in_turns)
-    return by_shape(8, "step", rows, literature((4096,)), (*pages.STEP_OF, *pages.LARGER_STEP_OF, *pages.WHOLE))
+    return by_shape(8, "step", rows, literature((4096,)), (*pages.STEP_OF, *pages.WHOLE))
 
 
 def counted_in_turns(calls: dict[str, Callable[[], Any]], flops: int, rounds: int = 10) -> dict[str, dict[str, Any]]:
@@ -316,7 +316,7 @@ def _powers_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     tiles = {name: steps.LARGER[shape.D] if name in pages.LARGER_STEP_OF else steps.TILE for name in POWERED[:-1]}
     calls = {
         name: partial(steps.flash_forward, q, k, v, False, shape.D**-0.5, step=step, tile=tiles[name])
-        for name, step in (pages.STEP_OF | pages.LARGER_STEP_OF).items()
+        for name, step in pages.STEP_OF.items()
         if name in tiles
     }
     calls["sdpa_cudnn"] = partial(peers.provider("sdpa_cudnn"), q, k, v, False)

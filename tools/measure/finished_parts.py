@@ -29,12 +29,13 @@ BY_PARTS = """    m_new = gl.maximum(m, gl.max(s, axis=1))
     l = alpha * l + gl.sum(p, axis=1)
 """
 MAXIMUM = "gl.maximum(m, gl.max(s, axis=1))", "m", 1
-EXPONENTIALS = "gl.exp2(s * scale_log2 - shift[:, None])", "s * scale_log2 - shift[:, None]", 1
+BELOW = "s * scale_log2 - shift[:, None]"  # what is exponentiated: at most 0
+EXPONENTIALS = f"gl.exp2({BELOW})", BELOW, 1
 SUM = " + gl.sum(p, axis=1)", "", 1
 RESCALING = "new * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]\n", "new\n", 1
-POLYNOMIAL = "gl.exp2(s * scale_log2 - shift[:, None])", "exp2_by_both(s * scale_log2 - shift[:, None])", 1
-# Of EACH numbers x <= 0 all but one by the exponentials' unit, one as 2**floor(x) * 2**(x - floor(x)), the latter by a
-# polynomial of degree 3 whose error is 9e-5 (FlashAttention-4, section 3).
+POLYNOMIAL = f"gl.exp2({BELOW})", f"exp2_by_both({BELOW})", 1
+# Of `each` numbers x <= 0 all but one by the exponentials' unit, one as 2**floor(x) * 2**(x - floor(x)), the latter
+# by a polynomial of degree 3 whose relative error is at most 9e-5.
 BY_BOTH = '''
 @gluon.jit
 def exp2_by_both(x):
