@@ -5,7 +5,7 @@ from fa_tutorial.exercises.harness import Exercise, case
 
 
 def fa1_bytes(S_q, S_k, D, block_n, itemsize):
-    """Bytes that fa1_forward reads and writes for one head."""
+    """Bytes that FA1's order reads and writes for one head."""
     columns = -(-S_k // block_n)  # rounded up
     once = 2 * S_k * D * itemsize  # k and v: each column reads its own
     every = 3 * S_q * D * itemsize + 4 * S_q * 4  # q; o, m and l, each read and written
