@@ -20,14 +20,12 @@ def draw_transposes(speeds: dict[str, float], gpu: str) -> Figure:
 
 
 def traffic(card: dict) -> pd.DataFrame:
-    """The GB that counted transposes move: between HBM and L2, between L2 and the SMs, and between L2's two halves.
-    card: results.load's."""
+    """The GB that counted transposes move: between HBM and L2, and between L2 and the SMs. card: results.load's."""
     rows = results.select(card["kernels"], kernel="transpose_traffic")
     tiles = [f"{r:,} × {c:,}" for r, c in zip(rows["block_r"].astype(int), rows["block_c"].astype(int), strict=True)]
     hbm = rows["dram__bytes_read.sum"] + rows["dram__bytes_write.sum"]
     sms = rows["l1tex__m_xbar2l1tex_read_bytes.sum"] + rows["l1tex__m_l1tex2xbar_write_bytes.sum"]
-    halves = 32 * rows["lts__t_sectors_srcunit_ltcfabric.sum"]
-    return pd.DataFrame({"HBM": hbm, "L2 and SMs": sms, "L2's halves": halves}).div(1e9).round(2).set_axis(tiles)
+    return pd.DataFrame({"HBM": hbm, "L2 and SMs": sms}).div(1e9).round(2).set_axis(tiles)
 
 
 def draw_in_flight(card: dict) -> Figure:

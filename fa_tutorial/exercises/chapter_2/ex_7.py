@@ -1,110 +1,68 @@
-import torch
+import random
 
-from fa_tutorial import hardware
-from fa_tutorial.arguments import dtype_name
-from fa_tutorial.exercises.chapter_1.ex_1 import ROUNDED
 from fa_tutorial.exercises.harness import Exercise, case
-from fa_tutorial.exercises.harness_kernel import In, Launch, Out
-from fa_tutorial.exercises.inputs import generator
-from fa_tutorial.exercises.watch import not_by
-from fa_tutorial.layout import tl, triton
 
 
-@triton.jit
-def softmax_kernel(x_ptr, out_ptr, cols, stride_x, stride_out, BLOCK: tl.constexpr):
-    """out = softmax(x) over each row. Columns have stride 1. BLOCK ≥ cols. Grid: (rows,)."""
-    row = tl.program_id(0)
-    offs = tl.arange(0, BLOCK)  # [BLOCK]
-    mask = offs < cols
-    # −inf past the end of the row is never the maximum, and exp turns it into 0 for the sum.
-    x = tl.load(x_ptr + row * stride_x + offs, mask=mask, other=-float("inf")).to(tl.float32)
-    p = tl.exp(x - tl.max(x, axis=0))
-    y = p / tl.sum(p, axis=0)
-    tl.store(out_ptr + row * stride_out + offs, y, mask=mask)
+def smallest_tile(gb_s, ns, warps, sms):
+    """The side of the smallest square tile of floats with which a transpose can move gb_s GB/s.
+
+    ns: the time of a program of this many warps. sms: how many SMs the GPU has.
+    """
+    programs = min(64 // warps, 32)  # on an SM
+    in_flight = gb_s / 2 * ns / sms  # bytes that an SM must load in the time of a program (2.5)
+    side = 1
+    while programs * side**2 * 4 < in_flight:
+        side *= 2
+    return side
 
 
-ROW_X, ROW_OUT = "row * stride_x", "row * stride_out"
+PROGRAMS = "min(64 // warps, 32)"
 MISTAKES = {
-    "exp(x − m) is not divided by its sum": ("p / tl.sum(p, axis=0)", "p"),
-    "the base is 2: use tl.exp, because tl.exp2(x) is 2 to the power x": ("tl.exp(", "tl.exp2("),
-    "every program reads row 0: row i of x starts at i · stride_x": (f" + {ROW_X}", ""),
-    "every program writes row 0: row i of out starts at i · stride_out": (f" + {ROW_OUT}", ""),
-    "the exponentials are rounded to half precision: keep them in float32": ("axis=0))", "axis=0)).to(tl.float16)"),
-    "the positions past the end of the row count in the sum: load them as −inf (other=), whose exp is 0": ('-float("inf")', "0.0"),
+    "64 // warps programs have warps enough, but an SM has room for 32 programs only": (PROGRAMS, "64 // warps"),
+    "an SM has room for 64 warps, so fewer programs fit if each has more warps": (PROGRAMS, "32"),
+    "half of gb_s are stores, and (2.5) is about loads": ("gb_s / 2", "gb_s"),
+    "gb_s is the rate of all SMs together, and (2.5) is about one": (" / sms", ""),
+    "a float has 4 bytes": (" * 4", ""),
+    "a square tile has side · side floats": ("side**2", "side"),
+    "a program isn't alone on its SM: all that fit there load at the same time": ("programs * side", "side"),
+    "a tile's side is a power of two": ("side *= 2", "side += 1"),
+    "you return the floats of the tile: return its side": ("return side", "return side**2"),
+    "that tile is too small: double its side once more": ("return side", "return side // 2"),
+    "a tile that has just enough bytes is enough": ("< in_flight", "<= in_flight"),
 }  # fmt: skip
 
-PADDING = "what you compute with past the end of the row changes the maximum or the sum: −inf (other=) changes neither"
 
-
-def launch(x, BLOCK, stride_x, stride_out):
-    rows, cols = x.shape
-    args = (In(x, (stride_x, 1)), Out(x.shape, x.dtype, (stride_out, 1)), cols, stride_x, stride_out)
-    return Launch((rows,), args, {"BLOCK": BLOCK}, left_out=torch.finfo(x.dtype).max)  # not NaN, which tl.max ignores
-
-
-def tolerance(args, part):
-    """A result of zeros and ones is exact. Else float32 may round x, as exp(x − lse) does."""
-    x = args[0]
-    y = torch.softmax(x.double(), -1)
-    if (y == y.round()).all():
-        return 2e-7, 0.0
-    return ROUNDED.get(x.dtype) or (min(1e-4, 2e-6 + 1.2e-7 * float(x.abs().max())), 1e-7)
+def truth(gb_s, ns, warps, sms):
+    programs = 32 if warps == 1 else 64 // warps
+    return next(2**n for n in range(40) if 2 * sms * programs * 4 * 4**n >= gb_s * ns)
 
 
 def inputs():
-    def softmax(x, BLOCK, otherwise="", more=0, **options):
-        x = torch.as_tensor(x)
-        return case(x, BLOCK, x.shape[1] + 2 * more, x.shape[1] + more, otherwise=otherwise, **options)
-
-    place = "program i takes row i: element c of it lies at i · stride_x + c in x, and its result goes to i · stride_out + c in out"
-    yield softmax([[1.0, 2.0, 3.0, 4.0]], 4, stray=place)
-    yield softmax([[1.0, 2.0, 3.0, 4.0], [4.0, 0.0, 0.0, 1.0]], 4, place)
-    yield softmax([[1000.0, 0.0, 0.0, 1000.0]], 4, "subtract the row's maximum before exp: float32 holds exp(x) only up to x = 88.72")
-    yield softmax([[-200.0, -201.0, -202.0, -203.0]], 4, "m is the row's own maximum, which may be negative")
-    yield softmax([[10.01, 10.02, 10.03, 10.04]], 4, "fp32 inputs must keep their precision: compute in float32")
-    yield softmax([[0.0, -1e4, -1e4, -1e4]], 4, "the denominator is the sum, with nothing added: it is at least 1")
-    past = "runs past the end of the row: the load and the store need mask=offs < cols"
-    for low in (-1.0, -200.0):
-        yield softmax([[low, low - 1, low - 2]], 4, PADDING, stray=past)
-    x = [[1.0, 2.0, 4.0], [0.0, 0.0, 1.0], [3.0, 1.0, 1.0]]
-    rows = "row i starts at i · stride_x in x and at i · stride_out in out, whatever cols and BLOCK are"
-    yield softmax(x, 4, rows, more=3)
-    yield softmax(10 * torch.randn(3, 100, generator=generator()), 128, "", more=1, fresh=True)
-    yield softmax([[-1e30, -1e30, -1e30]], 4, edge="low")
-    for dtype in (torch.float16, torch.bfloat16) if hardware.device().type == "cuda" else (torch.float16,):  # no bf16 in the interpreter
-        x = 3 * torch.linspace(-1.1, 1.1, 128).view(2, 64).to(dtype)
-        yield softmax(x, 64, on=f"x of shape (2, 64), {dtype_name(dtype)}", edge="half")
+    yield case(2, 1024, 4, 1, otherwise="1,024 bytes must be in flight, in 16 programs: 64 each, which are 4 × 4 floats")
+    yield case(4, 1000, 1, 1, otherwise="2,000 bytes must be in flight, in 32 programs: 62.5 each, and 4 × 4 floats are enough")
+    yield case(6, 1000, 1, 1, otherwise="3,000 bytes must be in flight, in 32 programs: 93.75 each, and 4 × 4 floats are too few")
+    yield case(
+        16, 1000, 8, 4, otherwise="each of 4 SMs must have 2,000 bytes in flight, in 8 programs: 250 each, and 4 × 4 floats are too few"
+    )
+    yield case(4000, 1000, 4, 100)
+    for _ in range(20):
+        sizes = random.randint(100, 5000), random.randint(300, 3000), random.choice((1, 2, 4, 8, 16)), random.randint(20, 150)
+        yield case(*sizes, on="random sizes", fresh=True)
 
 
 EXERCISE = Exercise(
-    task="Write a softmax kernel that reads each element once and writes it once: each program takes one row.",
-    conditions={
-        "low": "rows may be as low as −1e30: the padding must still not be their maximum",
-        "half": "fp16 inputs (and bf16 inputs on a GPU) are computed in float32: only the store rounds",
-    },
+    task="Find the smallest square tile with which a transpose can reach a rate, by Little's law.",
     hints=(
-        "Write chapter 1's safe softmax with tl.max, tl.exp and tl.sum. What must the positions past the end of the row hold, so that "
-        "they change neither the maximum nor the sum?",
-        'tl.load(x_ptr + row * stride_x + offs, mask=offs < cols, other=-float("inf")).to(tl.float32): −inf is never the maximum, and '
-        "its exp is 0. Then the numerator is tl.exp(x - tl.max(x, axis=0)).",
+        "How many programs does an SM hold? How many bytes must they load together, in the time of one program?",
+        "An SM loads gb_s / 2 / sms bytes a nanosecond, so its min(64 // warps, 32) programs must have gb_s / 2 / sms * ns bytes in "
+        "flight. Double the side until their tiles hold as many.",
     ),
-    solution=softmax_kernel,
-    reasoning="The row stays in registers from the load to the store, so each element makes two trips instead of eight. −inf past the end "
-    "of the row changes neither the maximum nor the sum of exp. The arithmetic is float32, whatever the input's dtype. (tl.max returns "
-    "float32 for fp16, so a kernel without the conversion is right too, by luck.)",
-    more="The package's version, layout.softmax_kernel, also computes its offsets in int64, for tensors of more than 2³¹ elements, and "
-    "rounds to the output's dtype by name, .to(out_ptr.dtype.element_ty), which tl.store would otherwise do.",
+    solution=smallest_tile,
+    reasoning="By (2.5) the rate and the time of a program say how many bytes must be in flight. The room on an SM says how many programs "
+    "share them, and so how much each must load at once.",
     inputs=inputs,
-    truth=lambda x, BLOCK, stride_x, stride_out: torch.softmax(x.double(), -1),
-    rule="y = exp(x − m) / Σ exp(x − m) in float32, m being the row's maximum",
+    truth=truth,
+    rule="the tiles of all programs that an SM holds must have the bytes that it loads in the time of one program",
     mistakes=MISTAKES,
-    launch=launch,
-    tolerance=tolerance,
-    refused=not_by("tl.softmax does all the work: write it with tl.max, tl.exp and tl.sum", "softmax"),
-    seen={
-        "overlap": "rows are written by more than one program: program i writes only row i",
-        "pieces": "program i takes row i alone, in one block",
-        "again": "load the row once, keep it as a block, and use that block for the maximum, the exponentials and their sum, so that each "
-        "element makes two trips",
-    },
+    exact=True,
 )
