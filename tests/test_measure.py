@@ -148,6 +148,6 @@ def test_the_packages_step_with_its_keys_in_l2_is_attention_to_two_tiles_of_each
 def test_what_the_finished_kernels_are_changed_at_stands_in_their_source():
     assert callable(finished_clock.forward())
     assert all(callable(backward_orders.backward(order)) for order in backward_orders.ORDERS)
-    assert all("attend" in loops.module_of("9.4, one wait", True, 0, False, instead) for instead in loops.INSTEAD)
+    assert all("attend" in loops.module_of("one stop", True, 0, False, instead) for instead in loops.INSTEAD)
     assert all(callable(finished_parts.forward(part)) for part in finished_parts.PARTS)
     assert all(callable(fp8_parts.module_of(part)["flash_forward"]) for part in fp8_parts.PARTS)

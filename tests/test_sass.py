@@ -68,10 +68,10 @@ def test_ptxas_moves_a_wait_up_unless_p_v_is_issued_after_the_scores_are_there()
     """Made anew: where both matmuls are issued at once, both waits come before the exponentials; else one comes after them."""
     found = machine_code.made_in_a_process("hopper_sass.json")
     for stored in (found, sass.stored()):
-        for loop in ("9.4", "9.4, one wait", "order"):
+        for loop in ("half overlapped", "one stop", "finished"):
             wait, exponential = order(loop, stored)
             assert wait < exponential
-        for loop in ("9.3", "9.4, second step"):
+        for loop in ("two stops", "overlapped"):
             wait, exponential = order(loop, stored)
             assert wait > exponential
         names = [name for name, _ in stored["backward"]["events"]]
@@ -85,7 +85,7 @@ def test_ptxas_moves_a_wait_up_unless_p_v_is_issued_after_the_scores_are_there()
         catalogue.find("9.3").solution,
         catalogue.find("9.4").solution,
         catalogue.find("9.6").solution,
-        defined(chapter_9.loop_of("9.4, by turns"), vars(hopper.ladder))["attend_overlapped"],
+        defined(chapter_9.loop_of("half overlapped, by turns"), vars(hopper.ladder))["attend_overlapped"],
         attend_one_behind,
         attend_that_looks_ahead,
         attend_with_names_of_their_own,
@@ -169,8 +169,8 @@ def test_the_counts_of_chapter_8s_steps_are_by_the_compiler_of_the_rates():
 
 
 def test_a_loop_is_overlapped_where_exponentials_run_under_a_matmul():
-    assert {name: sass.has_overlap(sass.stored()[name]) for name in ("9.3", "9.4", "9.4, second step")} == {
-        "9.3": False, "9.4": False, "9.4, second step": True,
+    assert {name: sass.has_overlap(sass.stored()[name]) for name in ("two stops", "half overlapped", "overlapped")} == {
+        "two stops": False, "half overlapped": False, "overlapped": True,
     }  # fmt: skip
 
 

@@ -34,11 +34,11 @@ def test_several_warpgroups_keep_one_unit_busy_and_end_together(D, warpgroups, o
 
 def test_the_model_alternates_where_the_gpu_does():
     """By the model and by stamps, exactly one is at a softmax for more than 60 % of the time, or for less."""
-    one = chapter_9.remedies(results.load("h200"))["one"]
+    one = chapter_9.loops(results.load("h200"))["one"]
     for name, loop, late in (
-        ("9.3", warpgroups.TWO_STOPS, 0),
-        ("9.3, consumer 1 late", warpgroups.TWO_STOPS, 1200),
-        ("9.4, one wait", warpgroups.ONE_STOP, 0),
+        ("two stops", warpgroups.TWO_STOPS, 0),
+        ("two stops, consumer 1 late", warpgroups.TWO_STOPS, 1200),
+        ("one stop", warpgroups.ONE_STOP, 0),
     ):
         _, shares = warpgroups.two_consumers(loop, late=late)
         assert (shares[1] > 0.6) == (one[name] > 0.6), name
@@ -61,13 +61,13 @@ def test_a_block_of_the_backward_idles_where_the_text_says_so():
 
 
 def test_the_model_takes_its_lengths_from_the_stamps():
-    parts = {loop: chapter_9.clocked(results.load("h200"), loop)["cycles"] for loop in ("9.3", "9.4, one wait")}
-    two, one = parts["9.3"], parts["9.4, one wait"]
+    parts = {loop: chapter_9.clocked(results.load("h200"), loop)["cycles"] for loop in ("two stops", "one stop")}
+    two, one = parts["two stops"], parts["one stop"]
     assert (two["stop"], two["end"], two["done"]) == (*warpgroups.TWO_STOPS[1:], warpgroups.GAP)
     assert (one["stop"], sum(one.values()) - one["stop"] - one["turn"]) == warpgroups.ONE_STOP[1:]
 
 
-@pytest.mark.parametrize(("number", "loop"), [("9.3", "9.3"), ("9.4", "9.4"), ("9.6", "9.6")])
+@pytest.mark.parametrize(("number", "loop"), [("9.3", "two stops"), ("9.4", "half overlapped"), ("9.6", "two stops, by turns")])
 def test_the_loops_that_are_measured_are_the_exercises_solutions(number, loop):
     def code(source):
         (function,) = ast.parse(source_of(source)).body

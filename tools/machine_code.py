@@ -26,8 +26,8 @@ from fa_tutorial.source import source_of, unwrapped
 from fa_tutorial.tuned import steps
 
 # Of the chapter's exercises in the ladder, of the forward that is used, of chapter 8's, of the backward.
-IN_LADDER = ("9.3", "9.4", "9.4, one wait", "9.4, second step")
-LOOPS = (*IN_LADDER, "order", "tuned", "backward")
+IN_LADDER = ("two stops", "one stop", "half overlapped", "overlapped")
+LOOPS = (*IN_LADDER, "finished", "chapter 8's", "backward")
 
 
 def disassembled(loop: str) -> str:
@@ -36,10 +36,10 @@ def disassembled(loop: str) -> str:
     with compiling.compiling_for(hardware.HOPPER_CAPABILITY) as launched:
         if loop == "backward":
             hopper.flash_backward(q, k, v, *rest, None, False, 0.5)
-        elif loop == "tuned":
+        elif loop == "chapter 8's":
             steps.flash_forward(q, k, v, False, 0.5, step=steps.LAST, tile=steps.LARGER[sass.D])
-        elif loop in hopper.forward.STEPS:
-            hopper.flash_forward(q, k, v, False, 0.5, step=hopper.forward.STEPS[loop])
+        elif loop == "finished":
+            hopper.flash_forward(q, k, v, False, 0.5, step=hopper.forward.STEPS["order"])
         else:
             hopper.ladder.flash_forward(q, k, v, 0.5, attend=chapter_9.attend_of(loop))
     # The backward launches prepare_kernel, backward_kernel, convert_kernel.
@@ -114,9 +114,9 @@ def _without_names(tree: ast.Module) -> ast.Module:
 
 def loop_fingerprints() -> dict[str, str]:
     """Of the kernel of each of LOOPS."""
-    kernels = {"order": hopper.forward.forward_kernel, "backward": hopper.backward.backward_kernel}
+    kernels = {"finished": hopper.forward.forward_kernel, "backward": hopper.backward.backward_kernel}
     kernels |= {loop: chapter_9.attend_of(loop) for loop in IN_LADDER}
-    kernels["tuned"] = steps.kernel(steps.LAST)
+    kernels["chapter 8's"] = steps.kernel(steps.LAST)
     return {loop: fingerprint(kernels[loop]) for loop in LOOPS}
 
 

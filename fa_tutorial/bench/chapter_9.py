@@ -1,7 +1,7 @@
 """Chapter 9: what its pages show of the stored results, which tools/measure measures. card: results.load's."""
 
+import collections
 import itertools
-import math
 import re
 import textwrap
 from collections.abc import Sequence
@@ -39,37 +39,37 @@ PASS = "mbarrier.arrive(turns.index(1 - C), count=1)\n"
 SUM_9_3 = "        acc = warpgroup_mma(p, v.index(stage), rescaled(acc, alpha), is_async=True)\n"
 TAKES_TURNS = ("empty, zeros", "empty, turns, zeros", 1), ("scale_log2, blocks):", "scale_log2, blocks, C):", 1)
 NOTE = "D = 128, no mask, S = 4,096"
-# What makes another loop of 9.4's: its second step; one wait for both matmuls; turns. Of 9.3's: 9.6, whose turn lasts
-# from p v to the next q kᵀ.
+# What makes another loop of the solution of 9.3, which has two stops, and of 9.4's, which ptxas leaves half overlapped.
+# A turn of 9.6 lasts from p v to the next q kᵀ.
 LOOP_CHANGES = {
-    "9.4": (),
-    "9.4, second step": ((P_V, "", 1), (STOP, f"        s = warpgroup_mma_wait(0, [s])\n{P_V}", 1)),
-    "9.4, one wait": ((STOP, "        s, acc, p = warpgroup_mma_wait(0, [s, acc, p])\n", 1), (SUM, "", 1)),
-    "9.4, by turns": (
-        *TAKES_TURNS, (SCORES, f"        mbarrier.wait(turns.index(C), (i - C) % 2)\n{SCORES}", 1),
-        (P_V, f"{P_V}        {PASS}", 1),
-    ),
-    "9.6": (
+    "two stops": (),
+    "two stops, by turns": (
         *TAKES_TURNS, ("    for i in", "    mbarrier.wait(turns.index(C), 1 - C)\n    for i in", 1),
         (SCORES, f"{SCORES}        {PASS}", 1),
         (SUM_9_3, "        acc = rescaled(acc, alpha)\n        mbarrier.wait(turns.index(C), (i + C) % 2)\n"
          + SUM_9_3.replace("rescaled(acc, alpha)", "acc"), 1),
         ("    return l, acc", f"    {PASS}    return l, acc", 1),
     ),
+    "half overlapped": (),
+    "half overlapped, by turns": (
+        *TAKES_TURNS, (SCORES, f"        mbarrier.wait(turns.index(C), (i - C) % 2)\n{SCORES}", 1),
+        (P_V, f"{P_V}        {PASS}", 1),
+    ),
+    "one stop": ((STOP, "        s, acc, p = warpgroup_mma_wait(0, [s, acc, p])\n", 1), (SUM, "", 1)),
+    "overlapped": ((P_V, "", 1), (STOP, f"        s = warpgroup_mma_wait(0, [s])\n{P_V}", 1)),
 }  # fmt: skip
-BY_TURNS = ("9.4, by turns", "9.6")
-TWO_STAGES = "9.4, one wait, 2 stages"  # one stop, whose ring has two stages in place of three
 
 
 def loop_of(name: str) -> str:
-    """The source of a consumer's loop: the solution of exercise "9.3", or one of LOOP_CHANGES."""
-    text = source_of(hopper.ladder.attend if name in ("9.3", "9.6") else hopper.ladder.attend_overlapped)
-    return edited(text, *LOOP_CHANGES.get(name, ()))
+    """The source of one of LOOP_CHANGES, a consumer's loop."""
+    solution = hopper.ladder.attend if name.startswith("two stops") else hopper.ladder.attend_overlapped
+    return edited(source_of(solution), *LOOP_CHANGES[name])
 
 
 def attend_of(name: str):
     """loop_of(name) as a function for ladder.forward_kernel, all but those that take turns."""
-    return defined(loop_of(name), vars(hopper.ladder))["attend" if name == "9.3" else "attend_overlapped"]
+    names = defined(loop_of(name), vars(hopper.ladder))
+    return names["attend" if name == "two stops" else "attend_overlapped"]
 
 
 def block_of(name: str) -> str:
@@ -78,139 +78,107 @@ def block_of(name: str) -> str:
     return "\n".join(line.split("  #")[0] for line in lines if not line.startswith("mbarrier.arrive(empty"))
 
 
-class Kernel(NamedTuple):
-    """A kernel of the chapter: its row of the results, its name on the page, and what a block does, in order."""
-
-    row: str
-    name: str
-    block: str
-
-
-KERNELS = (
-    Kernel("chapter 8's", "chapter 8's", "p v of the block before, q kᵀ, wait for both, softmax"),
-    Kernel("9.3", "two stops", "q kᵀ, wait for it, softmax, p v, wait for it"),
-    Kernel("9.4, one wait", "one stop", "q kᵀ, p v of the block before, wait for both, softmax"),
-    Kernel("9.4", "half overlapped", "the same matmuls, wait for q kᵀ, then for p v, softmax"),
-    Kernel("9.4, second step", "overlapped", "q kᵀ, wait, p v of the block before under the softmax"),
-    Kernel("persistent", "finished", "as half overlapped, but a program's ends are hidden"),
-)
-NAMES = {kernel.row: kernel.name for kernel in KERNELS}
+# What a block of each of the chapter's kernels does, in order.
+BLOCKS = {
+    "chapter 8's": "p v of the block before, q kᵀ, wait for both, softmax",
+    "two stops": "q kᵀ, wait for it, softmax, p v, wait for it",
+    "one stop": "q kᵀ, p v of the block before, wait for both, softmax",
+    "half overlapped": "the same matmuls, wait for q kᵀ, then for p v, softmax",
+    "overlapped": "q kᵀ, wait, p v of the block before under the softmax",
+    "finished": "as half overlapped, but a program's ends are hidden",
+}
 
 
-def remedies(card: dict[str, Any], run: str = "remedy") -> pd.DataFrame:
-    """The rows of one run, D = 128, full, S = 4,096, by name: cycles of an SM for 64 x 128 scores, MHz, and
-    where there are stamps the share of the time in which exactly one consumer is at a softmax. run: "remedy", or
-    "turns", which has the loops by turns."""
-    found = results.select(card["kernels"], kernel=run).set_index("provider")
-    table = found[["mhz"]].copy()
-    table["cycles"] = [_cycles_a_block(card, row) for _, row in found.iterrows()]
+def loops(card: dict[str, Any], **shape: int) -> pd.DataFrame:
+    """The kernels that were timed in turns, D = 128, full, S = 4,096, by name: "cycles" of an SM for 64 x 128 scores,
+    "mhz", "ms", "instructions" of a block where they were counted, and as "one" the share of the time in which exactly
+    one consumer is at a softmax, where there are stamps. shape: another than 16 heads."""
+    found = results.select(card["kernels"], kernel="loop", **{"H_q": 16} | shape).set_index("provider")
+    table = found[["mhz", "ms", "instructions"]].copy()
+    for column in ("cycles", "cycles_20", "cycles_80"):
+        table[column] = [_cycles_a_block(card, row, column) for _, row in found.iterrows()]
     table["one"] = [of[1] if isinstance(of, list) else None for of in found["softmax_at_once"]]
     return table
 
 
 def print_kernels(card: dict[str, Any]) -> None:
     """The chapter's six kernels: what a block does, and the cycles of an SM for 64 x 128 scores."""
-    table = remedies(card)
+    cycles = loops(card)["cycles"]
     print(f"{f'{gpu(card)}, {NOTE}':86}cycles")
-    for row, name, block in KERNELS:
-        print(f"{name:31}{block:54}{table.loc[row, 'cycles']:7,.0f}")
+    for name, block in BLOCKS.items():
+        print(f"{name:31}{block:54}{cycles[name]:7,.0f}")
 
 
-def print_cycles(card: dict[str, Any], rows: dict[str, str], run: str = "remedy") -> None:
-    """The cycles of an SM for 64 x 128 scores, by the words that are said of each row of remedies."""
-    table = remedies(card, run)
-    another = "" if run == "remedy" else ", another run"
-    print(f"{f'{gpu(card)}, {NOTE}{another}':50}cycles")
-    for name, words in rows.items():
-        print(f"{words:50}{table.loc[name, 'cycles']:6,.0f}")
+def print_cycles(card: dict[str, Any], *names: str) -> None:
+    """The cycles of an SM for 64 x 128 scores, of these loops."""
+    cycles = loops(card)["cycles"]
+    print(f"{f'{gpu(card)}, {NOTE}':50}cycles")
+    for name in names:
+        print(f"{name:50}{cycles[name]:6,.0f}")
 
 
 def print_late(card: dict[str, Any]) -> None:
     """Two stops, and the same with a late consumer 1: cycles, and those of the model of two consumers."""
-    table, late = remedies(card), "9.3, consumer 1 late"
+    table = loops(card)
     print(f"{'D = 128, cycles':34}{gpu(card):>6}   model, no ends")
-    for words, name, cycles in (("two stops", "9.3", 0), ("two stops, consumer 1 starts late", late, LATER)):
-        model, _ = two_consumers(TWO_STOPS, late=cycles)
-        print(f"{words:34}{table.loc[name, 'cycles']:6,.0f}{model:8,.0f}")
-    print(f"after a late start, by stamps: one at a softmax {table.loc[late, 'one']:.0%}")
+    for name, late in (("two stops", 0), ("two stops, consumer 1 late", LATER)):
+        model, _ = two_consumers(TWO_STOPS, late=late)
+        print(f"{name:34}{table.loc[name, 'cycles']:6,.0f}{model:8,.0f}")
+    print(f"after a late start, by stamps: one at a softmax {table.loc[name, 'one']:.0%}")
 
 
 def print_turns(card: dict[str, Any]) -> None:
     """Two stops and half overlapped, and both by turns: cycles and clock; and of two stops how often one consumer is at
     a softmax."""
-    words = "two stops", "two stops, by turns", "half overlapped", "half overlapped, by turns"
-    table, names = remedies(card, "turns"), ("9.3", "9.6", "9.4", "9.4, by turns")
-    print(f"{f'{gpu(card)}, {NOTE}, another run':50}cycles    MHz")
-    for name, said in zip(names, words, strict=True):
-        print(f"{said:50}{table.loc[name, 'cycles']:6,.0f}{table.loc[name, 'mhz']:7,}")
-    before, after = table.loc[["9.3", "9.6"], "one"]
+    table = loops(card)
+    print(f"{f'{gpu(card)}, {NOTE}':50}cycles    MHz")
+    for name in ("two stops", "two stops, by turns", "half overlapped", "half overlapped, by turns"):
+        print(f"{name:50}{table.loc[name, 'cycles']:6,.0f}{table.loc[name, 'mhz']:7,}")
+    before, after = table.loc[["two stops", "two stops, by turns"], "one"]
     print(f"two stops, by stamps: one at a softmax {before:.0%}, by turns {after:.0%}")
 
 
 LATER = 1200  # cycles by which a late consumer 1 begins after consumer 0
-# What takes cycles away, and its colour.
-SUSPECTS = {
-    1: ("late tiles, and collisions", "C4"), 3: ("away too long", "C1"), 4: ("a program's ends", "C2"),
+# From each kernel to the next, from chapter 8's to the finished one, whose part goes; and how it is drawn.
+CHANGES = {
+    "chapter 8's": ("", "0.9"), "one stop": ("suspects 1, 2: late tiles, and collisions", "C4"),
+    "half overlapped": ("suspect 3: away too long", "C1"), "finished": ("suspect 4: a program's ends", "C2"),
 }  # fmt: skip
-# From each kernel to the next, from chapter 8's to the finished one, D = 128: the suspect whose part it takes away.
-CHANGES = (("chapter 8's", None), ("9.4, one wait", 1), ("9.4", 3), ("persistent", 4))
-
-
-class Bar(NamedTuple):
-    """A kernel of the account: its cycles a block, what the change before it gave, and the suspect; its row."""
-
-    name: str
-    suspect: int | None
-    cycles: int
-    change: int
-    row: pd.Series
-
-
-def account(card: dict[str, Any]) -> list[Bar]:
-    """From chapter 8's kernel to the finished one, D = 128, full, S = 4,096: a kernel for each of CHANGES, in turns."""
-    bars, found = [], results.select(card["kernels"], kernel="remedy").set_index("provider")
-    for name, suspect in CHANGES:
-        cycles = round(_cycles_a_block(card, found.loc[name]))
-        bars.append(Bar(NAMES[name], suspect, cycles, cycles - bars[-1].cycles if bars else 0, found.loc[name]))
-    return bars
 
 
 def draw_account(card: dict[str, Any]) -> Figure:
-    """A bar for the cycles of each kernel of the account, with what its change saved; the line is what the matmuls take
-    by (9.1). Beside it, of the same calls, the cycles of the middle three fifths, the median time, and the clock."""
-    bars = account(card)
-    figure = Figure(figsize=(10, 1.6 + 0.38 * len(bars)))
-    ax = figure.subplots()
-    edge, matmuls = {"height": 0.72, "edgecolor": "black", "linewidth": 0.5}, 2 * matmul_cycles(128)
-    columns = {2_250: "middle 60 %", 2_680: "ms", 2_870: "MHz"}
-    for n, bar in enumerate(bars):
-        ax.barh(n, bar.cycles, facecolor="0.9", **edge)
-        said, saved = f"{bar.cycles:,}", -bar.change
-        if n:
-            ax.barh(n, saved, left=bar.cycles, facecolor=SUSPECTS[bar.suspect][1], **edge)
-            said += f"  −{saved:,}"
-        ax.text(bar.cycles + saved + 20, n, said, va="center", size="small")
-        low, high = (round(bar.cycles * bar.row[f"cycles_{q}"] / bar.row["cycles"]) for q in (20, 80))
-        told = f"{low:,} … {high:,}", f"{bar.row.ms:.2f}", f"{bar.row.mhz:,}"
-        for x, words in zip(columns, told, strict=True):
-            ax.text(x, n, words, va="center", size="small")
-    for x, words in columns.items():
-        ax.text(x, -0.6, words, va="bottom", size="small")
+    """A bar for the cycles of each kernel of CHANGES, with what its change saved; the line is what the matmuls take by
+    (9.1)."""
+    table = loops(card).loc[list(CHANGES)]
+    figure = Figure(figsize=(10, 2.9))
+    ax, matmuls = figure.subplots(), 2 * matmul_cycles(128)
+    before = None
+    for n, (name, row) in enumerate(table.iterrows()):
+        cycles = round(row["cycles"])
+        ax.barh(n, cycles, facecolor="0.9", **EDGE)
+        spread = (row.cycles_80 - row.cycles_20) / row.cycles / 2
+        ax.text(20, n, f"{cycles:,} ± {spread:.1%}", va="center", size="small")
+        if before:
+            ax.barh(n, before - cycles, left=cycles, facecolor=CHANGES[name][1], **EDGE)
+            ax.text(before + 15, n, f"−{before - cycles:,}", va="center", size="small")
+        before = cycles
+    ax.barh(n, matmuls - before, left=before, facecolor="white", hatch="////", **EDGE)
+    ax.text((matmuls + before) / 2, n + 0.42, f"{before - matmuls:,} left", ha="center", va="top", size="small")
     ax.axvline(matmuls, color="black", linestyle="--", linewidth=1.3)
-    ax.text(matmuls + 15, -0.6, f"the matmuls alone (9.1): {matmuls:,}", ha="left", va="bottom", size="small")
-    ax.set(xlim=(0, 3_100), ylim=(len(bars) - 0.5, -1.15), xticks=range(0, 2_001, 500))
+    ax.text(matmuls + 10, -0.55, f"the matmuls alone (9.1): {matmuls:,}", ha="left", va="bottom", size="small")
+    ax.set(xlim=(0, 1_900), ylim=(len(table) - 0.2, -1.05))
     ax.set_xlabel(f"cycles for 64 x 128 scores, {gpu(card)}, {NOTE}", loc="left")
-    _lanes(ax, [bar.name for bar in bars])
-    handles = [Patch(facecolor=colour, edgecolor="black") for _, colour in SUSPECTS.values()]
-    words = [f"suspect {suspect}: {words}" for suspect, (words, _) in SUSPECTS.items()]
-    figure.legend(handles, words, loc="outside lower center", ncols=3)
+    _lanes(ax, list(table.index))
+    told = [change for change in CHANGES.values() if change[0]]
+    handles = [Patch(facecolor=colour, edgecolor="black") for _, colour in told]
+    figure.legend(handles, [words for words, _ in told], loc="outside lower center", ncols=3)
     return figure
 
 
-def _cycles_a_block(card: dict[str, Any], row: pd.Series | dict[str, Any]) -> float:
+def _cycles_a_block(card: dict[str, Any], row: pd.Series, column: str = "cycles") -> float:
     """Cycles of an SM for 64 x 128 scores that are seen."""
     blocks = row["B"] * row["H_q"] * ledger.visible_pairs(row["S_q"], row["S_q"], row["is_causal"]) / (ROWS * KEYS)
-    return row["cycles"] / blocks * card["provenance"]["multiprocessors"]
+    return row[column] / blocks * card["provenance"]["multiprocessors"]
 
 
 def clocked(card: dict[str, Any], loop: str) -> pd.Series:
@@ -251,52 +219,35 @@ def mean_parts(row: pd.Series) -> list[tuple[str, int]]:
 
 
 class Block(NamedTuple):
-    """The cycles of a mean block at D = 128, by stamps: a warpgroup waits for matmuls, it waits for k where stamps tell
-    that wait from the rest, and all others."""
+    """The cycles of a consumer's mean block at D = 128, by stamps: it waits for matmuls, for tiles, and all others."""
 
     waits: int
-    k: int
+    tiles: int
     away: int
 
 
-CLOCKED = NAMES | {"tuned, alone": "chapter 8's, alone on an SM", "tuned": "chapter 8's", "hopper": "finished"}
-
-
 def by_stamps(card: dict[str, Any], loop: str) -> Block:
-    """A mean block of a clocked loop, one of CLOCKED."""
-    cycles = clocked(card, loop)["cycles"]
-    if loop.startswith("tuned"):
-        return Block(cycles["p v to asked"] + cycles["k to stop"], cycles["asked to k"], cycles["away"])
-    if loop == "hopper":
-        return Block(cycles["k"], 0, cycles["s"] + cycles["packed"])
-    parts = mean_parts(clocked(card, loop))
-    waits = sum(cycles for part, cycles in parts if part == "matmul")
-    return Block(waits, 0, sum(cycles for _, cycles in parts) - waits)
-
-
-def stamped_call(card: dict[str, Any], loop: str) -> int:
-    """Cycles of an SM for 64 x 128 scores, of a whole call of a clocked loop."""
+    """A mean block of a clocked loop."""
     row = clocked(card, loop)
-    return round(_cycles_a_block(card, {**row, "cycles": row["call"]}))
+    if loop == "chapter 8's":
+        cycles = row["cycles"]
+        return Block(cycles["p v to asked"] + cycles["k to stop"], cycles["asked to k"], cycles["away"])
+    parts: collections.Counter[str] = collections.Counter()
+    for part, cycles in mean_parts(row):
+        parts[part] += cycles
+    return Block(parts["matmul"], parts["tiles"], parts["softmax"] + parts["rest"])
 
 
-def print_blocks(card: dict[str, Any], *loops: str, ends: bool = False) -> None:
-    """by_stamps of `loops`, and an SM's cycles for each block, beside what is best: a warpgroup waits for its own
-    matmuls, and is away while the other's run (9.1). ends: also a stamped call's cycles a block, what of them is in no
-    block because some SMs have a program or work tile less than others, and what remains."""
-    print(f"{f'{gpu(card)}, cycles of a mean block':31}  waits  for k   away    sum   SM's", end="")
-    print("   call  idle SMs   ends" if ends else "")
-    for loop in loops:
-        block, row = by_stamps(card, loop), clocked(card, loop)
-        one = round(sum(block) / (1 if "alone" in loop else 2))  # of an SM, which two warpgroups share
-        print(f"{CLOCKED[loop]:31}{block.waits:7,}{block.k or '–':>7}{block.away:7,}{sum(block):7,}{one:7,}", end="")
-        call = stamped_call(card, loop)
-        programs = row["B"] * row["H_q"] * row["S_q"] // (2 * ROWS) / card["provenance"]["multiprocessors"]
-        idle = round(call * (1 - programs / math.ceil(programs)))
-        print(f"{call:7,}{idle:10}{call - one - idle:7}" if ends else "")
-    if not ends:
-        best = 2 * matmul_cycles(128)
-        print(f"{'at best':31}{best:7,}{0:7}{best:7,}{2 * best:7,}{best:7,}")
+def print_blocks(card: dict[str, Any], *loops: str, difference: bool = False) -> None:
+    """by_stamps of `loops`, halved, as two consumers share an SM, beside what is best: each waits for its own matmuls,
+    and is away while the other's run (9.1). difference: of the first two loops, too."""
+    print(f"{f'{gpu(card)}, by stamps, cycles of the SM':40}  waits  tiles   away    sum")
+    blocks = {loop: [cycles // 2 for cycles in by_stamps(card, loop)] for loop in loops}
+    if difference:
+        blocks["difference"] = [a - b for a, b in zip(*blocks.values(), strict=True)]
+    blocks["at best"] = [matmul_cycles(128), 0, matmul_cycles(128)]
+    for loop, block in blocks.items():
+        print(f"{loop:40}" + "".join(f"{cycles:7,}" for cycles in (*block, sum(block))))
 
 
 def draw_clocked(card: dict[str, Any], *loops: str) -> Figure:
@@ -313,7 +264,7 @@ def draw_clocked(card: dict[str, Any], *loops: str) -> Figure:
         _busy(ax, 2, first, last, spans, facecolor="white")
         _lanes(ax, ["consumer 0", "consumer 1", "both wait\nfor matmuls"])
         share = sum(end - start for start, end in spans) / (last - first)
-        ax.set_title(f"{NAMES[loop]}: both wait for {share:.0%} of the time", loc="left", fontsize="medium")
+        ax.set_title(f"{loop}: both wait for {share:.0%} of the time", loc="left", fontsize="medium")
     panels[-1].set(xlim=(0, 13_000), xlabel=f"cycles of the SM, {gpu(card)}, {NOTE}")
     handles = [Patch(edgecolor="black", **look) for _, look in PARTS.values()]
     figure.legend(handles, [words for words, _ in PARTS.values()], loc="outside lower center", ncols=4)
@@ -346,45 +297,39 @@ def _lanes(ax: Axes, names: Sequence[str]) -> None:
     ax.grid(False)
 
 
-# What the finished kernel does without, or by a polynomial: the rows of tools/measure.
-WITHOUT = {
-    "whole": "finished", "exponentials": "without exponentials", "sum": "without the sum of p",
-    "rescaling": "without rescaling acc", "maximum, rescaling": "without maximum and rescaling",
-    "all": "without all of these", "one in 16 by a polynomial": "every 16th exponential a polynomial",
-    "one in 4 by a polynomial": "every 4th exponential a polynomial",
-}  # fmt: skip
-
-
 def draw_parts(card: dict[str, Any]) -> Figure:
-    """The finished kernel without a part of its softmax, and with exponentials by a polynomial, D = 128, full,
-    S = 4,096: an SM's cycles for 64 x 128 scores beyond those of the matmuls, and instructions a block."""
-    found = results.select(card["kernels"], chapter=9, kernel="part").set_index("provider").loc[list(WITHOUT)]
-    figure = Figure(figsize=(10, 3))
+    """The finished kernel, with 33 heads in place of 16, whose work tiles 132 SMs share evenly, without parts of its
+    softmax, and with exponentials by a polynomial, D = 128, full, S = 4,096: an SM's cycles for 64 x 128 scores beyond
+    those of the matmuls, and instructions a block."""
+    found, shared = loops(card), loops(card, H_q=33).rename({"finished": "finished, SMs share evenly"})
+    found = found[found.index.str.match("finished($|, with)")]
+    found = pd.concat([found[:1], shared, found[1:]])
+    figure = Figure(figsize=(10, 3.3))
     ax, matmuls = figure.subplots(), 2 * matmul_cycles(128)
     for n, (name, row) in enumerate(found.iterrows()):
-        beyond = _cycles_a_block(card, row) - matmuls
-        ax.barh(n, beyond, facecolor="C3" if "polynomial" in name else "C1", **EDGE)
-        ax.text(beyond + 4, n, f"{beyond:,.0f}", va="center", size="small")
+        beyond = round(row.cycles - matmuls)
+        colour = "C3" if "polynomial" in name else "C1" if "without" in name else "0.85"
+        ax.barh(n, beyond, facecolor=colour, **EDGE)
+        ax.text(beyond + 4, n, f"{beyond:,}", va="center", size="small")
         ax.text(440, n, f"{row.instructions:.0f}", va="center", ha="right", size="small")
     ax.text(440, -0.6, "instructions", va="bottom", ha="right", size="small")
     ax.set(xlim=(0, 445), ylim=(len(found) - 0.5, -1.2))
-    _lanes(ax, list(WITHOUT.values()))
-    ax.set_xlabel(f"cycles beyond the matmuls' {matmuls:,} (9.1), for 64 x 128 scores, {gpu(card)}, {NOTE}", loc="left")
+    _lanes(ax, [name.removeprefix("finished, ").removeprefix("with ") for name in found.index])
+    ax.set_xlabel(f"cycles for 64 x 128 scores beyond the matmuls' {matmuls:,}, {gpu(card)}, {NOTE}", loc="left")
     return figure
 
 
 def print_beside(card: dict[str, Any]) -> None:
     """One stop's waits and away, by what the other consumer does."""
-    print(f"{f'one stop, {gpu(card)}, cycles of a mean block':45}waits   away")
-    others = {", beside idle": "only releases its tiles", ", beside matmuls": "only multiplies", "": "as usual"}
-    for row, words in others.items():
-        block = by_stamps(card, f"9.4, one wait{row}")
-        print(f"{f'consumer 1 {words}':45}{block.waits:5,}{block.away:7,}")
+    print(f"{f'one stop, {gpu(card)}, cycles of a consumer':45}waits  tiles   away")
+    for words in (", consumer 1 only releases its tiles", ", consumer 1 only multiplies", ""):
+        block = by_stamps(card, f"one stop{words}")
+        print(f"{words.removeprefix(', ') or 'consumer 1 as usual':45}{block.waits:5,}{block.tiles:7,}{block.away:7,}")
 
 
 def print_maximum(card: dict[str, Any]) -> None:
     """D = 128, one stop, beside a second consumer: the cycles of a block's maximum by stamps."""
-    row = clocked(card, "9.4, one wait, its maximum")
+    row = clocked(card, "one stop, its maximum")
     print(f"one stop, {gpu(card)}: {row['cycles']['stop']} cycles from the scores to their maximum")
 
 

@@ -1,4 +1,4 @@
-"""Chapter 9: each remedy, the finished kernel's steps, the ladder's errors, and from which size on "auto" takes
+"""Chapter 9: its loops, the finished kernel's steps, the ladder's errors, and from which size on "auto" takes
 Hopper's kernels.
 """
 
@@ -23,7 +23,7 @@ from measure.stamps import completed, mean_parts, mean_shares, of_the_usual
 from measure.turns import by_shape, in_turns
 
 hardware.require_triton("Chapter 9's measurements")
-from fa_tutorial.bench.chapter_9 import BY_TURNS, LATER, STAMPS, TWO_STAGES  # noqa: E402
+from fa_tutorial.bench.chapter_9 import LATER, LOOP_CHANGES, STAMPS  # noqa: E402
 from fa_tutorial.hopper import ladder  # noqa: E402
 
 SPEEDS = ("hopper", "tuned", "basic", "sdpa_cudnn", "sdpa_flash", "flash_attn_4")
@@ -57,11 +57,11 @@ def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
 def clocked_cases() -> Iterator[Measurement]:
     """When a consumer is where in its loop, by the SM's clock: D = 128, full, S = 4,096, 3 stages."""
     shape = at_4096(128, False)
-    for loop in ("9.3", "9.4, one wait", "9.4, second step"):
+    for loop in ("two stops", "one stop", "overlapped"):
         yield about(9, "clocked", loop, **vars(shape)), partial(_clocked_row, shape, loop)
-    yield about(9, "clocked", "9.4, one wait, its maximum", **vars(shape)), partial(_first_row, shape, maximum=True)
+    yield about(9, "clocked", "one stop, its maximum", **vars(shape)), partial(_first_row, shape, maximum=True)
     for instead in loops.INSTEAD:
-        words = about(9, "clocked", f"9.4, one wait, beside {instead}", **vars(shape))
+        words = about(9, "clocked", f"one stop, consumer 1 {instead}", **vars(shape))
         yield words, partial(_first_row, shape, instead=instead)
 
 
@@ -86,7 +86,7 @@ def _first_row(shape: Shape, **change: Any) -> dict[str, Any]:
     """The mean cycles of consumer 0, by STAMPS. With `maximum`, "stop" is the maximum's, "softmax" that of the
     exponentials and their sum; instead: what consumer 1 does, one of loops.INSTEAD."""
     q, k, v = inputs(shape)
-    call = partial(loops.flash_forward, q, k, v, False, shape.D**-0.5, loop="9.4, one wait", **change)
+    call = partial(loops.flash_forward, q, k, v, False, shape.D**-0.5, loop="one stop", **change)
     return {"cycles": mean_parts(_clock_of(call, shape)[:, :1])}
 
 
@@ -110,35 +110,28 @@ def _at_once(clock: torch.Tensor) -> list[float]:
     return mean_shares(clock[5::37])
 
 
-def remedies_of() -> dict[str, Call]:
-    """Name -> a forward that takes 64 rows and 128 keys, or as many scores, a block, D = 128: chapter 8's, and each
-    that chapter 9 tries. "persistent" is hopper's kernel, where there is no mask."""
+PART_OF = {f"finished, {part}": part for part in finished_parts.PARTS}
+
+
+def loops_of() -> dict[str, Call]:
+    """Name -> a forward that takes 64 rows and 128 keys, or as many scores, a block, D = 128: chapter 8's, each loop of
+    chapter 9, the finished kernel, and this without parts of its softmax."""
     found: dict[str, Call] = {"chapter 8's": partial(tuned.flash_forward, tile=steps.LARGER[128])}
-    found["9.3, consumer 1 late"] = partial(loops.flash_forward, loop="9.3", late=LATER)
-    found |= {loop: partial(loops.flash_forward, loop=loop) for loop in loops.LOOPS if loop not in BY_TURNS}
-    found[TWO_STAGES] = partial(loops.flash_forward, loop="9.4, one wait", stages=2)
-    return found | {"persistent": partial(hopper.flash_forward, step=hopper.forward.STEPS["order"])}
+    found |= {loop: partial(loops.flash_forward, loop=loop) for loop in LOOP_CHANGES}
+    found["two stops, consumer 1 late"] = partial(loops.flash_forward, loop="two stops", late=LATER)
+    found["one stop, two stages"] = partial(loops.flash_forward, loop="one stop", stages=2)
+    for name, step in (("finished, a program each", "overlap"), ("finished", "order")):
+        found[name] = partial(hopper.flash_forward, step=hopper.forward.STEPS[step])
+    return found | {name: finished_parts.forward(part) for name, part in PART_OF.items()}
 
 
-def turns_of() -> dict[str, Call]:
-    """Name -> a forward, D = 128: the loop with two stops and the half overlapped one, and both by turns; and hopper's
-    kernel with a program for each work tile, and persistent."""
-    found: dict[str, Call] = {
-        loop: partial(loops.flash_forward, loop=loop) for loop in ("9.3", "9.6", "9.4", "9.4, by turns")
-    }
-    steps = {"a program each": "overlap", "persistent": "order"}
-    return found | {name: partial(hopper.flash_forward, step=hopper.forward.STEPS[of]) for name, of in steps.items()}
-
-
-def remedy_cases() -> Iterator[Measurement]:
-    """Each of remedies_of in turns, full, S = 4,096: cycles, MHz and TFLOP/s of the same calls without stamps; and of
-    most of them by stamps, in further calls, the share of the time in which 0, 1, 2 consumers are at a softmax."""
-    yield from by_shape(9, "remedy", partial(_settled_rows, remedies_of()), [at_4096(128, False)], remedies_of())
-
-
-def turns_cases() -> Iterator[Measurement]:
-    """Each of turns_of in turns, as in remedy_cases."""
-    yield from by_shape(9, "turns", partial(_settled_rows, turns_of()), [at_4096(128, False)], turns_of())
+def loop_cases() -> Iterator[Measurement]:
+    """Each of loops_of in turns, full, S = 4,096: cycles, MHz and TFLOP/s of the same calls; of most loops by stamps,
+    in further calls, the share of the time in which 0, 1, 2 consumers are at a softmax; of the finished kernel's forms
+    the instructions of a block. And the finished one with work tiles that 132 SMs share evenly."""
+    yield from by_shape(9, "loop", partial(_settled_rows, loops_of()), [at_4096(128, False)], loops_of())
+    shared = {"finished": loops_of()["finished"]}
+    yield from by_shape(9, "loop", partial(_settled_rows, shared), [Shape(4, 33, 33, 4096, 4096, 128, False)], shared)
 
 
 def _settled_rows(forwards: dict[str, Call], shape: Shape) -> dict[str, dict[str, Any]]:
@@ -148,6 +141,8 @@ def _settled_rows(forwards: dict[str, Call], shape: Shape) -> dict[str, dict[str
     for name, row in rows.items():
         if name in loops.STAMPED or name.endswith("late"):
             row["softmax_at_once"] = _at_once(_clock_of(calls[name], shape))
+        elif name.startswith("finished"):
+            row["instructions"] = finished_parts.instructions(PART_OF.get(name, "hopper"))
     return rows
 
 
@@ -195,7 +190,7 @@ def _auto_rule_row(provider: str, S: int, D: int, heads: int, is_causal: bool, m
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
-        step_cases(), remedy_cases(), turns_cases(), clocked_cases(),
-        chapter_8_clock.clocked_cases(), finished_clock.clocked_cases(), finished_parts.part_cases(),
+        step_cases(), loop_cases(), clocked_cases(),
+        chapter_8_clock.clocked_cases(), finished_clock.clocked_cases(),
         backward_orders.order_cases(), error_cases(), auto_rule_cases(),
     )  # fmt: skip

@@ -4,18 +4,11 @@ Without a part the result is wrong; the cycles say what the part costs.
 """
 
 import functools
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from collections.abc import Callable
 
 from fa_tutorial import hopper, sass
-from fa_tutorial.bench.cases import Shape
-from fa_tutorial.bench.chapter_8 import at_4096, inputs
-from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tuned import launching
-from measure.clocks import cycles_in_turns
-from measure.turns import by_shape
 
 STEP = """    p, m, alpha = softmax_step(s, m, scale_log2, seen, MASK)
     l = alpha * l + gl.sum(p, axis=1)
@@ -70,48 +63,28 @@ def by_both(each: int) -> list[tuple[str, str, int]]:
 
 
 PARTS: dict[str, list[tuple[str, str, int]]] = {
-    "whole": [],
-    "exponentials": [EXPONENTIALS],
-    "sum": [SUM],
-    "rescaling": [RESCALING],
-    "maximum, rescaling": [MAXIMUM, RESCALING],
-    "all": [MAXIMUM, EXPONENTIALS, SUM, RESCALING],
-    "one in 4 by a polynomial": by_both(4),
-    "one in 16 by a polynomial": by_both(16),
+    "without exponentials": [EXPONENTIALS],
+    "without the sum of p": [SUM],
+    "without rescaling acc": [RESCALING],
+    "without maximum and rescaling": [MAXIMUM, RESCALING],
+    "without all of these": [MAXIMUM, EXPONENTIALS, SUM, RESCALING],
+    "with every 4th exponential by a polynomial": by_both(4),
+    "with every 16th exponential by a polynomial": by_both(16),
 }
 
 
 @functools.cache
-def forward(without: str) -> Callable:
-    """hopper.flash_forward without one of PARTS, where there is no mask."""
+def forward(part: str) -> Callable:
+    """hopper.flash_forward with one of PARTS, where there is no mask."""
     module = hopper.forward
-    edits = (STEP, BY_PARTS, 1), *PARTS[without], ('key = ("hopper", ', f'key = ("without {without}", ', 1)
+    edits = (STEP, BY_PARTS, 1), *PARTS[part], ('key = ("hopper", ', f'key = ("{part}", ', 1)
     names = {"__name__": module.__name__, "mul_up": hopper.softmax.mul_up}
     return defined(edited(source_of(module), *edits), names)["flash_forward"]
 
 
-def part_cases() -> Iterator[Measurement]:
-    """The forward without each of PARTS, in turns, full, S = 4,096: SM cycles, and the instructions of a block."""
-    return by_shape(9, "part", _parts_in_turns, [at_4096(128, False)], PARTS)
-
-
-def _parts_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    q, k, v = inputs(shape)
-    calls = {name: partial(forward(name), q, k, v, False, shape.D**-0.5) for name in PARTS}
-    truth = hopper.flash_forward(q, k, v, False, shape.D**-0.5)[0]
-    errors = {name: (call()[0] - truth).abs().max().item() for name, call in calls.items()}
+def instructions(kernel: str) -> int:
+    """Of a block without a mask, the shortest loop with two matmuls' 16 HGMMA, of a kernel that has run: "hopper", or
+    one of PARTS."""
     made = {key[0]: launch.compiled for (key, _), launch in launching._prepared.items()}
-    cycles = cycles_in_turns(calls)
-    return {
-        name: {
-            "cycles": cycles[name],
-            "instructions": _instructions(sass.sass_of(made[f"without {name}"])),
-            "differs": round(errors[name], 5),
-        }
-        for name in PARTS
-    }
-
-
-def _instructions(text: str) -> int:
-    """Of the shortest loop with the 16 HGMMA of two matmuls: a block without a mask."""
-    return min(len(loop) for loop in sass.loops(text) if sum(name.startswith("HGMMA") for name in loop) == 16)
+    loops = sass.loops(sass.sass_of(made[kernel]))
+    return min(len(loop) for loop in loops if sum(name.startswith("HGMMA") for name in loop) == 16)

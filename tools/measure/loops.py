@@ -10,7 +10,7 @@ from functools import cache
 import torch
 
 from fa_tutorial import hardware
-from fa_tutorial.bench.chapter_9 import LOOP_CHANGES, SCORES, STAMPS, SUM, loop_of
+from fa_tutorial.bench.chapter_9 import SCORES, STAMPS, SUM, loop_of
 from fa_tutorial.source import defined, edited, source_of
 
 hardware.require_triton("Chapter 9's measurements")
@@ -19,7 +19,6 @@ from triton.experimental.gluon import language as gl  # noqa: E402
 
 from fa_tutorial.hopper import ladder  # noqa: E402
 
-LOOPS = ("9.3", *LOOP_CHANGES)
 N_STAMPS = gl.constexpr(len(STAMPS))
 TILES = "        mbarrier.wait(full.index(stage), parity)\n"
 BOTH = "        s, acc, p = warpgroup_mma_wait(0, [s, acc, p])\n"
@@ -46,20 +45,20 @@ def behind(line: str, n: int, after: str) -> tuple[str, str, int]:
 
 
 SOFTMAX = "        p_new, m, l, alpha = softmax_step(s, m, l, scale_log2)\n"
-# Where a loop's stamps are stored: behind these lines, and FOR_ALL_OF_9_4. Of 9.4, by turns or not, none, as its second
-# wait lies inside the softmax.
+# Where a loop's stamps are stored: behind these lines, and WITHOUT_TWO_STOPS. Of the half
+# overlapped loop, by turns or not, none, as its second wait lies inside the softmax.
 STAMPED = {
-    "9.3": (
+    "two stops": (
         behind(TILES, 0, "m"), ("  # [64, 128]\n        p, m", f"\n{stamp(2, 'm')}        p, m", 1),
         behind("        p, m, l, alpha = softmax_step(s, m, l, scale_log2)\n", 3, "l"),
         behind("        p = left_operand(p, acc, v.dtype)\n", 5, "l"),
         behind("        acc = warpgroup_mma_wait(0, [acc])  # [64, D]\n", 6, "l"),
     ),
-    "9.4, one wait": (behind(BOTH, 2, "m"), behind(SOFTMAX, 3, "l")),
-    "9.4, second step": (behind(SECOND, 2, "m"), behind(SOFTMAX, 3, "l"), behind(SUM, 4, "l")),
+    "one stop": (behind(BOTH, 2, "m"), behind(SOFTMAX, 3, "l")),
+    "overlapped": (behind(SECOND, 2, "m"), behind(SOFTMAX, 3, "l"), behind(SUM, 4, "l")),
 }  # fmt: skip
-STAMPED["9.6"] = STAMPED["9.3"]
-FOR_ALL_OF_9_4 = (
+STAMPED["two stops, by turns"] = STAMPED["two stops"]
+WITHOUT_TWO_STOPS = (
     (TILES, stamp(5, "l", "i - 1") + TILES + stamp(0, "m"), 1), (SCORES, stamp(1, "m") + SCORES, 1),
 )  # fmt: skip
 
@@ -81,15 +80,15 @@ WAITS = """
 
 
 STAGES = "    STAGES: gl.constexpr = k.shape[0]\n"
-# What consumer 1 does in place of the loop: it only releases its tiles, or only multiplies.
+# What consumer 1 does in place of the loop.
 INSTEAD = {
-    "idle": """    if C == 1:
+    "only releases its tiles": """    if C == 1:
         for i in range(blocks):
             mbarrier.wait(full.index(i % STAGES), i // STAGES % 2)
             mbarrier.arrive(empty.index(i % STAGES), count=1)
         return l, acc
 """,
-    "matmuls": """    if C == 1:
+    "only multiplies": """    if C == 1:
         p, s = left_operand(zeros, acc, v.dtype), zeros
         for i in range(blocks):
             mbarrier.wait(full.index(i % STAGES), i // STAGES % 2)
@@ -111,14 +110,14 @@ def attend_of(name: str, stamped: bool, maximum: bool, instead: str) -> str:
     text = text.replace(head, head.replace("turns, ", "").removesuffix(", C") + more, 1)
     text = text.replace("def attend_overlapped(", "def attend(")
     stamps = MAXIMUM if maximum else STAMPED[name] if stamped else ()
-    text = edited(text, *stamps, *(FOR_ALL_OF_9_4 if stamped and name.startswith("9.4") else ()))
+    text = edited(text, *stamps, *(() if not stamped or name.startswith("two stops") else WITHOUT_TWO_STOPS))
     return edited(text, (STAGES, STAGES + INSTEAD[instead], 1)) if instead else text
 
 
 @cache
 def module_of(name: str, stamped: bool, late: int, maximum: bool, instead: str) -> dict:
-    """The names of `ladder` with one of LOOPS as attend, with turns, stamps, and a consumer 1 that begins late, or does
-    one of INSTEAD."""
+    """The names of `ladder` with one of LOOP_CHANGES as attend, with turns, stamps, and a consumer 1 that begins late,
+    or does one of INSTEAD."""
     text = source_of(ladder)
     start, end = (text.index(f"@gluon.jit\ndef {part}(") for part in ("attend", "consumer"))
     text = f"{text[:start]}{attend_of(name, stamped, maximum, instead)}\n\n\n{text[end:]}"
@@ -146,11 +145,11 @@ def flash_forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, _: bool, scale: float, *, loop: str, stages: int = 3,
     stamps: torch.Tensor | None = None, late: int = 0, maximum: bool = False, instead: str = "",
 ) -> torch.Tensor:  # fmt: skip
-    """o, full, by ladder's kernel with one of LOOPS. stamps: (B · H · S // ROWS, 2, S // ROWS, N_STAMPS) int64 for the
-    clock, of which row 0 gets "packed" alone; `maximum`: those of MAXIMUM. Consumer 1 begins `late` cycles late, or
-    does one of INSTEAD."""
-    if loop in ("9.3", "9.4") and not late and stamps is None:
-        attend = ladder.attend if loop == "9.3" else ladder.attend_overlapped
+    """o, full, by ladder's kernel with one of LOOP_CHANGES. stamps: (B · H · S // ROWS, 2, S // ROWS, N_STAMPS) int64
+    for the clock, of which row 0 gets "packed" alone; `maximum`: those of MAXIMUM. Consumer 1 begins `late` cycles
+    late, or does one of INSTEAD."""
+    if loop in ("two stops", "half overlapped") and not late and stamps is None:
+        attend = ladder.attend if loop == "two stops" else ladder.attend_overlapped
         return ladder.flash_forward(q, k, v, scale, attend=attend, stages=stages)
     names = module_of(loop, stamps is not None, late, maximum, instead)
     B, H, S, D = q.shape
