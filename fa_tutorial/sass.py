@@ -63,13 +63,13 @@ class Line(NamedTuple):
     text: str
 
 
-def parts_of(sass: str) -> tuple[list[Line], list[Line]]:
-    """In nvdisasm's text what stands before the inner loop, and the loop."""
+def loop_lines(sass: str) -> list[Line]:
+    """The inner loop in nvdisasm's text."""
     found = [(INSTRUCTION.search(line), line) for line in sass.splitlines()]
     lines = [Line(match[1], " ".join(COMMENT.sub("", line).replace(";", "").split())) for match, line in found if match]
     loop, names = inner_loop(sass), [line.name for line in lines]
     start = next(i for i in range(len(names)) if names[i : i + len(loop)] == loop)
-    return lines[:start], lines[start : start + len(loop)]
+    return lines[start : start + len(loop)]
 
 
 def of_one_score(loop: Sequence[Line]) -> list[Line]:
@@ -92,18 +92,12 @@ def of_one_score(loop: Sequence[Line]) -> list[Line]:
 
 def loop_of(step: str, tile: TileConfig, D: int) -> list[Line]:
     """The loop of chapter 8's kernel after `step`, full, compiled here. As `compiled`, with no GPU."""
-    return with_what_is_before(step, tile, D)[1]
+    made = _in_a_process(f"sass._step_loop({step!r}, {astuple(tile)!r}, {D})", "attend")
+    return [Line(*line) for line in made]
 
 
-def with_what_is_before(step: str, tile: TileConfig, D: int) -> tuple[list[Line], list[Line]]:
-    """What stands before loop_of's loop, and the loop."""
-    made = _in_a_process(f"sass._step_parts({step!r}, {astuple(tile)!r}, {D})", "attend")
-    before, loop = ([Line(*line) for line in part] for part in made)
-    return before, loop
-
-
-def _step_parts(step: str, tile: tuple[int, ...], D: int) -> tuple[list[Line], list[Line]]:
-    return parts_of(sass_of(_compiled_step(D, False, step, tile)[0]))
+def _step_loop(step: str, tile: tuple[int, ...], D: int) -> list[Line]:
+    return loop_lines(sass_of(_compiled_step(D, False, step, tile)[0]))
 
 
 def _compiled_step(D: int, is_causal: bool, step: str, tile: tuple[int, ...]) -> tuple[Any, str]:

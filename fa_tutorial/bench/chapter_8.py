@@ -272,9 +272,9 @@ def time_until_done(programs: Iterable[tuple[int, int]], places: int) -> int:
 
 
 def tiles_of_h200() -> pd.DataFrame:
-    """Of each tile in TILE_RUN's run: what the compiler makes of the finished kernel's loop, and the H200's cycles for
-    64 x 64 scores, its clock and its rates in full attention and under the causal mask; "alone": for 64 x 64 scores of
-    one program that has an SM for itself."""
+    """Of each tile in TILE_RUN's run whose warps have 16 rows or more, as Hopper's matmul takes them: what the compiler
+    makes of the finished kernel's loop, and the H200's cycles for 64 x 64 scores, its clock and its rates in full
+    attention and under the causal mask; "alone": for 64 x 64 scores of one program that has an SM for itself."""
     made = {(row["D"], in_words(TileConfig(*row["tile"]))): row for row in compiled_tiles()}
     tile_of = {in_words(TileConfig(*tile)): tile for D in TILES for tile in tiles_of(D)}
     stored = [row for D, kernel in TILE_RUN.items() for row in kernels_of_h200(kernel) if row["D"] == D]
@@ -284,7 +284,9 @@ def tiles_of_h200() -> pd.DataFrame:
     for full in (row for row in stored if not row["is_causal"]):
         D, words = full["D"], full["provider"]
         code = full if "loop" in full else made[D, words]
-        block_m, block_n, *_ = tile_of[words]
+        block_m, block_n, warps, _ = tile_of[words]
+        if block_m < 16 * warps:
+            continue
         rows.append(
             {"D": D, "name": words, "tile": tile_of[words], "spills loaded": code["LDL"]}
             | {key: code[key] for key in ("loop", "registers", "shared_bytes")}
@@ -296,45 +298,39 @@ def tiles_of_h200() -> pd.DataFrame:
 
 
 BLACK_LINE: dict = {"marker": "|", "linestyle": "", "markersize": 12, "markeredgewidth": 2, "color": "black"}
-PROGRAM_LOOKS = {1: ("^", "vermilion"), 2: ("o", "yellow"), 3: ("s", "sky"), 4: ("D", "blue")}  # by programs on an SM
+TILE_LOOKS = {64: ("o", "sky", -1), 128: ("s", "vermilion", 1)}  # by D: marker, colour, side
 
 
 def draw_tiles(tiles: pd.DataFrame) -> Figure:
-    """Of each of tiles_of_h200's tiles, the fastest first: "by (8.4)" as a bar and "alone" shared among "programs" as a
-    line; the H200's cycles as a mark that tells the programs on an SM, and how far they are from the larger of both."""
-    figure = Figure(figsize=(10.5, 5.4))
-    for ax, D in zip(figure.subplots(1, 2, width_ratios=(5, 6)), (64, 128), strict=True):
-        of = tiles[tiles["D"] == D].sort_values("cycles").to_dict("records")
-        for y, row in enumerate(of):
-            block_m, _, warps, _ = row["tile"]
-            marker, colour = PROGRAM_LOOKS[row["programs"]]
-            both = row["by (8.4)"], row["alone"] / row["programs"]
-            ax.barh(y, both[0], color="0.82", height=0.62)
-            ax.vlines(both[1], y - 0.4, y + 0.4, color="black", linewidth=2)
-            ax.plot(row["cycles"], y, marker, color=COLOURS[colour], markeredgecolor="black", markersize=8)
-            slow = {"HMMA": block_m == 32, "q kᵀ twice": (block_m, warps) == (64, 8)}
-            words = ", ".join([percent(row["cycles"] / max(both)), *(word for word, so in slow.items() if so)])
-            at = max(row["cycles"], both[1]), y
-            ax.annotate(words, at, (9, 0), textcoords="offset points", fontsize=9, va="center")
-        ends = {64: 2000, 128: 3300}[D]
-        ax.set(title=f"D = {D}", xlabel="cycles for 64 x 64 scores", xlim=(0, ends), ylim=(len(of) - 0.4, -0.6))
-        ax.set_xticks(range(0, ends, 500))
-        ax.set_yticks(range(len(of)), [row["name"].replace(", 4 warps", "") for row in of], fontsize=9)
-        for label, row in zip(ax.get_yticklabels(), of, strict=True):
-            label.set_fontweight("bold" if D == 128 and row["tile"] in SIX else "normal")
-        ax.grid(axis="y", visible=False)
-    plain = {"linestyle": "", "markeredgecolor": "black", "markersize": 8}
-    handles: list = [Patch(color="0.82", label="your model (8.4)")]
-    handles.append(Line2D([], [], **BLACK_LINE, label="alone on an SM / programs"))
-    for n, (marker, colour) in PROGRAM_LOOKS.items():
-        look = {"marker": marker, "color": COLOURS[colour], "label": f"H200, {n} program{'s' * (n > 1)} on an SM"}
-        handles.append(Line2D([], [], **look, **plain))
-    figure.legend(handles=handles, loc="outside lower center", ncols=3, frameon=False)
+    """The H200's cycles of each of tiles_of_h200's tiles over those "by (8.4)", by the "programs" on an SM. In words:
+    SIX, and those that are further off than 20 % although they share an SM."""
+    figure = Figure(figsize=(10.5, 5.2))
+    ax = figure.subplots()
+    ax.axhspan(0.8, 1.2, color="0.9")
+    ax.axhline(1, color="black", linewidth=1)
+    for row in tiles.to_dict("records"):
+        off, (marker, colour, side) = row["cycles"] / row["by (8.4)"], TILE_LOOKS[row["D"]]
+        at = row["programs"] + 0.06 * side, off
+        ax.plot(*at, marker, color=COLOURS[colour], markeredgecolor="black", markersize=8)
+        one_of_six = row["D"] == 128 and row["tile"] in SIX
+        if one_of_six or (row["programs"] > 1 and off > 1.2):
+            look: dict = {"weight": "bold" if one_of_six else "normal", "ha": "right" if side < 0 else "left"}
+            words = row["name"].replace(", 4 warps", "")
+            ax.annotate(words, at, (9 * side, 0), textcoords="offset points", fontsize=9, va="center", **look)
+    ax.set(yscale="log", ylim=(0.75, 3.9), xlim=(0.5, 4.7), xlabel="programs on an SM", ylabel="H200 / your model")
+    ax.set_xticks(range(1, 5))
+    ticks = 0.8, 1, 1.2, 1.5, 2, 3
+    ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+    ax.set_yticks([], minor=True)
+    ax.grid(axis="x", visible=False)
+    for D, (marker, colour, _) in TILE_LOOKS.items():
+        ax.plot([], [], marker, color=COLOURS[colour], markeredgecolor="black", markersize=8, label=f"D = {D}")
+    ax.legend(loc="upper right", frameon=False)
     return figure
 
 
 CHAIN = ("chapter 5", "base 2", "descriptors", "descriptors, larger tile")  # the chapter's steps
-WORDS = ("chapter 5, 64x64", "1: base 2", "2: descriptors", "3: a larger tile")
+WORDS = ("chapter 5, 64x64", "1: base 2", "2: descriptors", "3: another tile")
 LADDER = dict(zip(CHAIN, WORDS, strict=True)) | {LARGER_TILE: "finished", "sdpa_cudnn": "cuDNN"}
 # Of exercise 8.5's loop, each on top of the one before.
 REPAIRS = {"as given": "8.5, as given", "mask": "no mask", "mask, guard": "and no guard"}
@@ -358,26 +354,30 @@ def print_power(*names: str) -> None:
             before = row
 
 
-def print_steps(predicted: dict[str, dict[int, float]]) -> None:
-    """Print of each of LADDER or REPAIRS the cycles for 64 x 64 scores, full, that are predicted, by D, and those of
-    the H200; how far these are from the wall; clock and rate; and the rate under the causal mask."""
-    print("H200, full: an SM's cycles for 64 x 64 scores; rates in TFLOP/s; the last is under the causal mask")
-    print(" " * 21 + "".join(f"{f'D = {D}, the wall {4 * D + 256}':^39}" for D in (64, 128)).rstrip())
-    heads = f"{'model':>7}{'cycles':>7}{'wall':>6}{'MHz':>7}{'rate':>5}{'causal':>7}"
-    print(f"{'':21}{heads}{heads}")
-    other = {(row["D"], row["provider"]): row for row in kernels_of_h200("waste")}
-    for before, name in zip([None, *predicted], predicted, strict=False):
-        if name in REPAIRS and before not in REPAIRS:
-            print("another run:")
-        line = f"{(LADDER | REPAIRS)[name]:21}"
-        for D in (64, 128):
-            row = other[D, name] if name in REPAIRS else stored_steps()[D, False][name]
-            model = f"{predicted[name][D]:,.0f}" if predicted[name] else "–"
-            causal = "–" if name in REPAIRS else f"{stored_steps()[D, True][name]['tflops']:.0f}"
-            cycles = tile_cycles(row, D, False)
-            line += f"{model:>7}{cycles:7,.0f}{percent(cycles / (4 * D + 256)):>6}"
-            line += f"{mhz(row):7,.0f}{row['tflops']:5.0f}{causal:>7}"
-        print(line)
+def print_steps(predicted: dict[str, dict[int, float]], whole: bool = False) -> None:
+    """Print of the last two of LADDER or REPAIRS, or of all: the cycles for 64 x 64 scores, full, that are predicted,
+    by D, those of the H200, how these change from line to line, and how far off the model is; clock and rate. Of
+    LADDER also the rate under the causal mask, and, where it's whole, the energy of a call that is repeated."""
+    print("H200, full: an SM's cycles for 64 x 64 scores, and TFLOP/s; off: cycles − model")
+    measured = [{(row["D"], row["provider"]): row for row in kernels_of_h200(name)} for name in ("waste", "power")]
+    repairs, power = measured
+    names = list(predicted) if whole else list(predicted)[-2:]
+    for D in (64, 128):
+        before = None
+        for name in names:
+            row = repairs[D, name] if name in REPAIRS else stored_steps()[D, False][name]
+            cycles, model = tile_cycles(row, D, False), predicted[name].get(D)
+            told = {"model": f"{model:,.0f}" if model else "–", "cycles": f"{cycles:,.0f}"}
+            told["change"] = percent(cycles / before) if before else ""
+            told["off"] = f"{round(cycles) - round(model):+}" if model else "–"
+            told |= {"MHz": f"{mhz(row):,.0f}", "TFLOP/s": f"{row['tflops']:.0f}"}
+            if name not in REPAIRS:
+                told["causal"] = f"{stored_steps()[D, True][name]['tflops']:.0f}"
+                told |= {"joules": f"{power[D, name]['watts'] * power[D, name]['ms'] / 1e3:.2f}"} if whole else {}
+            if before is None:
+                print(f"{f'D = {D:3}, the wall {4 * D + 256}':24}" + "".join(f"{head:>8}" for head in told))
+            print(f"  {(LADDER | REPAIRS)[name]:22}" + "".join(f"{text:>8}" for text in told.values()))
+            before = cycles
 
 
 def draw_ladder(predicted: dict[str, dict[int, float]]) -> Figure:

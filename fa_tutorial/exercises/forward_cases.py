@@ -83,8 +83,7 @@ def by_infinity(kernel: Any) -> Any:
     outside = (names.get(name) for name in code.co_names)
     for number in (*code.co_consts, *(getattr(value, "value", value) for value in outside)):
         if isinstance(number, int | float) and 1e4 <= abs(number) < math.inf:
-            low = "a score may be as low as −2³⁰, and from 5.5 on m = −∞ marks a row that has seen no key"
-            raise Wrong(f'−{abs(number):.4g} stands for −∞: write -float("inf"), because {low}')
+            raise Wrong(f'−{abs(number):.4g} stands for −∞: write -float("inf"), as the exercise asks: it alone lies below every number')
     return kernel
 
 

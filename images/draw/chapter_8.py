@@ -6,9 +6,10 @@ from matplotlib.axes import Axes
 
 from draw.drawing import arrow, box, bracket, grid, heading, image, legend, note, notes, outline, write, writes
 from draw.look import BODY, MASKED, WAITS
-from fa_tutorial.bench.chapter_8 import LARGER_TILE, stored_steps, tile_cycles
+from fa_tutorial.bench.chapter_8 import LARGER_TILE, compiled_steps, stored_steps, tile_cycles
 from fa_tutorial.matmul import grouped_tile
 from fa_tutorial.tiles import TileConfig
+from fa_tutorial.tuned import steps
 from fa_tutorial.tuned.autotuning import shared_bytes
 
 TILES, LOAD = 3, 2  # blocks of keys; units of time that a load takes until it has arrived
@@ -27,6 +28,32 @@ def pipeline(num_stages: int) -> list[tuple[int, int]]:
         now = begins[-1] + len(PARTS)
         loads.append(begins[-1] + PARTS.index("p v"))
     return list(zip(loads, begins, strict=False))
+
+
+@image("08_model.png", 3.95)
+def draw_model(ax: Axes) -> None:
+    """An SM's matmuls, instructions and exponentials for 64 x 64 scores by chapter 8's model, D = 64: chapter 5's loop, and one of fewer
+    instructions than its exponentials take cycles."""
+    D, many, few = 64, compiled_steps()["chapter 5", steps.TILE, 64, False]["loop"], 200
+    draw_turns(ax, 0.25, f"chapter 5's loop, D = {D}: {4 * D} + {many} = {4 * D + many} cycles", D, many)
+    draw_turns(ax, 2.25, f"a loop of {few} instructions: {4 * D} + 256 = {4 * D + 256} cycles, the wall", D, few)
+
+
+def draw_turns(ax: Axes, top: float, title: str, D: int, instructions: int) -> None:
+    """Three lanes to scale: matmuls, then instructions and exponentials together."""
+    left, inch, tall, end = 2.1, 0.0089, 0.3, 4 * D + max(instructions, 256)
+    heading(ax, 0.1, top, title)
+    issues, unit = {"colour": "sky", "share": 0.6}, WORK["exp"]
+    lanes = (
+        ("tensor cores", 0, 4 * D, f"matmuls: 4 D = {4 * D}", {"colour": "blue", "share": 0.5}),
+        ("a scheduler issues", 4 * D, instructions, f"{instructions} instructions", issues),
+        ("its exponential unit", 4 * D, 256, "32 exponentials of 8 cycles", unit),
+    )
+    for number, (name, start, cycles, text, look) in enumerate(lanes):
+        y = top + 0.28 + number * (tall + 0.1)
+        note(ax, 0.1, y + tall / 2, name)
+        box(ax, left, y, end * inch, tall, **WAITS)
+        box(ax, left + start * inch, y, cycles * inch, tall, text, **look)
 
 
 @image("08_pipeline_timeline.png", 7.1)
@@ -61,13 +88,13 @@ def draw_parts(ax: Axes, start: int, y: float, parts: Sequence[str], tile: int) 
 
 def draw_pipeline(ax: Axes, top: float, num_stages: int, words: str) -> None:
     """One row: a lane for each stage's loads, one for the work, and a bar for the shared memory; `words` beside it."""
-    steps, y, free = pipeline(num_stages), top + 0.25, 0
+    blocks, y, free = pipeline(num_stages), top + 0.25, 0
     how = f"loads run {num_stages - 1} block{'s' * (num_stages > 2)} ahead"
-    heading(ax, 0.1, top, f"num_stages = {num_stages}: {how}, {steps[-1][1] + len(PARTS)} units")
+    heading(ax, 0.1, top, f"num_stages = {num_stages}: {how}, {blocks[-1][1] + len(PARTS)} units")
     work = y + num_stages * LANE + 0.06
     notes(ax, 0.1, y + 0.5 * LANE, [f"load, stage {stage}" for stage in range(num_stages)], step=LANE)
     note(ax, 0.1, work + LANE / 2, "compute")
-    for tile, (load, begin) in enumerate(steps):
+    for tile, (load, begin) in enumerate(blocks):
         lane = y + tile % num_stages * LANE
         bar(ax, load, load + LOAD, lane, f"{tile}", **LOADS)
         bar(ax, load + LOAD, begin + len(PARTS), lane, **HELD)
@@ -216,15 +243,22 @@ def draw_overlap(ax: Axes) -> None:
     """Tensor cores and exponentials over time, D = 128: one program as compiled, and as ideas.overlapped_loop is written."""
     tiles = range(6)
     matmuls = [job for j in tiles for job in ((6 * j, f"q k{j}"), (6 * j + 4, f"p v{j}"))]
-    draw_lanes(ax, 0.25, "as compiled: nothing runs beside anything", matmuls, [(6 * j + 2, f"exp {j}") for j in tiles], 2, 6)
+    draw_lanes(
+        ax, 0.25, "as compiled: in one program, nothing runs beside anything", matmuls, [(6 * j + 2, f"exp {j}") for j in tiles], 2, 6
+    )
     early = [(0, "q k0"), *(job for j in tiles for job in ((4 * j + 2, f"q k{j + 1}"), (4 * j + 4, f"p v{j}")))]
     beside = [(4 * j + 2, f"exp {j}") for j in tiles]
-    draw_lanes(ax, 2.55, "overlap, as written: exponentials run beside the next q kᵀ", early, beside, 6, 4)
+    draw_lanes(ax, 2.55, "overlap, as written: its exponentials run beside its next q kᵀ", early, beside, 6, 4)
     parts = ((0.1, WORK["q k"], "q kᵀ"), (1.5, WORK["exp"], "exponentials"), (3.7, WORK["p v"], "p v"), (4.95, WAITS, "nothing to do"))
     legend(ax, 4.6, parts)
     yours, cudnn = (tile_cycles(stored_steps()[128, False][name], 128, False) for name in (LARGER_TILE, "sdpa_cudnn"))
     note(ax, 0.1, 5.0, "one program, D = 128, tiles of 64 x 64, no loads, no other instructions")
-    note(ax, 0.1, 5.27, f"With loads and the rest, on an H200, your programs take {yours:.0f} cycles for a tile, cuDNN {cudnn:.0f}.")
+    note(
+        ax,
+        0.1,
+        5.27,
+        f"On an H200, with loads and the rest, an SM takes {yours:.0f} cycles for a tile of yours, {cudnn:.0f} for one of cuDNN's.",
+    )
 
 
 def draw_lanes(ax: Axes, top: float, title: str, matmuls: list, exponentials: list, first: int, period: int) -> None:

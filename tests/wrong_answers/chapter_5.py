@@ -27,7 +27,7 @@ FIRST_PASS = """    for start_n in range(0, S_k, BLOCK_N):
         m = tl.maximum(m, tl.max(tl.where(offs_n[None, :] < S_k, s, -float("inf")), axis=1))
 """
 LOOP = "    for start_n in"
-STANDS = 'stands for −∞: write -float("inf"), because a score may be as low as −2³⁰'
+STANDS = 'stands for −∞: write -float("inf"), as the exercise asks'
 FULL, END = "tl.maximum(start_m + 1 + S_k - S_q, 0)", "tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
 FIRST_LOOP = "    for start_n in range(0, full_n, BLOCK_N):\n"
 SECOND_LOOP = "    for start_n in tl.range(full_n"

@@ -33,6 +33,7 @@ WRONG_ANSWERS = (
     edit("8.2", "p by exp", ("tl.exp2(s * scale_log2 - shift[:, None])", "tl.exp((s * scale_log2 - shift[:, None]) * 0.6931471805599453)"),
          told="more multiplications"),
     edit("8.3", "missing keys score −1e6", ('s, -float("inf")', "s, -1e6"), told="−1e+06 stands for −∞"),
+    edit("8.3", "missing keys score −1e30", ('s, -float("inf")', "s, -1e30"), told="it alone lies below every number"),
     edit("8.3", "m starts at −9999", ('(BLOCK_M,), -float("inf")', "(BLOCK_M,), -9999.0"), told="scores may be as low as −2³⁰"),
     edit("8.3", "as many row blocks as k has", ("row_blocks = tl.cdiv(S_q", "row_blocks = tl.cdiv(S_k"), told="a head has tl.cdiv(S_q, BLOCK_M) row blocks"),
     edit("8.3", "p in fp16", ("p.to(v.dtype), v", "p.to(tl.float16), v.to(tl.float16)"), told="a tile in fp16, which ends at 65504"),
