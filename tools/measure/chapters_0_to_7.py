@@ -676,33 +676,6 @@ def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return {name: row | rooms.get(name, {}) for name, row in rows.items()}
 
 
-LAUNCHES = ("delta_kernel", "dkdv_kernel", "dq_kernel")
-
-
-def backward_launch_cases() -> Iterator[Measurement]:
-    """Chapter 7: its three launches, each alone and all together."""
-    return by_shape(7, "backward_launch", _launches_in_turns, [SIXTEEN_HEADS[64]], (*LAUNCHES, "all three"))
-
-
-def _launches_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    q, _, _, o, do, *_ = arguments = _backward_arguments(shape)
-    delta = backward.row_delta(o, do)
-    config = backward.choose_config(shape.D, q.dtype, hardware.shared_memory_limit())
-
-    def run(**replaced: Any) -> tuple[torch.Tensor, ...]:
-        with mock.patch.multiple(backward, **replaced) if replaced else contextlib.nullcontext():
-            return backward.flash_backward(*arguments, config=config)
-
-    alone = {"row_delta": lambda *_: delta}
-    calls = {
-        "delta_kernel": partial(backward.row_delta, o, do),
-        "dkdv_kernel": partial(run, dq_kernel=mock.MagicMock(), **alone),
-        "dq_kernel": partial(run, dkdv_kernel=mock.MagicMock(), **alone),
-        "all three": run,
-    }
-    return graphs_in_turns(calls, rounds=4)
-
-
 def require_alike(results: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> None:
     """Raise ValueError where two versions of a kernel differ by more than the order of a sum can make them."""
     for x, y in zip(results, others, strict=True):
