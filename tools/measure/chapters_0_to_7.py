@@ -463,9 +463,9 @@ def _backward_arguments(shape: Shape) -> tuple[Any, ...]:
 
 SIXTEEN_HEADS = {D: Shape(1, 16, 16, 4096, 4096, D, False) for D in (64, 128)}
 NOW, LATER = TRANSPOSED = ("as computed", "transposed later")
-# The backward's own tile, and one with 64 queries: with 32, products that are transposed later can't take wgmma, which
-# needs 64 rows. At D = 128 a program of 64 queries with three stages would be alone on its SM.
-TRANSPOSED_TILES = {D: (TileConfig(32, 64, 4, 3), TileConfig(64, 64, 4, stages)) for D, stages in ((64, 3), (128, 2))}
+# With 32 queries, products that are transposed later can't take wgmma, which needs 64 rows. With 64 queries at D = 128
+# and three stages a program would be alone on its SM.
+TRANSPOSED_TILES = {64: (TileConfig(32, 64, 4, 3), TileConfig(64, 64, 4, 3)), 128: (TileConfig(64, 64, 4, 2),)}
 TRANSPOSED_LATER = (
     ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"),
     ("lse[None, :]", "lse[:, None]"),
