@@ -153,14 +153,19 @@ def one_loop(card: dict[str, Any]) -> Figure:
             ("dq to its\nplaces", placed - turned, "C4"), ("adds", one - placed, "C1"),
         ],
     }  # fmt: skip
-    figure, ax = plt.subplots(figsize=(9, 3.2), layout="constrained")
+    figure, ax = plt.subplots(figsize=(9, 3.4), layout="constrained")
     for place, parts in enumerate(bars.values()):
         start = 0.0
         for name, took, color in parts:
             bar = ax.barh(place, took, 0.85, start, color=color, edgecolor="black")
-            is_narrow, ink = took < 0.03, "black" if color in ("C3", "C4") else "white"
+            is_narrow, ink = took < 0.05, "black" if color in ("C3", "C4") else "white"
             label = f"{name}{' ' if is_narrow else chr(10)}{took:.2f}"
-            look = {"fontsize": "x-small", "color": ink, "fontweight": "bold", "rotation": 90 * is_narrow}
+            look = {
+                "fontsize": "xx-small" if is_narrow else "x-small",
+                "color": ink,
+                "fontweight": "bold",
+                "rotation": 90 * is_narrow,
+            }
             ax.bar_label(bar, [label], label_type="center", **look)
             start += took
         ax.text(start, place, f"  {start:.2f} ms", va="center")
