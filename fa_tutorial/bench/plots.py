@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from fa_tutorial import ledger
 from fa_tutorial.bench import results
 from fa_tutorial.bench.cases import GRIDS, LABELS, MODES, Grid
+from fa_tutorial.bench.chapter_6 import saved_by_one_loop
 from fa_tutorial.bench.tables import label, mask, table
 from fa_tutorial.figures import GREY
 
@@ -134,27 +135,43 @@ def backward_speed(card: dict[str, Any], yours: dict[int, float]) -> Figure:
 
 
 def one_loop(card: dict[str, Any]) -> Figure:
-    """Chapter 7's trial: what the time of two loops is made of, and that of one, whose parts were added one by one."""
-    rows = results.select(card["kernels"], kernel="one_loop").set_index(["D", "provider"])["ms"]
-    figure, panels = plt.subplots(2, 1, figsize=(9, 3.6), layout="constrained")
-    for ax, D in zip(panels, (64, 128), strict=True):
-        names = ("two loops", "dkdv_kernel", "in the one loop's tile", "with dq's matmul", "one loop")
-        two, dkdv, tile, matmul, one = (rows[D, name] for name in names)
-        bars = {"two loops": [("dkdv_kernel", dkdv, "C0"), ("dq_kernel", two - dkdv, "C2")]}
-        bars["one loop"] = [("dkdv_kernel in the one loop's tile", tile, "C0"), ("dq's matmul", matmul - tile, "C2")]
-        bars["one loop"] += [("adds", one - matmul, "C1")]
-        for place, parts in enumerate(bars.values()):
-            start = 0.0
-            for name, took, color in parts:
-                bar = ax.barh(place, took, 0.85, start, color=color, edgecolor="black")
-                label = f"{name}\n{took:.2f}"
-                ax.bar_label(bar, [label], label_type="center", fontsize="small", color="white", fontweight="bold")
-                start += took
-            ax.text(start, place, f"  {start:.2f} ms", va="center")
-        ax.set_yticks(range(len(bars)), bars)
-        ax.set(title=f"D = {D}", xlim=(0, 1.12 * one))
-        ax.invert_yaxis()
-    ax.set_xlabel("ms")
+    """Chapter 7's trial, 16 heads with D = 64 and S = 4,096: what the time of two loops is made of, what chapter 6
+    counts for one, and what that one is made of, whose parts were added one by one."""
+    ms = results.select(card["kernels"], kernel="one_loop", D=64).set_index("provider")["ms"]
+    two, dkdv, tile, matmul, turned, placed, one = (
+        ms[name] for name in (
+            "two loops", "dkdv_kernel", "in the one loop's tile", "with a fifth matmul", "of transposed ds",
+            "with dq's matmul", "one loop",
+        )
+    )  # fmt: skip
+    counted = (1 - saved_by_one_loop(card)) * two
+    bars = {
+        "two loops": [("dkdv_kernel", dkdv, "C0"), ("dq_kernel", two - dkdv, "C2")],
+        "one loop, counted": [("as chapter 6 counts", counted, GREY)],
+        "one loop, measured": [
+            ("dkdv_kernel", tile, "C0"), ("matmul", matmul - tile, "C2"), ("trans", turned - matmul, "C3"),
+            ("dq to its\nplaces", placed - turned, "C4"), ("adds", one - placed, "C1"),
+        ],
+    }  # fmt: skip
+    figure, ax = plt.subplots(figsize=(9, 3.4), layout="constrained")
+    for place, parts in enumerate(bars.values()):
+        start = 0.0
+        for name, took, color in parts:
+            bar = ax.barh(place, took, 0.85, start, color=color, edgecolor="black")
+            is_narrow, ink = took < 0.05, "black" if color in ("C3", "C4") else "white"
+            label = f"{name}{' ' if is_narrow else chr(10)}{took:.2f}"
+            look = {
+                "fontsize": "xx-small" if is_narrow else "x-small",
+                "color": ink,
+                "fontweight": "bold",
+                "rotation": 90 * is_narrow,
+            }
+            ax.bar_label(bar, [label], label_type="center", **look)
+            start += took
+        ax.text(start, place, f"  {start:.2f} ms", va="center")
+    ax.set_yticks(range(len(bars)), bars)
+    ax.set(xlabel="ms", xlim=(0, 1.12 * one))
+    ax.invert_yaxis()
     return figure
 
 
@@ -166,29 +183,4 @@ def training_losses(runs: dict[str, Sequence[float]], guess: float) -> Figure:
     ax.axhline(guess, color=GREY, linewidth=1, label="guessing")
     ax.set(xlabel="step", ylabel="loss (mean of 5 steps)", ylim=(0, None))
     ax.legend(loc="lower left", ncols=2)
-    return figure
-
-
-def step_parts(card: dict[str, Any]) -> Figure:
-    """Chapter 7's step, 16 heads with D = 64 and S = 4,096: its four kernels in a row, each timed alone, and the share
-    of the whole that its matmuls would give it."""
-    case = {"dtype": "fp16", "B": 1, "S_q": 4_096, "D": 64, "is_causal": False}
-    forward = results.select(card["rows"], provider="basic", mode="fwd", **case).iloc[0]
-    ms = results.select(card["kernels"], kernel="backward_launch", **case).set_index("provider")["ms"]
-    matmuls_of = {"delta_kernel": 0, "dkdv_kernel": 4, "dq_kernel": 3}  # to a tile
-    parts = {"forward kernel": (forward.ms, 2)} | {name: (ms[name], count) for name, count in matmuls_of.items()}
-    figure, ax = plt.subplots(figsize=(8.5, 2.0), layout="constrained")
-    whole, start = sum(took for took, _ in parts.values()), 0.0
-    for color, (name, (took, matmuls)) in zip(("C1", GREY, "C0", "C2"), parts.items(), strict=True):
-        bars = ax.barh(0, took, 0.9, start, color=color, edgecolor="black")
-        if matmuls:
-            share = whole * matmuls / sum(matmuls_of.values(), 2)
-            words = f"{name}\n{took:.2f} ms\n(by matmuls {share:.2f})"
-            ax.bar_label(bars, [words], label_type="center", fontsize="small", color="white")
-        else:
-            at, look = start + took / 2, {"ha": "center", "va": "center", "fontsize": "small"}
-            ax.annotate(f"{name}, {took:.2f} ms", (at, 0.45), (at, 0.8), **look, arrowprops={"arrowstyle": "-"})
-        start += took
-    ax.set_yticks([])
-    ax.set(xlabel="ms", xlim=(0, 0.9), ylim=(-0.5, 1))
     return figure

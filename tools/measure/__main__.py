@@ -37,7 +37,7 @@ MEASURED: dict[int, dict[str, Sequence[Cases]]] = {
         "kernels": [
             chapters_0_to_7.transposed_cases,
             chapters_0_to_7.one_loop_cases,
-            chapters_0_to_7.backward_launch_cases,
+            chapters_0_to_7.masked_loop_cases,
             chapters_0_to_7.gradient_error_cases,
         ]
     },

@@ -16,7 +16,7 @@ import torch
 from fa_tutorial import backward, forward, hardware, layout, matmul, reference
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import DTYPES, Case, Shape, about
-from fa_tutorial.bench.chapter_8 import at_4096, flops_of, in_words, inputs, room_of
+from fa_tutorial.bench.chapter_8 import flops_of, in_words, inputs, room_of
 from fa_tutorial.bench.measure import measure
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.bench.timing import randn, time_call, timed, timed_in_turns
@@ -461,13 +461,11 @@ def _backward_arguments(shape: Shape) -> tuple[Any, ...]:
     return q, k, v, o, torch.randn_like(q), lse, None, shape.is_causal, shape.D**-0.5
 
 
+SIXTEEN_HEADS = {D: Shape(1, 16, 16, 4096, 4096, D, False) for D in (64, 128)}
 NOW, LATER = TRANSPOSED = ("as computed", "transposed later")
-# Each way's tile: with 32 queries, products that are transposed later could not take wgmma, which needs 64 rows. At
-# D = 128 a program of 64 queries with three stages would be alone on its SM.
-TRANSPOSED_TILES = {
-    64: {NOW: TileConfig(32, 64, 4, 3), LATER: TileConfig(64, 64, 4, 3)},
-    128: {NOW: TileConfig(32, 64, 4, 3), LATER: TileConfig(64, 64, 4, 2)},
-}
+# With 32 queries, products that are transposed later can't take wgmma, which needs 64 rows. With 64 queries at D = 128
+# and three stages a program would be alone on its SM.
+TRANSPOSED_TILES = {64: (TileConfig(32, 64, 4, 3), TileConfig(64, 64, 4, 3)), 128: (TileConfig(64, 64, 4, 2),)}
 TRANSPOSED_LATER = (
     ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"),
     ("lse[None, :]", "lse[:, None]"),
@@ -487,33 +485,69 @@ def transposed_later() -> Any:
 
 def transposed_cases() -> Iterator[Measurement]:
     """Chapter 7: dk and dv from transposed tiles of scores, and from the forward's tiles, transposed later."""
-    for D, tiles in TRANSPOSED_TILES.items():
-        shape = at_4096(D, False)
-        words = {how: about(7, "transposed", how, tile=in_words(tile), **vars(shape)) for how, tile in tiles.items()}
+    for D, shape in SIXTEEN_HEADS.items():
+        words = {
+            (how, tile): about(7, "transposed", how, tile=in_words(tile), **vars(shape))
+            for tile, how in itertools.product(TRANSPOSED_TILES[D], TRANSPOSED)
+        }
         yield from in_turns(words, _transposed_in_turns, shape)
 
 
-def _transposed_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+def _transposed_in_turns(shape: Shape) -> dict[tuple[str, TileConfig], dict[str, Any]]:
     """The times are those of dkdv_kernel alone. With what the compiler made of it."""
     q, k, v, o, do, lse, *_ = _backward_arguments(shape)
     delta = backward.row_delta(o, do)
     kernels = dict(zip(TRANSPOSED, (backward.dkdv_kernel, transposed_later()), strict=True))
     launches, compiled, right = {}, {}, None
-    for how, tile in TRANSPOSED_TILES[shape.D].items():
+    for how, tile in itertools.product(TRANSPOSED, TRANSPOSED_TILES[shape.D]):
         dk, dv = torch.empty_like(k), torch.empty_like(v)
-        launches[how] = launch = partial(
+        launches[how, tile] = launch = partial(
             kernels[how][(-(-shape.S_k // tile.block_n) * shape.B * shape.H_k,)],
             *map(heads, (q, k, v, do, dk, dv)), lse, delta, shape.H_k, shape.S_q, shape.S_k, shape.D, shape.D**-0.5,
             IS_CAUSAL=shape.is_causal, GROUP=shape.H_q // shape.H_k, BLOCK_D=padded_d(shape.D), **tile.launch(),
         )  # fmt: skip
-        compiled[how] = launch()
+        compiled[how, tile] = launch()
         right = right or (dk, dv)
         require_alike((dk, dv), right)
     rows = graphs_in_turns(launches, rounds=6)
     return {name: row | room_of(compiled[name]) for name, row in rows.items()}
 
 
-SIXTEEN_HEADS = {D: Shape(1, 16, 16, 4096, 4096, D, False) for D in (64, 128)}
+def masked_loop_cases() -> Iterator[Measurement]:
+    """Chapter 7: dkdv_kernel, causal, with its masked loop last, as it is, and first."""
+    return by_shape(
+        7,
+        "masked_loop",
+        _masked_loops_in_turns,
+        [dataclasses.replace(SIXTEEN_HEADS[128], is_causal=True)],
+        ("last", "first"),
+    )
+
+
+def masked_loop_first() -> Any:
+    """dkdv_kernel with its two loops exchanged."""
+    text = source_of(backward.dkdv_kernel)
+    full, masked, end = (
+        text.index(line)
+        for line in ("        for start_m in tl.range(full_m", "        if IS_CAUSAL:  # last", "    store_tile(dk")
+    )
+    moved = text[:full] + text[masked:end].rstrip() + "\n" + text[full:masked] + text[end:]
+    return defined(moved, vars(backward))["dkdv_kernel"]
+
+
+def _masked_loops_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    arguments = _backward_arguments(shape)
+    delta, alone = backward.row_delta(arguments[3], arguments[4]), {"dq_kernel": mock.MagicMock()}
+
+    def run(kernel: Any) -> tuple[torch.Tensor, ...]:
+        with mock.patch.multiple(backward, row_delta=lambda *_: delta, dkdv_kernel=kernel, **alone):
+            return backward.flash_backward(*arguments)[1:]
+
+    calls = {"last": partial(run, backward.dkdv_kernel), "first": partial(run, masked_loop_first())}
+    require_alike(calls["first"](), calls["last"]())
+    return graphs_in_turns(calls, rounds=6)
+
+
 # What the kernel with atomics is tried with; the fastest counts.
 ATOMIC_TILES = [
     TileConfig(m, n, warps, stages)
@@ -554,23 +588,35 @@ def _naive_backward_kernels(B: int, H: int, S: int, D: int) -> dict[str, dict[st
     return {step: {"ms": ms} for step, ms in zip(NAIVE_BACKWARD, medians, strict=True)}
 
 
-STEPS = ("two loops", "dkdv_kernel", "in the one loop's tile", "with dq's matmul", "one loop")
-# Of changed_kernels.add_to_all: dq is added nowhere, which is known only when the kernel runs; its lines are left out
+STEPS = (
+    "two loops", "dkdv_kernel", "in the one loop's tile", "with a fifth matmul", "of transposed ds", "with dq's matmul",
+    "one loop", "dq's zeros and rounding",
+)  # fmt: skip
+# Of changed_kernels.add_to_all: dq is added nowhere, which is known only when the kernel runs; its lines give way to
+# nothing, or to a matmul whose factors lie as it takes them, or to dq's own. The last two add to dv, which makes it
+# wrong and takes no registers; dq's fits there where the tile is square, as the fastest of D = 64 is.
 NO_ADDS = ("mask=(offs_m[:, None] < S_q)", "mask=(offs_m[:, None] < -S_q)")
 DQ_LINES = ("    dq_part = ", "    return dk, dv")
+FIFTH = {
+    STEPS[3]: "    dv += scale * dot(ds_t, do_tile)\n",
+    STEPS[4]: "    dv += scale * dot(tl.trans(ds_t), k_tile)\n",
+}
 
 
 def one_loop_cases() -> Iterator[Measurement]:
     """Chapter 7: from dkdv_kernel to the backward in one loop, a change at a time, beside two loops."""
-    return by_shape(7, "one_loop", _steps_in_turns, SIXTEEN_HEADS.values(), STEPS)
+    for D, shape in SIXTEEN_HEADS.items():
+        yield from by_shape(
+            7, "one_loop", _steps_in_turns, [shape], [name for name in STEPS if D == 64 or name not in FIFTH]
+        )
 
 
-def changed_one_loop(*edits: tuple[str, str], dq: bool = True) -> Any:
-    """changed_kernels.atomic_kernel after `edits` of add_to_all; dq=False: without the lines that compute dq."""
+def changed_one_loop(*edits: tuple[str, str], instead: str | None = None) -> Any:
+    """changed_kernels.atomic_kernel after `edits` of add_to_all; instead: of the lines that compute and add dq."""
     text = edited(source_of(changed_kernels.add_to_all), *edits)
-    if not dq:
+    if instead is not None:
         start, end = map(text.index, DQ_LINES)
-        text = text[:start] + text[end:]
+        text = text[:start] + instead + text[end:]
     names = vars(changed_kernels) | {"__name__": "step"}
     return defined(f"{text}\n\n\n{source_of(changed_kernels.atomic_kernel)}", names)["atomic_kernel"]
 
@@ -608,49 +654,26 @@ def _steps_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
             require_alike((one_loop(tile), dk, dv), right)
             tiles[tile] = time_call(partial(one_loop, tile)).ms
     best = min(tiles, key=tiles.get)
-    kernels = dict(zip(STEPS[2:4], (changed_one_loop(dq=False), changed_one_loop(NO_ADDS)), strict=True))
+    kernels = {STEPS[2]: changed_one_loop(instead=""), STEPS[5]: changed_one_loop(NO_ADDS)}
+    if shape.D == 64:
+        kernels |= {name: changed_one_loop(instead=line) for name, line in FIFTH.items()}
     rooms, dq = {}, torch.zeros_like(q, dtype=torch.float32)
     for name, kernel in kernels.items():
         dk.fill_(torch.nan), dv.fill_(torch.nan)
         rooms[name] = room_of(launch(kernel, best, dq)) | {"tile": in_words(best)}
-        require_alike((dk, dv), right[1:])
+        if name not in FIFTH:
+            require_alike((dk, dv), right[1:])
     calls = {STEPS[0]: two_loops, STEPS[1]: partial(two_loops, dq_kernel=mock.MagicMock())}
     calls |= {name: partial(launch, kernel, best, dq) for name, kernel in kernels.items()}
-    rows = graphs_in_turns(calls | {STEPS[4]: lambda: one_loop(best).to(q.dtype)}, rounds=6)
-    runs = {STEPS[0]: [two_loops()[0] for _ in range(10)], STEPS[4]: [one_loop(best) for _ in range(10)]}
+    calls |= {STEPS[6]: lambda: one_loop(best).to(q.dtype), STEPS[7]: lambda: torch.zeros_like(dq).to(q.dtype)}
+    rows = graphs_in_turns(calls, rounds=6)
+    runs = {STEPS[0]: [two_loops()[0] for _ in range(10)], STEPS[6]: [one_loop(best) for _ in range(10)]}
     for name, (first, *others) in runs.items():
         rows[name] |= {
             "dq_differ": max((first != other).sum().item() for other in others),
             "dq16_differ": max((first.half() != other.half()).sum().item() for other in others),
         }
     return {name: row | rooms.get(name, {}) for name, row in rows.items()}
-
-
-LAUNCHES = ("delta_kernel", "dkdv_kernel", "dq_kernel")
-
-
-def backward_launch_cases() -> Iterator[Measurement]:
-    """Chapter 7: its three launches, each alone and all together."""
-    return by_shape(7, "backward_launch", _launches_in_turns, [SIXTEEN_HEADS[64]], (*LAUNCHES, "all three"))
-
-
-def _launches_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
-    q, _, _, o, do, *_ = arguments = _backward_arguments(shape)
-    delta = backward.row_delta(o, do)
-    config = backward.choose_config(shape.D, q.dtype, hardware.shared_memory_limit())
-
-    def run(**replaced: Any) -> tuple[torch.Tensor, ...]:
-        with mock.patch.multiple(backward, **replaced) if replaced else contextlib.nullcontext():
-            return backward.flash_backward(*arguments, config=config)
-
-    alone = {"row_delta": lambda *_: delta}
-    calls = {
-        "delta_kernel": partial(backward.row_delta, o, do),
-        "dkdv_kernel": partial(run, dq_kernel=mock.MagicMock(), **alone),
-        "dq_kernel": partial(run, dkdv_kernel=mock.MagicMock(), **alone),
-        "all three": run,
-    }
-    return graphs_in_turns(calls, rounds=4)
 
 
 def require_alike(results: Iterable[torch.Tensor], others: Iterable[torch.Tensor]) -> None:

@@ -218,8 +218,8 @@ def low_logits():
     low = torch.ones_like(q), k - 50, v, do
     yield given(None, "all logits near −200, S_k = 20", past, tensors=low, edge="range")
     half = "a key past S_k has p = 0: else its ds, −exp(0 − lse) · delta, may pass fp16's 65,504, and ∞ · 0 is NaN"
-    low = [x.half() for x in (torch.ones_like(q), k - 3.5, v + 1, do + 1)]
-    yield given(None, "fp16, all logits near −14, S_k = 20", half, tensors=low, edge="range")
+    low = [x.half() for x in (torch.ones_like(q), k - 3.5, v + 75, do + 75)]
+    yield given(None, "fp16, all logits near −14, delta near 90,000, S_k = 20", half, tensors=low, edge="range")
 
 
 def zeros(S_q=16, S_k=16):
