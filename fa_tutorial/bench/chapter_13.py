@@ -106,13 +106,13 @@ LONG = 131_072  # tokens of the running case
 
 def times_of(rows: pd.DataFrame, way: str = "forward") -> pd.DataFrame:
     """Ms of four GPUs, a row for each of INDEX, a column a provider. T_c: a tile, a sixteenth of one GPU's time. T_s: a
-    shard's k and v on the link alone. x = T_c / T_s, and W in byte/s. rows: load()'s. way: "forward" or "backward"."""
+    shard's k and v on the link alone. W: in byte/s. rows: load()'s. way: "forward" or "backward"."""
     rows = rows[rows["ranks"].eq(4)]
     found = rows.pivot(index=INDEX, columns="provider", values=f"{way}_ms").astype(float)
     T_s = rows[rows["provider"].eq("sending alone")].set_index(INDEX)["forward_ms"].astype(float) / 3
     found = found.assign(T_c=found["one GPU"] / 16, T_s=T_s).reset_index()
     message = 2 * found["H_k"].astype(float) * (found["S"] // 4) * 128 * 2  # bytes
-    return found.assign(x=found["T_c"] / found["T_s"], W=1e3 * message / found["T_s"])
+    return found.assign(W=1e3 * message / found["T_s"])
 
 
 def print_links(least: Callable, rows: pd.DataFrame) -> None:
@@ -185,73 +185,43 @@ WAYS = {  # colour, line and mark
 
 
 def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
-    """How many times as fast as one GPU four are, forward, against x = T_c / T_s, with G = 1: exercise 13.8's `ways`,
-    and measured over the host's memory. rows: load()'s."""
-    here = times_of(rows).set_index(INDEX).loc[HOST]
-    figure = Figure(figsize=(7, 4.2))
-    ax = figure.subplots()
-    shares = [2 ** (i / 8) for i in range(-20, 13)]
-    for i, (way, (colour, line, marker)) in enumerate(WAYS.items()):
-        look = {"color": figures.COLOURS[colour]}
-        ax.plot(shares, [16 * share / ways(share, 1.0, 4, 1)[i] for share in shares], line, **look)
-        ax.plot(here["x"], here["one GPU"] / here[way], marker, markersize=8, zorder=4, **look)
-        ax.plot([], [], marker + line, label=way, **look)
-    for (_, S, _), x in here["x"].items():
-        ax.axvline(x, color="grey", linestyle=":", linewidth=1, zorder=0)
-        ax.text(x, 4.35, f"{S:,} tokens", ha="center", fontsize=10)
-    ax.set_xscale("log", base=2)
-    ax.set_xticks([1 / 4, 1 / 2, 1, 2], ["1/4", "1/2", "1", "2"])
-    ax.minorticks_off()
-    ax.grid(visible=False, axis="x")
-    ax.set(ylim=(0, 4.3), xlabel="$x = T_c / T_s$", ylabel="forward with G = 1, times as fast as one GPU")
-    ax.plot([], [], color="grey", label="line: your clock")
-    ax.plot([], [], "o", color="grey", label="mark: four H200s")
-    ax.legend(loc="lower right")
-    return figure
-
-
-def plot_choice(rows: pd.DataFrame) -> Figure:
-    """How many times as fast as one GPU four are, forward + backward, in a ring, by its tiles alone, and by Ulysses.
-    Lines: G = 1. Open marks: G = 4. rows: load()'s."""
+    """How many times as fast as one GPU four are, by tokens. A forward with G = 1 over the host's memory by exercise
+    13.8's `ways`, and measured; forward + backward of the ring and Ulysses, over each link. rows: load()'s."""
     forward, backward = (times_of(rows, way).set_index(INDEX) for way in ("forward", "backward"))
-    both = (forward + backward).loc[CHOICES]
-    looks = {"computing alone": {"color": figures.GREY, "linestyle": "--", "marker": "_"}}
-    for way in ("Ulysses", "ring"):
-        colour, line, marker = WAYS[way]
-        looks[way] = {"color": figures.COLOURS[colour], "linestyle": line, "marker": marker, "markersize": 8}
-    figure = Figure(figsize=(9, 4))
-    panels = figure.subplots(1, 2, sharey=True)
-    titles = {"NVLink": "over NVLink", "host memory": "over the host's memory"}
-    for ax, (link, title) in zip(panels, titles.items(), strict=True):
-        here = both.loc[link].reset_index()
-        for G, cases in here.groupby(16 // here["H_k"].astype(int)):
-            for way, look in looks.items():
-                x = cases["S"].astype(float) * (1.0 if G == 1 else 1.12)  # beside G = 1's
-                is_open = {} if G == 1 else {"markerfacecolor": "none", "linestyle": "none"}
-                ax.plot(x, cases["one GPU"] / cases[way], **(look | is_open))
+    looks = {way: ({"color": figures.COLOURS[colour]}, line, mark) for way, (colour, line, mark) in WAYS.items()}
+    figure = Figure(figsize=(10.5, 4.3))
+    clock, *trained = panels = figure.subplots(1, 3, sharey=True)
+    here = forward.loc[HOST].reset_index()
+    T_c, T_s = forward.loc[("host memory", LONG, 16), ["T_c", "T_s"]]
+    lengths = [2 ** (i / 8) for i in range(-8, 9)]  # over LONG
+    for i, (way, (colour, line, mark)) in enumerate(looks.items()):
+        on_clock = [16 * T_c * x**2 / ways(T_c * x**2, T_s * x, 4, 1)[i] for x in lengths]
+        clock.plot([LONG * x for x in lengths], on_clock, line, **colour)
+        clock.plot(here["S"].astype(float), here["one GPU"] / here[way], mark, markersize=8, **colour)
+        clock.plot([], [], line + mark, label=way, **colour)
+    clock.set_title("forward over the host's memory\nlines: your clock, marks: H200s", fontsize="medium")
+    titles = {"host memory": "over the host's memory", "NVLink": "over NVLink"}
+    for ax, (link, title) in zip(trained, titles.items(), strict=True):
+        both = (forward + backward).loc[CHOICES].loc[link].reset_index()
+        for way in ("ring", "Ulysses"):
+            colour, line, mark = looks[way]
+            one, four = (both[both["H_k"].eq(H_k)] for H_k in (16, 4))
+            ax.plot(one["S"].astype(float), one["one GPU"] / one[way], line + mark, markersize=8, **colour)
+            beside = 1.12 * four["S"].astype(float)  # G = 1's mark
+            ax.plot(beside, four["one GPU"] / four[way], mark, markersize=8, markerfacecolor="none", **colour)
+        ax.set_title(f"forward + backward\n{title}", fontsize="medium")
+    for ax in panels:
         ax.axhline(1, color="black", linewidth=1)
         ax.set_xscale("log", base=2)
-        ticks = sorted(here["S"].unique())
-        ax.set_xticks(ticks, [f"{S:,}" for S in ticks], fontsize=9)
+        ticks = [S for _, S, _ in (LENGTHS if ax is trained[1] else HOST)]
+        ax.set_xticks(ticks, [f"{S:,}" for S in ticks], fontsize=9, rotation=20)
         ax.minorticks_off()
-        ax.set(title=title, xlabel="tokens", ylim=(0, 4.3))
-    panels[0].set_ylabel("times as fast as one GPU,\nforward + backward")
-    for way, look in looks.items():
-        panels[0].plot([], [], label="the ring's tiles alone" if way == "computing alone" else way, **look)
-    panels[0].plot([], [], "o", color="grey", markerfacecolor="none", label="open marks: G = 4")
-    panels[0].legend(loc="lower right", bbox_to_anchor=(1, 0.22))
-    panels[1].text(LONG, 1.05, "one GPU")
+        ax.set(xlabel="tokens", ylim=(0, 4.3))
+    trained[0].text(LONG, 1.05, "one GPU")
+    clock.set_ylabel("times as fast as one GPU")
+    clock.plot([], [], "o", color="grey", markerfacecolor="none", label="open marks: G = 4")
+    figure.legend(*clock.get_legend_handles_labels(), loc="outside lower center", ncols=4)
     return figure
-
-
-def print_memory(rows: pd.DataFrame) -> None:
-    """GB of each GPU with LONG tokens, forward and backward, at its fullest. rows: load()'s."""
-    here = rows[rows["S"].eq(LONG) & rows["H_k"].eq(16) & rows["link"].eq("NVLink")]
-    four = here[here["ranks"].eq(4)].set_index("provider")["peak_bytes"]
-    two = here.loc[here["provider"].eq("context_parallel"), "ring_peak_bytes"].iloc[0]
-    peaks = four["one GPU"], two, four["ring"], four["Ulysses"]
-    for name, peak in zip(("one GPU", "ring of two", "ring of four", "Ulysses on four"), peaks, strict=True):
-        print(f"{name:16}{peak / 1e9:5.1f} GB on each GPU")
 
 
 # ---------------------------------------------------------------- an iteration of training
@@ -308,7 +278,7 @@ def whole_once() -> torch.Tensor:
     return model.gradient()
 
 
-# ---------------------------------------------------------------- other ways to share a sequence, forward alone
+# ---------------------------------------------------------------- other ways to share a sequence
 
 
 @torch.no_grad()
@@ -345,42 +315,13 @@ def to_tokens(x: torch.Tensor) -> torch.Tensor:
 class AllToAll(torch.autograd.Function):
     """x[i] goes to rank i, and rank i's part for this one comes. So do the gradients."""
 
-    bytes_sent = 0  # by this process so far
-
     @staticmethod
     def forward(ctx, x):
         sent = x.cpu() if dist.get_backend() == "gloo" else x
         received = torch.empty_like(sent)
         dist.all_to_all_single(received, sent)
-        AllToAll.bytes_sent += sent[1:].nbytes  # a rank keeps one part
         return received.to(x.device)
 
     @staticmethod
     def backward(ctx, dx):
         return AllToAll.apply(dx.contiguous())
-
-
-def rank_sends(*groups: int) -> list[list[list[float]]]:
-    """How often this rank sends a shard's k and v, or as many bytes, in bf16: for each G, [forward, backward] of ring
-    attention and of Ulysses."""
-    found = []
-    for G in groups:
-        q, k, v = (x.to(hardware.device()).requires_grad_() for x in inputs(1, 4 * G, 4, 8, 16, torch.bfloat16)[:3])
-        for attend, counter in ((ring.ring_attention, ring.Passing), (ulysses_attention, AllToAll)):
-            before = counter.bytes_sent
-            o = attend(q, k, v)
-            between = counter.bytes_sent
-            o.sum().backward()
-            found.append([x / (k.nbytes + v.nbytes) for x in (between - before, counter.bytes_sent - between)])
-    return [found[i : i + 2] for i in range(0, len(found), 2)]
-
-
-def print_sends(groups: tuple[int, ...] = (1, 4)) -> None:
-    """rank_sends of four processes."""
-    print("forward + backward, in bf16, a rank sends a shard's k and v so many times:")
-    for G, ways in zip(groups, processes.run(rank_sends, 4, *groups)[0], strict=True):
-        told = (
-            f"{way} {forward:g} + {backward:g}"
-            for way, (forward, backward) in zip(("ring", "Ulysses"), ways, strict=True)
-        )
-        print(f"G = {G}:", *told, sep="   ")

@@ -4,17 +4,16 @@ stored. card: results.load's."""
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
 from torch import nn
 
-from fa_tutorial import fp8, hardware, reference
+from fa_tutorial import fp8, hardware
 from fa_tutorial.bench import results, training
 from fa_tutorial.figures import COLOURS
 from fa_tutorial.fp8.model import to_e4m3
@@ -119,9 +118,9 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Ten
     return s, torch.softmax(s, dim=1) @ v
 
 
-def of_rows(x: torch.Tensor, truth: torch.Tensor) -> list[float]:
-    """Each row's own error in %: the median row's, and what 90 % of the rows stay below."""
-    return (100 * _by_row(x, truth)).quantile(torch.tensor([0.5, 0.9]).double()).tolist()
+def median_off(x: torch.Tensor, truth: torch.Tensor) -> float:
+    """How far off the median row is, in % of its own size."""
+    return 100 * _by_row(x, truth).median().item()
 
 
 def probe(name: str, rows: int = 64) -> list[torch.Tensor]:
@@ -193,18 +192,10 @@ def heads_of(model: training.TinyTransformer, texts: torch.Tensor) -> list[list[
 
 
 def print_keys(heads: list[list[torch.Tensor]]) -> None:
-    """k's largest number and the offset that all keys share, over k's rms: of a model's heads, and of the data with
-    outliers or with an offset."""
-    shifted = data("N(0, 1)", 1, 1024, 64)[1]
-    shifted[..., [3, 40]] += 10
-    keys = {"your model, by heads": [k for _, k, _ in heads]}
-    keys |= {"with outliers": [data("with outliers", 1, 1024, 64)[1]], "N(0, 1), offset 10": [shifted]}
-    print(f"{'in units of the rms of k':28}{'its largest number':28}its offset")
-    for name, of in keys.items():
-        peaks = ", ".join(f"{float(k.abs().max()) / rms(k):.1f}" for k in of)
-        offsets = ", ".join(f"{rms(k.double().mean(dim=2)) / rms(k):.2f}" for k in of)
-        print(f"{name:28}{peaks:28}{offsets}")
-    print()
+    """The largest number of k in a model's heads, and the largest offset that all keys share, over k's rms."""
+    peak = max(float(k.abs().max()) / rms(k) for _, k, _ in heads)
+    offset = max(rms(k.double().mean(dim=2)) / rms(k) for _, k, _ in heads)
+    print(f"in your model's k the largest number is {peak:.1f} times the rms, and the offset {offset:.2f} times")
 
 
 def stored_models(steps: int = FULLY) -> pd.DataFrame:
@@ -214,15 +205,11 @@ def stored_models(steps: int = FULLY) -> pd.DataFrame:
 
 
 def print_trained(wrong: dict[str, int]) -> None:
-    """Wrong tokens of your model, by way, and the mean of the stored ones; and in how many of these each remedy is
-    better than plain FP8, equal, and worse."""
-    print(f"{f'wrong of {COPIED * COPIER.half:,} tokens':36}" + "".join(f"{name:>11}" for name in wrong))
-    print(f"{'your model':36}" + "".join(f"{number:11}" for number in wrong.values()))
+    """Wrong tokens of your model, by way, and the mean of the stored ones."""
+    print(f"{f'wrong of {COPIED * COPIER.half:,} tokens':26}" + "".join(f"{name:>10}" for name in wrong))
+    print(f"{'your model':26}" + "".join(f"{number:10}" for number in wrong.values()))
     models = stored_models()
-    print(f"{f'{len(models)} other models, mean':36}" + "".join(f"{models[name].mean():11.1f}" for name in wrong))
-    signs = [np.sign(models[name] - models.plain) for name in list(REMEDIES)[1:]]
-    counts = (", ".join(str((sign == wanted).sum()) for wanted in (-1, 0, 1)) for sign in signs)
-    print(f"{'    better, equal, worse than plain':36}" + " " * 22 + "".join(f"{words:>11}" for words in counts))
+    print(f"{f'{len(models)} other models, mean':26}" + "".join(f"{models[name].mean():10.1f}" for name in wrong))
 
 
 # ---------------------------------------------------------------- what the notebook shows
@@ -238,30 +225,6 @@ def speed(card: dict[str, Any], provider: str, is_causal: bool = False) -> dict[
     return row(card, kernel="speed", provider=provider, D=128, S_q=S_SPEED, is_causal=is_causal)
 
 
-def print_off_header() -> None:
-    """The head of print_off's table: v and its means, and how large o is with each."""
-    q, k, v = data("N(0, 1)", 1, LENGTHS[-1], 64)
-    o, means = reference.attention(q[:, :, :32], k, v)[0], (0, 1, 3)
-    print(f"{f'{LENGTHS[-1]:,} keys':34}" + "".join(f"{f'v + {mean}' if mean else 'v':>8}" for mean in means))
-    print(f"{'the rms of o':34}" + "".join(f"{rms(o + mean):8.3f}" for mean in means))
-    print("o is off by, in % of it")
-
-
-def print_off(words: str, errors: list[float]) -> None:
-    print(f"{words:34}" + "".join(f"{error:8.2f}" for error in errors))
-
-
-def print_rows_header(names: Sequence[str]) -> None:
-    """The head of print_rows' table."""
-    print(" " * 40 + "".join(f"{name:>18}" for name in names))
-    print(f"{'rows of o off, in %':40}" + f"{'median':>10}{'90 %':>8}" * len(names))
-
-
-def print_rows(words: str, found: Iterable[torch.Tensor], truth: torch.Tensor) -> None:
-    """of_rows of each o that was found."""
-    print(f"{words:40}" + "".join("{:10.1f}{:8.1f}".format(*of_rows(x, truth)) for x in found))
-
-
 HEADS_OF_FOUR = (  # what is shown; kind, keys, a factor for q, and what the kernel's row is stored as
     ("N(0, 1), 512 keys", "N(0, 1)", 512, 1, None),
     ("N(0, 1), 4,096 keys", "N(0, 1)", 4096, 1, "fp8"),
@@ -272,13 +235,12 @@ HEADS_OF_FOUR = (  # what is shown; kind, keys, a factor for q, and what the ker
 
 
 def print_all_four(card: dict[str, Any], store: Callable, by_blocks: Callable, predicted: Callable) -> None:
-    """The median row's error in % with q and k in 8 bits, with v and p as well, as predicted, and by a GPU's kernel.
+    """The median row's error in % with q, k, p and v in 8 bits, as predicted, and by a GPU's kernel.
 
     store: x in 8 bits and back. by_blocks: (scores, v) -> o, p in 8 bits. predicted: (standard deviation of the scores)
     -> the error in %.
     """
-    columns = ("q and k", "and p, v", "(14.5)", "an H200's kernel")
-    print("median row off in %, by".ljust(34) + "".join(f"{head:>{len(head) + 3}}" for head in columns))
+    print(f"{'median row off, in %':34}{'in PyTorch':>12}{'(14.5)':>10}{'an H200':>11}")
     rotation = fp8.random_hadamard(128, torch.float64, torch.device("cpu")) / 128**0.5
     for words, kind, S, factor, stored in HEADS_OF_FOUR:
         found = []  # of the two heads that the kernel was given
@@ -287,13 +249,11 @@ def print_all_four(card: dict[str, Any], store: Callable, by_blocks: Callable, p
             s, o = attend(q, k, v)
             if "rotated" in words:
                 q, k = q @ rotation, k @ rotation
-            s_8, by_q_and_k = attend(store(q), store(k), v)
-            found.append((s, o, by_q_and_k, by_blocks(s_8, store(v))))
-        s, o, *ours = (torch.cat(x) for x in zip(*found, strict=True))
-        medians = [of_rows(x, o)[0] for x in ours]
-        print(words.ljust(34) + "{:10.1f}{:11.1f}{:9.1f}".format(*medians, predicted(s.std().item())), end="")
+            found.append((s, o, by_blocks(attend(store(q), store(k), v)[0], store(v))))
+        s, o, ours = (torch.cat(x) for x in zip(*found, strict=True))
         kernel = row(card, kernel="error", provider=stored, data=kind, D=128) if stored else None
-        print(f"{100 * kernel['median']:19.1f}" if kernel else "")
+        measured = f"{100 * kernel['median']:11.1f}" if kernel else ""
+        print(f"{words:34}{median_off(ours, o):12.1f}{predicted(s.std().item()):10.1f}{measured}")
 
 
 Lines = dict[str, tuple[torch.Tensor, torch.Tensor]]  # by label, moved scores, and which of them count
@@ -334,9 +294,9 @@ def plot_rotation(q: torch.Tensor, k: torch.Tensor, R: torch.Tensor, s_8: torch.
 
 
 def plot_off(panels: dict[str, dict[tuple[int, int], float]]) -> Figure:
-    """o's error in % against the number of keys, one line for each mean of v, in a panel for each title. Errors: by
-    (mean, keys)."""
-    figure = Figure(figsize=(3 + 2.2 * len(panels), 3.4))
+    """o's error in % against the number of keys, one line for each mean of v, in a panel for each title; at the longest
+    its value. Errors: by (mean, keys)."""
+    figure = Figure(figsize=(3 + 2.4 * len(panels), 3.4))
     looks = {0: ("blue", "-", "o"), 1: ("orange", "--", "s"), 3: ("vermilion", "-.", "^")}
     axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
     for ax, (title, errors) in zip(axes, panels.items(), strict=True):
@@ -345,8 +305,13 @@ def plot_off(panels: dict[str, dict[tuple[int, int], float]]) -> Figure:
             colour, line, marker = looks[mean]
             found = [errors[mean, keys] for keys in lengths]
             ax.plot(lengths, found, color=COLOURS[colour], linestyle=line, marker=marker, label=f"v has mean {mean}")
+        last = sorted(errors[mean, lengths[-1]] for mean in means)
+        for i, x in enumerate(last):
+            over, under = i and x < 2 * last[i - 1], i + 1 < len(last) and last[i + 1] < 2 * x
+            side = "bottom" if over else "top" if under else "center"
+            ax.text(1.3 * lengths[-1], x, f"{x:.0f}" if x >= 1 else f"{x:.2f}", va=side, fontsize=10)
         ax.set_xscale("log", base=2)
-        ax.set(yscale="log", ylim=(0.02, 200), xlabel="keys", title=title)
+        ax.set(yscale="log", xlim=(lengths[0] / 1.3, lengths[-1] * 2.6), ylim=(0.02, 200), xlabel="keys", title=title)
         ax.set_xticks(lengths, [f"{keys:,}" for keys in lengths])
         ax.minorticks_off()
         ax.set_yticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
@@ -356,14 +321,13 @@ def plot_off(panels: dict[str, dict[tuple[int, int], float]]) -> Figure:
 
 
 def print_speeds(card: dict[str, Any]) -> None:
-    """Of SPEEDS, D = 128 and S_SPEED: full, the time and the rate; and how many times as fast as chapter 9's fp16
-    attention is, full and causal."""
+    """Of the attention of SPEEDS, D = 128 and S_SPEED: full, the time and the rate; and how many times as fast as
+    chapter 9's in fp16, full and causal."""
     print(f"{f'D = 128, S = {S_SPEED:,}':24}{'ms':>9}{'TFLOP/s':>10}{'times as fast':>16}{'… and causal':>15}")
-    for provider, words in SPEEDS.items():
+    for provider, words in itertools.islice(SPEEDS.items(), 4):
         found, fp16 = ([speed(card, who, is_causal) for is_causal in (False, True)] for who in (provider, "hopper"))
-        print(f"{words:24}{found[0]['ms']:9.3f}{found[0]['tflops']:10,.0f}", end="")
         gains = (one["tflops"] / other["tflops"] for one, other in zip(found, fp16, strict=True))
-        print("" if "matmul" in provider else "{:16.2f}{:15.2f}".format(*gains))
+        print(f"{words:24}{found[0]['ms']:9.3f}{found[0]['tflops']:10,.0f}" + "{:16.2f}{:15.2f}".format(*gains))
 
 
 PARTS = {
@@ -382,10 +346,8 @@ def cycles_of_a_block(card: dict[str, Any], part: str) -> int:
 
 
 def print_parts(card: dict[str, Any]) -> None:
-    """Of PARTS: cycles of a block of 64 queries and 128 keys, how many fewer than the whole kernel, clock and power."""
-    whole = cycles_of_a_block(card, "the whole kernel")
-    print(f"{'a block of 64 x 128':26}{'cycles':>8}{'fewer':>8}{'GHz':>8}{'watts':>8}")
-    for part, words in PARTS.items():
-        one, cycles = row(card, kernel="part", provider=part), cycles_of_a_block(card, part)
-        fewer = f"{whole - cycles:8}" if words.startswith("…") else " " * 8
-        print(f"{words:26}{cycles:8,}{fewer}{one['mhz'] / 1000:8.3f}{one['watts']:8.0f}")
+    """Cycles of a block of 64 queries and 128 keys, clock and power: of both kernels, and FP8 without exponentials."""
+    print(f"{'a block of 64 x 128':26}{'cycles':>8}{'GHz':>8}{'watts':>8}")
+    for part, words in itertools.islice(PARTS.items(), 3):
+        one = row(card, kernel="part", provider=part)
+        print(f"{words:26}{cycles_of_a_block(card, part):8,}{one['mhz'] / 1000:8.3f}{one['watts']:8.0f}")
