@@ -219,7 +219,8 @@ def mean_parts(row: pd.Series) -> list[tuple[str, int]]:
 
 
 class Block(NamedTuple):
-    """The cycles of a consumer's mean block at D = 128, by stamps: it waits for matmuls, for tiles, and all others."""
+    """The cycles of a consumer's mean block at D = 128, by stamps: it waits for matmuls, for tiles, and all others. In
+    the finished kernel, which is half overlapped, the wait for p v is one of the others."""
 
     waits: int
     tiles: int
@@ -232,22 +233,29 @@ def by_stamps(card: dict[str, Any], loop: str) -> Block:
     if loop == "chapter 8's":
         cycles = row["cycles"]
         return Block(cycles["p v to asked"] + cycles["k to stop"], cycles["asked to k"], cycles["away"])
+    if loop == "finished":
+        cycles = row["cycles"]
+        return Block(cycles["k"], cycles["packed"], cycles["s"])
     parts: collections.Counter[str] = collections.Counter()
     for part, cycles in mean_parts(row):
         parts[part] += cycles
     return Block(parts["matmul"], parts["tiles"], parts["softmax"] + parts["rest"])
 
 
-def print_blocks(card: dict[str, Any], *loops: str, difference: bool = False) -> None:
-    """by_stamps of `loops`, halved, as two consumers share an SM, beside what is best: each waits for its own matmuls,
-    and is away while the other's run (9.1). difference: of the first two loops, too."""
-    print(f"{f'{gpu(card)}, by stamps, cycles of the SM':40}  waits  tiles   away    sum")
-    blocks = {loop: [cycles // 2 for cycles in by_stamps(card, loop)] for loop in loops}
-    if difference:
-        blocks["difference"] = [a - b for a, b in zip(*blocks.values(), strict=True)]
-    blocks["at best"] = [matmul_cycles(128), 0, matmul_cycles(128)]
-    for loop, block in blocks.items():
-        print(f"{loop:40}" + "".join(f"{cycles:7,}" for cycles in (*block, sum(block))))
+def print_blocks(card: dict[str, Any], *names: str) -> None:
+    """Of these kernels the cycles of an SM for 64 x 128 scores: by_stamps of a block, halved, as two consumers share an
+    SM; what a call with stamps takes more than its blocks, the ends of its programs; that call; and a call without
+    stamps. What is best: a consumer waits for its own matmuls, or where they overlap for q kᵀ, and is away while the
+    other's run (9.1)."""
+    plain, one = loops(card)["cycles"], matmul_cycles(128)
+    print(f"{f'{gpu(card)}, {NOTE}':34}  waits  tiles   away   ends   call   without stamps")
+    for name in names:
+        parts = [cycles // 2 for cycles in by_stamps(card, name)]
+        call = round(_cycles_a_block(card, clocked(card, name), "call"))
+        numbers = *parts, call - sum(parts), call
+        print(f"{name:34}" + "".join(f"{x:7,}" for x in numbers) + f"{plain[name]:17,.0f}")
+    for name, waits in (("at best", one), *[("at best, overlapped", one // 2)] * ("overlapped" in names)):
+        print(f"{name:34}" + "".join(f"{x:7,}" for x in (waits, 0, 2 * one - waits, 0, 2 * one)))
 
 
 def draw_clocked(card: dict[str, Any], *loops: str) -> Figure:
@@ -289,8 +297,8 @@ def _busy(ax: Axes, lane: int, first: int, last: int, spans: Sequence[tuple[int,
         ax.barh(lane, end - start, left=start, height=0.7, linewidth=0, facecolor="C0")
 
 
-def _lanes(ax: Axes, names: Sequence[str]) -> None:
-    ax.set_yticks(range(len(names)), names)
+def _lanes(ax: Axes, names: Sequence[str], places: Sequence[float] | None = None) -> None:
+    ax.set_yticks(places or range(len(names)), names)
     if not ax.yaxis_inverted():
         ax.invert_yaxis()
     ax.xaxis.set_major_formatter("{x:,.0f}")
@@ -306,22 +314,23 @@ def draw_parts(card: dict[str, Any]) -> Figure:
     found = pd.concat([found[:1], shared, found[1:]])
     figure = Figure(figsize=(10, 3.3))
     ax, matmuls = figure.subplots(), 2 * matmul_cycles(128)
-    for n, (name, row) in enumerate(found.iterrows()):
+    places = [n + 0.4 * (n > 1) for n in range(len(found))]  # the softmax's parts are another experiment
+    for n, (name, row) in zip(places, found.iterrows(), strict=True):
         beyond = round(row.cycles - matmuls)
         colour = "C3" if "polynomial" in name else "C1" if "without" in name else "0.85"
         ax.barh(n, beyond, facecolor=colour, **EDGE)
         ax.text(beyond + 4, n, f"{beyond:,}", va="center", size="small")
         ax.text(440, n, f"{row.instructions:.0f}", va="center", ha="right", size="small")
     ax.text(440, -0.6, "instructions", va="bottom", ha="right", size="small")
-    ax.set(xlim=(0, 445), ylim=(len(found) - 0.5, -1.2))
-    _lanes(ax, [name.removeprefix("finished, ").removeprefix("with ") for name in found.index])
+    ax.set(xlim=(0, 445), ylim=(len(found) - 0.1, -1.2))
+    _lanes(ax, [name.removeprefix("finished, ").removeprefix("with ") for name in found.index], places)
     ax.set_xlabel(f"cycles for 64 x 128 scores beyond the matmuls' {matmuls:,}, {gpu(card)}, {NOTE}", loc="left")
     return figure
 
 
 def print_beside(card: dict[str, Any]) -> None:
-    """One stop's waits and away, by what the other consumer does."""
-    print(f"{f'one stop, {gpu(card)}, cycles of a consumer':45}waits  tiles   away")
+    """One stop: a block of consumer 0, by what the other consumer does."""
+    print(f"{f'one stop, {gpu(card)}, cycles of consumer 0':45}waits  tiles   away")
     for words in (", consumer 1 only releases its tiles", ", consumer 1 only multiplies", ""):
         block = by_stamps(card, f"one stop{words}")
         print(f"{words.removeprefix(', ') or 'consumer 1 as usual':45}{block.waits:5,}{block.tiles:7,}{block.away:7,}")

@@ -241,6 +241,8 @@ class Play:
     def softmax_step(self, s: Any, m: torch.Tensor, l: torch.Tensor, scale_log2: float) -> tuple:
         s = done(s, "s") * scale_log2
         before, self.softmaxes = self.softmaxes - 1, self.softmaxes + 1
+        if self.holds and self.issued["k"] > self.passed:
+            raise Stop(f"a softmax begins, and you haven't passed turn {self.passed} on: pass it on as soon as its q kᵀ is issued")
         if self.holds:
             raise Stop(
                 f"you wait for turn {self.passed} before a softmax, which then begins when the other passes its turn on: wait right before p v"

@@ -87,6 +87,7 @@ WRONG_ANSWERS = (
     edit("9.6", "passed when q kᵀ is done", (PASS + SCORED, SCORED + PASS), told="you pass turn 0 on when its q kᵀ is done"),
     edit("9.6", "passed before q kᵀ", (PASS + SCORED, SCORED), ("        mbarrier.wait(full", f"{PASS}        mbarrier.wait(full"),
          told="you pass turn 0 on before its q kᵀ: into that gap the other's p v slips"),
+    edit("9.6", "passed behind p v", (PASS, ""), (SUMMED, SUMMED + PASS), told="a softmax begins, and you haven't passed turn 0 on"),
     edit("9.6", "held through the softmax", (TURN, ""), ("        p, m, l, alpha", f"{TURN}        p, m, l, alpha"), told="you wait for turn 1 before a softmax"),
     edit("9.6", "passed twice", (PASS, PASS + PASS), told="you pass turn 1 on, whose p v is not issued"),
     edit("9.6", "the last turn passed twice", ("    mbarrier.arrive(turns.index(1 - C), count=1)\n    return", "    mbarrier.arrive(turns.index(1 - C), count=2)\n    return"),
