@@ -141,7 +141,7 @@ def print_turns(card: dict[str, Any]) -> None:
 LATER = 1200  # cycles by which a late consumer 1 begins after consumer 0
 # From each kernel to the next, from chapter 8's to the finished one, whose part goes; and how it is drawn.
 CHANGES = {
-    "chapter 8's": ("", "0.9"), "one stop": ("suspects 1, 2: late tiles, and collisions", "C4"),
+    "chapter 8's": ("", "0.9"), "one stop": ("mostly suspects 1, 2: late tiles, and collisions", "C4"),
     "half overlapped": ("suspect 3: away too long", "C1"), "finished": ("suspect 4: a program's ends", "C2"),
 }  # fmt: skip
 
@@ -254,7 +254,10 @@ def print_blocks(card: dict[str, Any], *names: str) -> None:
         call = round(_cycles_a_block(card, clocked(card, name), "call"))
         numbers = *parts, call - sum(parts), call
         print(f"{name:34}" + "".join(f"{x:7,}" for x in numbers) + f"{plain[name]:17,.0f}")
-    for name, waits in (("at best", one), *[("at best, overlapped", one // 2)] * ("overlapped" in names)):
+    for name, waits in (
+        ("at best", one),
+        *[("at best, overlapped", one // 2)] * bool({"overlapped", "finished"} & {*names}),
+    ):
         print(f"{name:34}" + "".join(f"{x:7,}" for x in (waits, 0, 2 * one - waits, 0, 2 * one)))
 
 

@@ -255,8 +255,13 @@ class Play:
         p, alpha = torch.exp2(s - m_new[:, None]), torch.exp2(m - m_new)
         return p, m_new, alpha * l + p.sum(1), alpha.as_subclass(Alpha)
 
+    def before_a_turn(self, name: str) -> None:
+        if self.holds:
+            raise Stop(f"{name} comes after the wait for turn {self.passed}, whose matmuls wait for it: wait right before p v")
+
     @begins
     def left_operand(self, p: Any, acc: Any, dtype: Any) -> Operand:
+        self.before_a_turn("left_operand")
         done(acc, "acc")
         if dtype is not Tile.dtype:
             raise Wrong("left_operand's dtype is v.dtype: both operands of a matmul have one dtype, and acc, l and s another")
@@ -264,6 +269,7 @@ class Play:
 
     @begins
     def rescaled(self, acc: Any, alpha: torch.Tensor) -> torch.Tensor:
+        self.before_a_turn("rescaled")
         return done(acc, "acc") * alpha.as_subclass(torch.Tensor)[:, None]
 
     # ------------------------------------------------ the run

@@ -139,12 +139,6 @@ RIGHT_ANSWERS = (
     edit("9.6", "parity by a difference", ("(i + C) % 2", "(i - C) % 2")),
     edit(
         "9.6",
-        "acc rescaled in one's turn",
-        ("        acc = rescaled(acc, alpha)\n", ""),
-        ("v.index(stage), acc,", "v.index(stage), rescaled(acc, alpha),"),
-    ),
-    edit(
-        "9.6",
         "the first turn in the loop",
         ("    mbarrier.wait(turns.index(C), 1 - C)\n", ""),
         ("        mbarrier.wait(full", "        if i == 0:\n            mbarrier.wait(turns.index(C), 1 - C)\n        mbarrier.wait(full"),

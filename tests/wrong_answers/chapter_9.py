@@ -89,6 +89,8 @@ WRONG_ANSWERS = (
          told="you pass turn 0 on before its q kᵀ: into that gap the other's p v slips"),
     edit("9.6", "passed behind p v", (PASS, ""), (SUMMED, SUMMED + PASS), told="a softmax begins, and you haven't passed turn 0 on"),
     edit("9.6", "held through the softmax", (TURN, ""), ("        p, m, l, alpha", f"{TURN}        p, m, l, alpha"), told="you wait for turn 1 before a softmax"),
+    edit("9.6", "acc rescaled in the turn", ("        acc = rescaled(acc, alpha)\n", ""), ("v.index(stage), acc, is", "v.index(stage), rescaled(acc, alpha), is"),
+         told="rescaled comes after the wait for turn 1"),
     edit("9.6", "passed twice", (PASS, PASS + PASS), told="you pass turn 1 on, whose p v is not issued"),
     edit("9.6", "the last turn passed twice", ("    mbarrier.arrive(turns.index(1 - C), count=1)\n    return", "    mbarrier.arrive(turns.index(1 - C), count=2)\n    return"),
          told="you pass turn 2 on, whose p v is not issued"),

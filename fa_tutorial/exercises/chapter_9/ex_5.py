@@ -57,7 +57,7 @@ def regular(begin, softmax, rest, blocks):
 
 
 def inputs():
-    chance = "if neither's softmaxes depend on the other's, it follows from two numbers: each consumer's own share of the time that counts"
+    chance = "by chance it follows from each consumer's own share of the time that counts: the first is alone, or the second"
 
     def one(first, second, rule):
         return case(regular(*first), regular(*second), otherwise={"one": rule, "chance": chance})

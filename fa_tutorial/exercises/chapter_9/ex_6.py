@@ -56,7 +56,7 @@ EXERCISE = Exercise(
     "the loop, then (i + C) % 2. The turn protects the order of issuing alone, so it passes on before q kᵀ is done.",
     inputs=lambda: plays(consumers=(0, 1)),
     truth=lambda *play: RIGHT,
-    rule="wait for the turn, issue p v and the next q kᵀ, pass the turn on, wait for s",
+    rule="matmuls are issued in their turn, which is waited for late and passed on early",
     mistakes=MISTAKES,
     exact=True,
     adapt=adapt,
