@@ -10,7 +10,7 @@ from PIL import Image, ImageChops
 FOLDER = Path(__file__).parent
 WIDTH, HEIGHT = 760, 1_400
 MARGIN = 12
-COLOURS = 64
+COLOURS = 128
 
 
 def snapshot(page: Path) -> Path:

@@ -40,6 +40,7 @@ WRONG_ANSWERS = (
       for number in ("-1e4", "torch.finfo(s.dtype).min")),
     edit("4.4", "l + 1e-6", ("torch.where(l == 0, 1.0, l)", "(l + 1e-6)"), told="nothing is added to l"),
     edit("4.4", "where with −1e9", (MASKED, "torch.where(j > i + S_k - S_q, -1e9, s)"), told="−1e+09 stands for −∞"),
+    edit("4.4", "−∞ by a product", (MASKED, "s + (j > i + S_k - S_q).float() * -math.inf"), told="not by a product"),
     edit("4.4", "blocks exchanged", (SIZES, f"{SIZES}    block_m, block_n = block_n, block_m\n"), told="block_m and block_n are exchanged"),
     edit("4.4", "shift never negative", ("i + S_k - S_q", "i + max(0, S_k - S_q)"), told="S_q > S_k: query i sees keys 0 … i + S_k − S_q"),
     edit("4.4", "skips nothing", ("range(end)", "range(math.ceil(S_k / block_n))"),

@@ -30,6 +30,7 @@ MISTAKES = {
     "the strides of x are exchanged: x.stride() has the row's first": ("*x.stride()", "*x.stride()[::-1]"),
     "the strides of out are exchanged: stride_or is the one of out's rows, out.stride()[0]": ("*out.stride()", "*out.stride()[::-1]"),
     "the strides of out stand in place of those of x: a view has its own": ("*x.stride()", "*out.stride()"),
+    "the result is x, not its transpose: return out": ("return out", "return out.t()"),
     "rows and cols are exchanged in the call, so the kernel masks the wrong side": ("rows, cols, *x", "cols, rows, *x"),
 }  # fmt: skip
 

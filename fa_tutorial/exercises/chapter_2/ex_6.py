@@ -36,7 +36,7 @@ MISTAKES = {
 
 def inputs():
     yield case((100, 1), (1, 8), 4, 0, otherwise="eight floats side by side fill one sector")
-    yield case((1, 100), (1, 32), 4, 0, otherwise="32 floats that lie 100 apart touch 32 sectors")
+    yield case((1, 100), (1, 32), 4, 0, otherwise="32 floats that lie 100 apart touch 32 sectors, and those between them aren't touched")
     yield case((4, 1), (4, 2), 4, 0, otherwise="four rows that lie 16 bytes apart share sectors of 32 bytes two by two, so they touch 2")
     yield case((4, 1), (2, 8), 4, 0, otherwise="a row that starts inside a sector reaches into the next: add the offsets, then divide")
     yield case((40, 1), (4, 32), 2, 0, otherwise="16 fp16 numbers fill a sector")

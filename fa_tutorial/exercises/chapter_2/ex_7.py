@@ -6,7 +6,7 @@ from fa_tutorial.exercises.harness import Exercise, case
 def smallest_tile(gb_s, ns, warps, sms):
     """The side of the smallest square tile of floats with which a transpose can move gb_s GB/s.
 
-    ns: the time of a program of this many warps. sms: how many SMs the GPU has.
+    ns: how long a program takes. sms: how many SMs the GPU has.
     """
     programs = min(64 // warps, 32)  # on an SM
     in_flight = gb_s / 2 * ns / sms  # bytes that an SM must load in the time of a program (2.5)
@@ -20,7 +20,7 @@ PROGRAMS = "min(64 // warps, 32)"
 MISTAKES = {
     "64 // warps programs have warps enough, but an SM has room for 32 programs only": (PROGRAMS, "64 // warps"),
     "an SM has room for 64 warps, so fewer programs fit if each has more warps": (PROGRAMS, "32"),
-    "half of gb_s are stores, and (2.5) is about loads": ("gb_s / 2", "gb_s"),
+    "you ask for twice the bytes: half of gb_s are stores, and a float has 4 bytes": ("gb_s / 2", "gb_s"),
     "gb_s is the rate of all SMs together, and (2.5) is about one": (" / sms", ""),
     "a float has 4 bytes": (" * 4", ""),
     "a square tile has side · side floats": ("side**2", "side"),

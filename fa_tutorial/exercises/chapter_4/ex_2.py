@@ -43,6 +43,8 @@ MISTAKES = {
     "the scale is 1/√D here: multiply by the scale that is given": ("scale * (q_tile", "q.shape[-1] ** -0.5 * (q_tile"),
     "the loop over keys runs to S_q: k and v have S_k rows": ("math.ceil(S_k / block_n)", "math.ceil(S_q / block_n)"),
     "a slice of k and v has block_m rows here: a tile has block_n keys": (KEYS, KEYS.replace("block_n", "block_m")),
+    "a slice of k and v ends block_m rows after its start: a tile has block_n keys": (
+        KEYS, "slice(key_block * block_n, key_block * block_n + block_m)"),
 }  # fmt: skip
 
 CONDITIONS = {

@@ -24,7 +24,8 @@ MISTAKES = {
     "end leaves out a tile that the last row sees in part: round up": (END, "end = seen_by_last // block_n"),
     "end is found from the first row: the last row sees most": (END, "end = -(-seen_by_first // block_n)"),
     "a row whose keys fill whole tiles needs no tile more: end is n / block_n, rounded up": (END, "end = seen_by_last // block_n + 1"),
-    "end is not always full + 1: where the diagonal misses the tiles' corners, a row has two masked tiles": (END, "end = full + 1"),
+    "end is not always full + 1: a row of tiles may have several masked ones": (END, "end = full + 1"),
+    "end leaves out the last, shorter block of keys": (END, "end = min(-(-seen_by_last // block_n), S_k // block_n)"),
     "full and end are one key short at the diagonal: row i sees i + 1 + S_k − S_q keys, key i + S_k − S_q among them": [
         ("first + 1", "first"), ("last + 1", "last")],
     "full and end are counted top left: S_k − S_q is missing": (" + S_k - S_q", ""),
@@ -48,7 +49,7 @@ def inputs():
     yield case(2, 2, 4, 16, 16, otherwise="block_m < block_n: the tile on the diagonal is not that of the same number")
     yield case(3, 1, 2, 8, 8, otherwise="row i sees keys 0 … i, i + 1 of them: row 3 sees two whole tiles, and no third")
     yield case(2, 2, 2, 8, 11, otherwise="S_q < S_k: row i sees keys 0 … i + S_k − S_q")
-    yield case(0, 1, 2, 1, 5, otherwise="a shorter last block of keys never counts as whole, even where a row sees all of it")
+    yield case(0, 1, 2, 1, 5, otherwise="a shorter last block of keys counts for end, and never for full, even where a row sees all of it")
     for _ in range(100):
         block_m, block_n, blocks = random.choice((1, 2, 3, 16)), random.choice((1, 2, 3, 16)), random.randint(1, 6)
         S_q, S_k = blocks * block_m, random.randint(1, 300)

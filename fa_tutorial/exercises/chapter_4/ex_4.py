@@ -43,6 +43,7 @@ MISTAKES = {
     "nothing is masked: in the tiles from full on, query i must not see later keys": (MASKED, "s"),
     "the mask is strict: query i sees key i + S_k − S_q too": ("j > i", "j >= i"),
     "the mask is the wrong way round: hide the keys with j > i + S_k − S_q": ("j > i", "j < i"),
+    "tile full needs the mask, too": ("key_block >= full", "key_block > full"),
     "the mask comes after the step, so that m and l count hidden keys: mask s": [
         (MASKED, "s"), (STEP, f"{STEP}\n            if key_block >= full:\n                p = {MASKED.replace('s.', 'p.').replace('-math.inf', '0')}")],
     "the mask compares places in the tile: add the tile's own start, to i and to j": [
@@ -81,7 +82,8 @@ def masks_whole_tiles(answer):
 def inputs():
     yield scores_case([[2.0]], (1, 1), ONE_KEY)
     one = "one tile: query i sees keys 0 … i, s = scale · q kᵀ, o = acc / l and lse = m + log l, and p is rounded to v's dtype at most"
-    yield scores_case([[1.0, 2.0], [4.0, 3.625]], (2, 2), one)
+    times = "0 · (−∞) is NaN: hide scores by masked_fill or where, not by a product"
+    yield scores_case([[1.0, 2.0], [4.0, 3.625]], (2, 2), one, infinite=times)
     yield scores_case([[1.0, 2.0], [4.0, 1.0]], (2, 2), "multiply the scores by scale, once: s = scale · q kᵀ", scale=0.5)
     low = "a score that is seen may be any finite number, however low: hidden ones are −∞, and m starts there"
     yield scores_case([[-2e30, 0.0], [0.0, 1.0]], (2, 2), low)

@@ -40,7 +40,7 @@ def unmasked(q, k, v, block_m, block_n, scale):
 
 RIGHT = (forward_with(), in_float64)
 LAST = "a right forward must pass, and your test gave False. In its last call ({}, S_q = {}, S_k = {}, scale = {:g}) o was off by {:.0e} and lse "
-LAST += "by {:.0e} from reference.attention with this scale. Leave room for that; torch.allclose takes −∞ as equal to −∞, where a difference is NaN"
+LAST += "by {:.0e} from reference.attention with this scale. Leave room for that (o has q's dtype, lse float32); torch.allclose takes −∞ as equal to −∞, where a difference is NaN"
 MISTAKES = {"every forward passes your test, one without a mask too": ("return False", "return True")}
 
 
