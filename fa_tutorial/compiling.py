@@ -334,8 +334,12 @@ def split_shared_bytes(kernel: Any) -> int:
 
 def scored_loops(scores: dict[str, Any], D: int) -> dict[str, list[int]]:
     """[instructions, of them MUFU] in the whole tiles' loop of chapter 10's causal forward on an H200 in fp16, by name.
-    scores: name -> a score mod that reads aux.softcap, or as on the page aux.c, or None."""
-    of_mods = [(source_of(mod), mod.fn.__name__) if mod else ("", "") for mod in scores.values()]
+    scores: name -> a score mod, which finds a soft cap in aux.softcap or as on the page in aux.c, slopes and a bias; or
+    None; or the class Dropout."""
+    of_mods = [
+        (source_of(mod), mod.fn.__name__) if hasattr(mod, "fn") else ("", "Dropout" if mod else "")
+        for mod in scores.values()
+    ]
     code = f"""
 import collections
 import torch
@@ -345,12 +349,16 @@ from fa_tutorial.variants import forward, mods
 from fa_tutorial.variants.tile_lists import BlockMask
 
 (q, k, v, *_), S = compiling.inputs(torch.float16, {D}), compiling.LENGTH
-fields = mods.Aux(offset=0, left=S, right=0, softcap=50.0)._asdict() | {{"c": 50.0}}
+bias, rng = q.new_empty(1, compiling.HEADS, S, S), q.new_empty(2, dtype=torch.int64)
+given = dict(zip(("mask_b", "mask_h", "mask_i", "mask_j"), bias.stride())) | {{"attn_mask": bias, "c": 50.0}}
+slopes = {{"slopes": q.new_empty(compiling.HEADS, dtype=torch.float32), "slope_stride": 0}}
+fields = mods.Aux(offset=0, right=0, softcap=50.0)._asdict() | given | slopes
 aux, found = collections.namedtuple("Aux", fields)(**fields), []
 mask = BlockMask(mods.sliding_window, aux, 1, 1, S, S, q.device)
 for text, name in {of_mods!r}:
-    score = defined(text, vars(mods))[name] if name else None
-    both = mods.Mods(score, mask=mods.sliding_window)
+    drop = mods.Dropout(rng, 2**28, 1.1, compiling.HEADS) if name == "Dropout" else None
+    score = defined(text, vars(mods))[name] if text else None
+    both = mods.Mods(score, mask=mods.sliding_window, drop=drop)
     loop = sass.inner_loop(sass.sass_of(compiling.compiled_by(forward.variant_forward, q, k, v, both, aux, mask)[0]))
     found.append((len(loop), sum("MUFU" in name for name in loop)))
 print(json.dumps(found))

@@ -76,6 +76,20 @@ def test_a_variant_is_measured_beside_the_same_one(variant, monkeypatch):
     assert pairs[0, 0].sum() == contest.pairs
 
 
+@pytest.mark.parametrize("mode", chapter_10.COSTS)
+def test_each_variants_cost_is_that_of_a_call(mode, monkeypatch):
+    """Of which chapter 8's give the result of ours, or cost_calls raises. The interpreter has no tanh.approx."""
+    monkeypatch.setitem(chapter_10.COSTS, mode, [name for name in chapter_10.COSTS[mode] if "approx" not in name])
+    for name, call in chapter_10.cost_calls(mode, S=64, H=1).items():
+        assert all(x.isfinite().all() and x.any() for x in chapter_10.as_tuple(call())), name
+
+
+def test_the_packages_cap_is_right_for_scores_far_beyond_it(monkeypatch):
+    monkeypatch.delitem(chapter_10.CAPS, "tanh.approx")
+    rows = chapter_10.cap_errors(torch.float32, 20, S=64)
+    assert rows["tanh"]["error"] < 1e-4 and rows["tanh"]["largest"] > 50
+
+
 @needs_gpu
 def test_chapter_8s_kernels_are_measured():
     shape, tile = Shape(1, 2, 2, 256, 256, 64, False), TileConfig(64, 64, 4, 2)

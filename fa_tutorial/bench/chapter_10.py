@@ -3,7 +3,6 @@
 import matplotlib.pyplot as plt
 import pandas as pd
 import torch
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
@@ -46,7 +45,7 @@ def tile_grids(kinds: dict[str, torch.Tensor]) -> Figure:
 
 
 def rows(kernel: str, **fields: object) -> pd.DataFrame:
-    """An H200's stored rows of this chapter, by provider: of "variant", "whole_tile", "cap" or "price"."""
+    """An H200's stored rows of this chapter, by provider: of "variant", "whole_tile", "cost" or "cap_error"."""
     return results.select(results.load("h200")["kernels"], chapter=10, kernel=kernel, **fields).set_index("provider")
 
 
@@ -56,62 +55,49 @@ def list_times(mask: str) -> dict[str, float]:
     return dict(zip(("two lists", "all mixed", "finding"), rows("whole_tile", mask=mask)["ms"], strict=True))
 
 
-# a row of the chart's upper panels, with its tile, in the backward dk's and dv's -> the stored run of causal attention
-# that took turns with chapter 8's
-PRICED = {
-    "fwd": {"chapter 8, 64 × 64": "chapter 8, 64x64", "ours, 64 × 64": "lists", "ours, 128 × 64": "lists, 128x64"},
-    "bwd": {"chapter 8, 32 × 64": "chapter 8, 32x64", "ours, 32 × 64": "lists", "ours, 64 × 64": "lists, 64x64"},
-}
-# a row of the lower ones -> the stored contest with FlexAttention
-VARIANTS = {
-    "window of all keys": "causal",
-    "window of 1,024 keys": "window",
+# a bar of the chart -> the stored run that took turns with "causal", our kernel with the causal mask alone
+COSTS = {
+    "chapter 8's kernel": "chapter 8",
+    "chapter 8's, in our tile": "chapter 8, our tile",
+    "sinks": "sinks",
+    "dropout, P = 0.1": "dropout",
+    "soft cap": "cap",
     "ALiBi": "alibi",
-    "24 documents": "documents",
+    "bias for each pair": "bias",
+    "window of 1,024 keys": "window",
     "24 documents, packed": "packed",
 }
 
 
-def prices(mode: str) -> tuple[dict[str, list[float]], dict[str, tuple[list[float], list[float]]]]:
-    """By the rows of the upper panel, and of the lower one: stored times of the runs, in the lower one ours and
-    FlexAttention's, each divided by chapter 8's of causal attention in the same run."""
-    runs = rows("price", mode=mode).pivot(columns="run", values="ms")
-    upper = {name: (runs.loc[provider] / runs.loc["chapter 8"]).tolist() for name, provider in PRICED[mode].items()}
-    contests = rows("variant", mode=mode)
-    shares = contests[["ms", "flex_ms"]].div(contests["causal_ms"], axis=0)
-    lower = {name: tuple([float(share)] for share in shares.loc[provider]) for name, provider in VARIANTS.items()}
-    lower["window of all keys"][0].extend((runs.loc["window"] / runs.loc["chapter 8"]).tolist())
-    return upper, lower
+def costs(mode: str) -> pd.DataFrame:
+    """The stored times of three runs, divided by those of our kernel with the causal mask alone, by provider. ms: the
+    middle run's; from ms_20 to ms_80 lie at least three fifths of each run's launches."""
+    runs = rows("cost", mode=mode)
+    causal = runs.loc["causal"].set_index("run")["ms"]
+    shares = runs[["ms", "ms_20", "ms_80"]].div(runs["run"].map(causal), axis=0)
+    return shares.groupby(level="provider").agg({"ms": "median", "ms_20": "min", "ms_80": "max"})
 
 
-def price_chart() -> Figure:
-    """The prices, forward and backward: above those of our kernels and tiles, below those of variants. A bar ends at
-    the most of its runs; beside it stand the least and the most."""
-    figure, panels = plt.subplots(2, 2, figsize=(9, 5.4), sharex=True, height_ratios=(3, 5), layout="constrained")
-    for (upper, lower), mode, title in zip(panels.T, PRICED, ("forward", "backward"), strict=True):
-        ours_alone, contests = prices(mode)
-        for row, (name, times) in enumerate(ours_alone.items()):
-            draw_price(upper, row, times, "lightgrey" if name.startswith("chapter 8") else COLOURS["blue"], 0.7)
-        for row, times in enumerate(contests.values()):
-            for place, own, colour in zip((row - 0.2, row + 0.2), times, ("blue", "orange"), strict=True):
-                draw_price(lower, place, own, COLOURS[colour], 0.38)
-        for ax, names in ((upper, ours_alone), (lower, contests)):
-            ax.axvline(1, color="black", linestyle="--", linewidth=1)
-            ax.set_yticks(range(len(names)), list(names))
-            ax.invert_yaxis()
-            ax.grid(visible=False, axis="y")
-        upper.set_title(f"{title}, causal{' (tiles of dk and dv)' if mode == 'bwd' else ''}")
-        lower.set(xlim=(0, 1.65), xticks=(0, 0.5, 1, 1.5))
-        lower.set(title=f"{title}, variants", xlabel="time / chapter 8's of causal attention")
-    lower.tick_params(labelleft=False)  # as the forward's
-    looks = (("lightgrey", "chapter 8 in our tile"), (COLOURS["blue"], "ours"), (COLOURS["orange"], "FlexAttention"))
-    handles = [Patch(color=colour, label=name) for colour, name in looks]
-    figure.legend(handles=handles, loc="outside lower center", ncols=3)
+def cost_chart() -> Figure:
+    """The costs, forward and backward. A bar ends at the middle run; beside it stand its ms_20 and ms_80."""
+    figure, panels = plt.subplots(1, 2, figsize=(9, 3.9), sharey=True, layout="constrained")
+    colours = ["lightgrey" if name.startswith("chapter 8") else COLOURS["blue"] for name in COSTS]
+    for ax, mode, title in zip(panels, ("fwd", "bwd"), ("forward", "backward"), strict=True):
+        shares = costs(mode).loc[list(COSTS.values())]
+        ax.barh(range(len(COSTS)), shares["ms"], 0.7, color=colours)
+        right = max(shares["ms"]) * 1.3
+        for row, (end, least, most) in enumerate(shares.itertuples(index=False)):
+            text = "–".join(dict.fromkeys((f"{least:.2f}", f"{most:.2f}")))
+            ax.text(max(end, 1) + 0.02 * right, row, text, va="center", fontsize=9)
+        ax.axvline(1, color="black", linestyle="--", linewidth=1)
+        ax.set_yticks(range(len(COSTS)), list(COSTS))
+        ax.set(title=title, xlim=(0, right), xlabel="time / our kernel's, causal mask alone")
+        ax.grid(visible=False, axis="y")
+    panels[0].invert_yaxis()
     return figure
 
 
-def draw_price(ax: Axes, y: float, times: list[float], colour: str, height: float) -> None:
-    ax.barh(y, max(times), height, color=colour)
-    digits = 2 if max(times) > 0.5 else 3  # of a short bar one more
-    text = "–".join(sorted({f"{min(times):.{digits}f}", f"{max(times):.{digits}f}"}))
-    ax.text(max(times) + 0.02, y, text, va="center", fontsize=9)
+def cap_errors() -> pd.DataFrame:
+    """How far o of a capped head is off, by dtype and the largest score before the cap, with either tanh."""
+    stored = rows("cap_error")[["dtype", "largest", "error"]].reset_index()
+    return stored.pivot(index=["dtype", "largest"], columns="provider", values="error").round(4)

@@ -1,5 +1,5 @@
-"""Chapter 10: each variant beside FlexAttention, compiled, and chapter 8's causal kernel, in turns; what lists of tiles
-cost and save, and what a soft cap costs.
+"""Chapter 10: each variant beside the same kernel without it, and some beside FlexAttention, compiled, in turns; what
+lists of tiles cost and save, and what a soft cap's tanh is off by.
 
 FlexAttention's block mask and the documents' are made once, outside of what is timed; packed rows find their tiles in
 every call.
@@ -15,7 +15,7 @@ import torch
 from fa_tutorial import hardware
 from fa_tutorial.attention import flash_attention, flash_attention_varlen
 from fa_tutorial.backward import BackwardConfig
-from fa_tutorial.bench.cases import HIDDEN, TOKENS, about
+from fa_tutorial.bench.cases import DTYPES, HIDDEN, TOKENS, about
 from fa_tutorial.bench.chapter_10 import documents
 from fa_tutorial.bench.measure import call_of
 from fa_tutorial.bench.sweep import Measurement
@@ -25,7 +25,6 @@ from fa_tutorial.tuned.backward import flash_backward
 from fa_tutorial.tuned.forward import flash_forward
 from fa_tutorial.variants import attention_with, make_block_mask, mods
 from fa_tutorial.variants import backward as variant_backward_kernels
-from fa_tutorial.variants import forward as variant_kernels
 from fa_tutorial.variants.forward import CONFIGS, tl, triton
 from measure.turns import in_turns
 
@@ -198,94 +197,112 @@ def cap_of_one_instruction(s, b, h, i, j, aux):
     return aux.softcap * t
 
 
-CAPS = {"none": None, "tanh": mods.soft_cap, "tanh.approx": cap_of_one_instruction}
-
-
-def cap_cases() -> Iterator[Measurement]:
-    """Causal forwards of 16,384 tokens without a cap, with the package's, and with the GPU's own tanh, in turns."""
-    yield from in_turns({cap: about(10, "cap", cap, S=TOKENS, D=D, c=GEMMAS_CAP) for cap in CAPS}, _caps_in_turns)
-
-
-def _caps_in_turns() -> dict[str, dict[str, Any]]:
-    """With the largest difference of o from that of the package's cap, as `difference`."""
-    q, k, v = (randn(1, HIDDEN // D, TOKENS, D) for _ in range(3))
-    aux = mods.Aux(offset=0, left=TOKENS, right=0, softcap=GEMMAS_CAP)
-    mask = mods.sliding_window
-    block_mask = make_block_mask(mask, TOKENS, TOKENS, aux=aux, B=1, H=1, device=q.device)
-    calls = {
-        name: partial(attention_with, q, k, v, score_mod=cap, mask_mod=mask, aux=aux, block_mask=block_mask)
-        for name, cap in CAPS.items()
-    }
-    truth = calls["tanh"]().float()
-    difference = {name: float((call().float() - truth).abs().max()) for name, call in calls.items()}
-    return {name: row | {"difference": difference[name]} for name, row in timed_in_turns(calls).items()}
-
-
-@triton.jit
-def causal_mask(b, h, i, j, aux):
-    return j <= i
-
-
-LARGER = TileConfig(128, 64, 4, 2)
-# Chapter 8's and this chapter's backward have the same tile for dq, and these for dk and dv.
-DQ_TILE = variant_backward_kernels.CONFIGS[D].dq
-OTHERS = {"64x64": TileConfig(64, 64, 4, 2), "32x64": variant_backward_kernels.CONFIGS[D].dkdv}
-PRICED = {
-    "fwd": ("chapter 8", "chapter 8, 64x64", "lists", "lists, 128x64", "window"),
-    "bwd": ("chapter 8", "chapter 8, 32x64", "lists", "lists, 64x64", "window"),
+# What is timed: our kernel with the causal mask alone, chapter 8's in the tile that its autotuner picks and in ours,
+# and each variant by itself. Both backwards have the same tile for dq.
+EIGHTS = TileConfig(128, 64, 4, 2), BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(128, 64, 8, 3))
+IN_OUR_TILE = CONFIGS[D], variant_backward_kernels.CONFIGS[D]
+VARIANTS = ("sinks", "dropout", "cap", "alibi", "bias", "window", "packed")
+COSTS = {
+    "fwd": ("causal", "chapter 8", "chapter 8, our tile", *VARIANTS, "cap, tanh.approx"),
+    "bwd": ("causal", "chapter 8", "chapter 8, our tile", *VARIANTS),
 }
 
 
-def price_cases() -> Iterator[Measurement]:
-    """Causal attention of 16,384 tokens by chapter 8's kernels, and by this chapter's with the causal mask and with a
-    window of all keys, in turns: three runs of the forward, with either tile, and of the backward, with either tile
-    for dk and dv."""
-    for mode, run in itertools.product(PRICED, (1, 2, 3)):
-        words = {name: about(10, "price", name, mode=mode, run=run, S=TOKENS, D=D) for name in PRICED[mode]}
-        yield from in_turns(words, _prices_in_turns, mode)
+def cost_cases() -> Iterator[Measurement]:
+    """Each variant on 16,384 tokens beside the same kernel with the causal mask alone, in turns: three runs of the
+    forward, and of the backward."""
+    for mode, run in itertools.product(COSTS, (1, 2, 3)):
+        words = {name: about(10, "cost", name, mode=mode, run=run, S=TOKENS, D=D) for name in COSTS[mode]}
+        yield from in_turns(words, _costs_in_turns, mode)
 
 
-def priced_calls(mode: str) -> dict[str, Callable]:
-    q, k, v, do = (randn(1, HIDDEN // D, TOKENS, D) for _ in range(4))
+def _costs_in_turns(mode: str) -> dict[str, dict[str, Any]]:
+    return timed_in_turns(cost_calls(mode), rounds=2)
+
+
+def cost_calls(mode: str, S: int = TOKENS, H: int = HIDDEN // D) -> dict[str, Callable]:
+    """COSTS[mode], on new inputs. A call takes the lists of tiles that an earlier one made, but packed rows find theirs
+    in every call. The backward is that of q, k, v, and of the sinks or the bias."""
+    q, k, v, do = (randn(1, H, S, D) for _ in range(4))
+    learned = {"sinks": randn(H), "bias": randn(1, H, S, S)}
     if mode == "bwd":
-        q, k, v = (x.requires_grad_() for x in (q, k, v))
-    sizes = (TOKENS, TOKENS)
-    block_mask = make_block_mask(causal_mask, *sizes, B=1, H=1, device=q.device)
+        for x in (q, k, v, *learned.values()):
+            x.requires_grad_()
+    slopes = torch.exp2(-8 * torch.arange(1, H + 1, device=q.device) / H)
+    cu = torch.tensor([0, *itertools.accumulate(documents(S))], dtype=torch.int32, device=q.device)
+    mask, aux = mods.sliding_window, mods.Aux(offset=0, right=0, softcap=GEMMAS_CAP)
+    block_mask = make_block_mask(mask, S, S, aux=aux, B=1, H=1, device=q.device)
+    causal_alone = partial(attention_with, mask_mod=mask, aux=aux, block_mask=block_mask)
+
+    def packed():
+        rows = (x.squeeze(0).transpose(0, 1) for x in (q, k, v))
+        return flash_attention_varlen(*rows, cu, cu, is_causal=True).transpose(0, 1).unsqueeze(0)
+
+    def with_option(**option: Any) -> Callable:
+        return partial(flash_attention, q, k, v, is_causal=True, **option)
+
     attentions = {
-        "chapter 8": partial(flash_attention, is_causal=True, kernel="tuned"),
-        "lists": partial(attention_with, mask_mod=causal_mask, block_mask=block_mask),
-        "window": partial(flash_attention, window=(TOKENS - 1, 0)),
+        "causal": partial(causal_alone, q, k, v),
+        "sinks": with_option(sinks=learned["sinks"]),
+        "dropout": with_option(dropout_p=0.1),
+        "cap": with_option(softcap=GEMMAS_CAP),
+        "alibi": with_option(alibi_slopes=slopes),
+        "bias": with_option(attn_mask=learned["bias"]),
+        "window": with_option(window=(WINDOW - 1, -1)),
+        "packed": packed,
+        "cap, tanh.approx": partial(causal_alone, q, k, v, score_mod=cap_of_one_instruction),
     }
-    calls = {name: call_of(mode, partial(attend, q, k, v), (q, k, v), do) for name, attend in attentions.items()}
-    if mode == "fwd":
-        scale = D**-0.5
-        arguments = (q, k, v, mods.Mods(mask=causal_mask, scale=scale), (), block_mask)
-        calls["lists, 128x64"] = partial(variant_kernels.variant_forward, *arguments, config=LARGER)
-        calls["chapter 8, 64x64"] = partial(flash_forward, q, k, v, True, scale, tile=CONFIGS[D])
-        o = calls["chapter 8"]()
-        for name, call in calls.items():
-            found = call()
-            found = found[0] if isinstance(found, tuple) else found
-            assert float((found - o).abs().max()) < 0.01, f"{name}: another result"
-    else:
-        scale, q, k, v = D**-0.5, *(x.detach() for x in (q, k, v))
-        priced = mods.Mods(mask=causal_mask, scale=scale)
-        o, lse = variant_kernels.variant_forward(q, k, v, priced, (), block_mask)
-        small, large = (BackwardConfig(OTHERS[tile], DQ_TILE) for tile in ("32x64", "64x64"))
-        calls["chapter 8, 32x64"] = partial(flash_backward, q, k, v, o, do, lse, None, True, scale, config=small)
-        arguments = (q, k, v, o, do, lse, None, priced, (), block_mask)
-        calls["lists, 64x64"] = partial(variant_backward_kernels.variant_backward, *arguments, config=large)
-        theirs, ours = calls["chapter 8, 32x64"](), calls["lists, 64x64"]()
-        for x, y in zip(theirs, (ours.dq, ours.dk, ours.dv), strict=True):
-            assert float((x - y).abs().max()) < 0.01, "another result"
-    return {name: calls[name] for name in PRICED[mode]}
+    calls = {}
+    for name in COSTS[mode]:
+        if name in attentions:
+            inputs = (q, k, v, *([learned[name]] if name in learned else []))
+            calls[name] = call_of(mode, attentions[name], inputs, do)
+    scale, (q, k, v) = D**-0.5, (x.detach() for x in (q, k, v))
+    o, lse = flash_forward(q, k, v, True, scale, tile=IN_OUR_TILE[0])
+    for name, (tile, config) in {"chapter 8": EIGHTS, "chapter 8, our tile": IN_OUR_TILE}.items():
+        calls[name] = (
+            partial(flash_forward, q, k, v, True, scale, tile=tile)
+            if mode == "fwd"
+            else partial(flash_backward, q, k, v, o, do, lse, None, True, scale, config=config)
+        )
+        for x, y in zip(as_tuple(calls[name]()), as_tuple(calls["causal"]()), strict=False):
+            assert float((x - y).abs().max()) < 0.01, f"{name}: another result"
+    return {name: calls[name] for name in COSTS[mode]}
 
 
-def _prices_in_turns(mode: str) -> dict[str, dict[str, Any]]:
-    return timed_in_turns(priced_calls(mode), rounds=5)
+def as_tuple(results: Any) -> tuple:
+    return results if isinstance(results, tuple) else (results,)
+
+
+# q is randn times these: of 16,384 keys the largest score is then about 5, 27 and 107, and a cap leaves ±50
+SCORES = (1, 5, 20)
+CAPS = {"tanh": mods.soft_cap, "tanh.approx": cap_of_one_instruction}
+
+
+def cap_error_cases() -> Iterator[Measurement]:
+    """How far a capped causal head of 16,384 tokens is off, by the package's tanh and by the GPU's own."""
+    for dtype, times in itertools.product(("fp16", "bf16"), SCORES):
+        words = {cap: about(10, "cap_error", cap, q_times=times, S=TOKENS, D=D) | {"dtype": dtype} for cap in CAPS}
+        yield from in_turns(words, cap_errors, DTYPES[dtype], times)
+
+
+def cap_errors(dtype: torch.dtype, times: float, S: int = TOKENS) -> dict[str, dict[str, Any]]:
+    """error: the largest of o against float64; largest: that of the scores before the cap."""
+    q, k, v = times * randn(1, 1, S, D, dtype=dtype), *(randn(1, 1, S, D, dtype=dtype) for _ in range(2))
+    mask, aux = mods.sliding_window, mods.Aux(offset=0, right=0, softcap=GEMMAS_CAP)
+    s = D**-0.5 * q[0, 0].double() @ k[0, 0].double().mT
+    hidden = torch.ones(S, S, dtype=torch.bool, device=s.device).triu(1)
+    largest = float(s.masked_fill(hidden, 0).abs().max())
+    s = (GEMMAS_CAP * torch.tanh(s / GEMMAS_CAP)).masked_fill(hidden, -torch.inf)
+    truth = torch.softmax(s, dim=-1) @ v[0, 0].double()
+    rows = {}
+    for name, cap in CAPS.items():
+        o = attention_with(q, k, v, score_mod=cap, mask_mod=mask, aux=aux)[0, 0].double()
+        rows[name] = {"error": float((o - truth).abs().max()), "largest": round(largest, 1)}
+    return rows
 
 
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this chapter."""
-    kinds = (variant_cases, mixed_cases, cap_cases, price_cases)
+    kinds = (variant_cases, mixed_cases, cost_cases, cap_error_cases)
     return itertools.chain.from_iterable(cases() for cases in kinds)
