@@ -333,9 +333,9 @@ def split_shared_bytes(kernel: Any) -> int:
 
 
 def scored_loops(scores: dict[str, Any], D: int) -> dict[str, list[int]]:
-    """[instructions, of them MUFU] in the whole tiles' loop of chapter 10's causal forward on an H200 in fp16, by name.
-    scores: name -> a score mod, which finds a soft cap in aux.softcap or as on the page in aux.c, slopes and a bias; or
-    None; or the class Dropout."""
+    """[instructions in the whole tiles' loop, bytes of shared memory] of chapter 10's causal forward on an H200 in fp16,
+    by name. scores: a score mod, which finds softcap (on the page: c), slopes and attn_mask in aux; or None; or Dropout.
+    """
     of_mods = [
         (source_of(mod), mod.fn.__name__) if hasattr(mod, "fn") else ("", "Dropout" if mod else "")
         for mod in scores.values()
@@ -359,8 +359,8 @@ for text, name in {of_mods!r}:
     drop = mods.Dropout(rng, 2**28, 1.1, compiling.HEADS) if name == "Dropout" else None
     score = defined(text, vars(mods))[name] if text else None
     both = mods.Mods(score, mask=mods.sliding_window, drop=drop)
-    loop = sass.inner_loop(sass.sass_of(compiling.compiled_by(forward.variant_forward, q, k, v, both, aux, mask)[0]))
-    found.append((len(loop), sum("MUFU" in name for name in loop)))
+    kernel, _ = compiling.compiled_by(forward.variant_forward, q, k, v, both, aux, mask)
+    found.append((len(sass.inner_loop(sass.sass_of(kernel))), kernel.metadata.shared))
 print(json.dumps(found))
 """
     return dict(zip(scores, in_a_process(code), strict=True))
