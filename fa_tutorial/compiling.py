@@ -333,8 +333,8 @@ def split_shared_bytes(kernel: Any) -> int:
 
 
 def scored_loops(scores: dict[str, Any], D: int) -> dict[str, list[int]]:
-    """[instructions in the whole tiles' loop, bytes of shared memory] of chapter 10's causal forward on an H200 in fp16,
-    by name. scores: a score mod, which finds softcap (on the page: c), slopes and attn_mask in aux; or None; or Dropout.
+    """[instructions in the whole tiles' loop, bytes of shared memory] of chapter 10's causal forward on an H200 in
+    fp16, by name. scores: a score mod, which finds softcap (the page's: c), slopes and attn_mask in aux; None; Dropout.
     """
     of_mods = [
         (source_of(mod), mod.fn.__name__) if hasattr(mod, "fn") else ("", "Dropout" if mod else "")
