@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -163,12 +164,14 @@ HOPPER_SHARED_MEMORY = 232_448
 INTERPRETER_CONFIG = TileConfig(32, 32, 4, 1)
 
 
-def choose_config(D: int, dtype: torch.dtype, shared_memory: int | None) -> TileConfig:
+def choose_config(D: int, dtype: torch.dtype, shared_memory: int | None, dropout: bool = False) -> TileConfig:
     """The tile for a card with `shared_memory` bytes per thread block; None means the interpreter."""
     if shared_memory is None:
         return INTERPRETER_CONFIG
     if dtype != torch.float32 and shared_memory >= HOPPER_SHARED_MEMORY:
-        return CONFIGS[max(padded_d(D), 64)]
+        tile = CONFIGS[max(padded_d(D), 64)]
+        # Three stages and dropout leave room for one program on an SM at D = 128, two stages for two.
+        return replace(tile, num_stages=2) if dropout else tile
     return forward.choose_config(D, dtype, shared_memory)
 
 
@@ -205,7 +208,7 @@ def variant_forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mods: Mod
     B, H_q, S_q, D = q.shape
     o = torch.empty_like(q, memory_format=torch.contiguous_format) if o is None else o
     lse = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
-    config = config or choose_config(D, q.dtype, card_of(q).shared_memory)
+    config = config or choose_config(D, q.dtype, card_of(q).shared_memory, mods.drop is not None)
     block_m, block_n, tma = config.block_m, config.block_n, use_descriptors(q, k, v)
     on_tiles = [as_argument(x, rows, tma) for x, rows in ((q, block_m), (k, block_n), (v, block_n), (o, block_m))]
     forward_kernel[(triton.cdiv(S_q, block_m) * B * H_q,)](

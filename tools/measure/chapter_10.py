@@ -25,7 +25,7 @@ from fa_tutorial.tuned.backward import flash_backward
 from fa_tutorial.tuned.forward import flash_forward
 from fa_tutorial.variants import attention_with, make_block_mask, mods
 from fa_tutorial.variants import backward as variant_backward_kernels
-from fa_tutorial.variants.forward import CONFIGS, tl, triton
+from fa_tutorial.variants.forward import CONFIGS, tl, triton, variant_forward
 from measure.turns import in_turns
 
 D, WINDOW = 128, 1024
@@ -198,12 +198,12 @@ def cap_of_one_instruction(s, b, h, i, j, aux):
 
 
 # What is timed: our kernel with the causal mask alone, chapter 8's in the tile that its autotuner picks and in ours,
-# and each variant by itself. Both backwards have the same tile for dq.
+# and each variant by itself, dropout also with as many stages as the others. Both backwards have the same tile for dq.
 EIGHTS = TileConfig(128, 64, 4, 2), BackwardConfig(TileConfig(64, 64, 4, 2), TileConfig(128, 64, 8, 3))
 IN_OUR_TILE = CONFIGS[D], variant_backward_kernels.CONFIGS[D]
 VARIANTS = ("sinks", "dropout", "cap", "alibi", "bias", "window", "packed")
 COSTS = {
-    "fwd": ("causal", "chapter 8", "chapter 8, our tile", *VARIANTS, "cap, tanh.approx"),
+    "fwd": ("causal", "chapter 8", "chapter 8, our tile", *VARIANTS, "cap, tanh.approx", "dropout, three stages"),
     "bwd": ("causal", "chapter 8", "chapter 8, our tile", *VARIANTS),
 }
 
@@ -258,6 +258,9 @@ def cost_calls(mode: str, S: int = TOKENS, H: int = HIDDEN // D) -> dict[str, Ca
             inputs = (q, k, v, *([learned[name]] if name in learned else []))
             calls[name] = call_of(mode, attentions[name], inputs, do)
     scale, (q, k, v) = D**-0.5, (x.detach() for x in (q, k, v))
+    drop = mods.Dropout(torch.ones(2, dtype=torch.int64, device=q.device), round(0.1 * 2**32), 1 / 0.9, H)
+    dropped = mods.Mods(mask=mask, scale=scale, drop=drop)
+    calls["dropout, three stages"] = partial(variant_forward, q, k, v, dropped, aux, block_mask, config=IN_OUR_TILE[0])
     o, lse = flash_forward(q, k, v, True, scale, tile=IN_OUR_TILE[0])
     for name, (tile, config) in {"chapter 8": EIGHTS, "chapter 8, our tile": IN_OUR_TILE}.items():
         calls[name] = (
