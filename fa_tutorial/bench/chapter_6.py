@@ -43,14 +43,6 @@ def show_trips(card: dict) -> None:
         print(f"{name:10} {count:7}   {count * trip:13.2f} ms {ms:7.2f} ms")
 
 
-def saved_by_one_loop(card: dict) -> float:
-    """The share of two loops' matmuls, exponentials and other instructions, D = 64, that one loop does without: two of
-    seven matmuls, and half of the rest. card: results.load's."""
-    matmul = 2 * 64 / card["provenance"]["ceilings"]["matmul_fp16_tflops"] / 1e12  # seconds for a pair, as on the page
-    rest = (2 / 16 + OTHER_INSTRUCTIONS / 128) / (132 * 1.98e9)
-    return (2 * matmul + rest / 2) / (7 * matmul + rest)
-
-
 def kept_bytes(function: Callable[..., Any], *args: Any) -> int:
     """The bytes that autograd keeps for backward when function(*args) runs; memory that several tensors share counts
     once."""

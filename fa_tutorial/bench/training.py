@@ -74,14 +74,13 @@ def copy_batch(setup: Setup, generator: torch.Generator) -> torch.Tensor:
     return torch.cat([first, first], dim=1)
 
 
-def train(attention: Attention, setup: Setup, change: Callable[[nn.Module], None] | None = None) -> list[float]:
-    """The loss on the second half, in nats a token, at every step, from the same parameters, by the same batches.
-    change: gets the model before it is trained."""
+def train(attention: Attention, setup: Setup) -> list[float]:
+    """The loss on the second half, in nats a token, at every step, from the same parameters, by the same batches."""
 
     def warm_up(optimiser: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         return torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / (setup.steps / 10)))
 
-    return _trained(attention, setup, setup.steps, 0, setup.learning_rate, warm_up, 1.0, change)[1]
+    return _trained(attention, setup, setup.steps, 0, setup.learning_rate, warm_up, 1.0)[1]
 
 
 def train_copier(attention: Attention, setup: Setup, steps: int = 500, seed: int = 0) -> TinyTransformer:
@@ -98,14 +97,12 @@ def train_copier(attention: Attention, setup: Setup, steps: int = 500, seed: int
 
 def _trained(
     attention: Attention, setup: Setup, steps: int, seed: int, learning_rate: float, schedule: Callable,
-    longest_step: float = math.inf, change: Callable | None = None,
+    longest_step: float = math.inf,
 ) -> tuple[TinyTransformer, list[float]]:  # fmt: skip
     """The model, and its losses; longest_step: to which the gradient's norm is cut."""
     device = hardware.device()
     torch.manual_seed(seed)
     model = TinyTransformer(setup, attention).to(device)  # drawn on the CPU: the same on every machine
-    if change is not None:
-        change(model)
     optimiser = torch.optim.AdamW(model.parameters(), lr=learning_rate)
     scheduler, batches, losses = schedule(optimiser), torch.Generator().manual_seed(seed), []
     for _ in range(steps):

@@ -29,6 +29,10 @@ HEAD = "dq.ptr + b * dq.strides[0] + h * dq.strides[1]"
 PLACES = "offs_m[:, None] * dq.strides[2] + offs_d[None, :] * dq.strides[3]"
 SAVE = "ctx.save_for_backward(q, k, v, o, lse)"
 RUN_AGAIN = "q, k, v = ctx.saved_tensors\n        o, lse = forward.flash_forward(q, k, v, ctx.is_causal, ctx.scale)"
+SEVEN = (
+    "dot((tl.where(here[None, :], tl.exp(scale * dot(q_tile, tl.trans(k_tile)) - lse[:, None]), 0.0)"
+    " * (dot(do_tile, tl.trans(v_tile)) - delta[:, None])).to(q_tile.dtype), k_tile)"
+)
 
 WRONG_ANSWERS = (
     edit("7.1", "row blocks rounded down", ("tl.cdiv(S_q, BLOCK_M)", "S_q // BLOCK_M"), told="count tl.cdiv(S_q, BLOCK_M) row blocks to a head"),
@@ -69,7 +73,7 @@ WRONG_ANSWERS = (
          told="the loop without a mask takes every query, and the loop with it none"),
     *(edit(number, "dv scaled", ("dv_acc, b", "dv_acc * scale, b"), told=told) for number, told in (("7.4", "dv = Σ pᵀ do"), ("7.6", "dv = pᵀ do"))),
     edit("7.4", "one loop only where causal", ("range(full_m, S_q, BLOCK_M)", "range(S_q if IS_CAUSAL else 0, S_q, BLOCK_M)"),
-         told="so the loop without a mask takes it"),
+         told="and the loop without a mask takes it"),
     edit("7.4", "a block with a mask at least", ("tl.maximum(last_key + S_q - S_k, 0)", "tl.maximum(last_key + S_q - S_k, 1)"),
          told="a block of queries is masked only if one of its queries does not see the last key", gpu=None),
     edit("7.4", "last key not clipped", ("tl.minimum(start_n + BLOCK_N, S_k) - 1", "start_n + BLOCK_N - 1"),
@@ -107,6 +111,10 @@ WRONG_ANSWERS = (
     edit("7.7", "rows of query head h_k", ("GROUP + h) * S_q", "GROUP + h_k) * S_q"), told="each with its own q, do, lse and delta"),
     edit("7.7", "a program for each query head", ("batch_head // H_k, batch_head % H_k", "batch_head // (H_k * GROUP), batch_head % (H_k * GROUP)"),
          told="b and h_k come from H_k, the rows of lse and delta from H_q", gpu="dk"),
+    edit("7.7", "sum of dk rounded after each query head", ("        h = h_k", "        dk_acc = dk_acc.to(dk.ptr.dtype.element_ty).to(tl.float32)\n        h = h_k"),
+         told="the sums over the group are kept in float32"),
+    edit("7.7", "dk rounded before it is scaled", ("dk_acc * scale, b", "dk_acc.to(dk.ptr.dtype.element_ty) * scale, b"), told="until dk is scaled"),
+    edit("7.6", "s and dp computed again for dq", ("dot(tl.trans(ds_t), k_tile)", SEVEN), told="a step takes 7 matmuls", gpu=None),
     edit("7.7", "sums rounded after each query head", ("        h = h_k", "        dv_acc = dv_acc.to(dv.ptr.dtype.element_ty).to(tl.float32)\n        h = h_k"),
          told="the sums over the group are kept in float32"),
     edit("7.8", "matrix saved", (SAVE, f"{SAVE[:-1]}, torch.softmax(q @ k.mT, dim=-1))"), ("lse = ctx.saved", "lse, _ = ctx.saved"),

@@ -97,7 +97,9 @@ def inputs():
     yield shared.several_heads("dk and dv", blocks=(16, 16, 16))  # two blocks of keys: a program's number is no head's
     yield shared.causal(16, 16, "query i sees keys 0 to i: blocks of queries before full_m, a multiple of BLOCK_M, need the mask")
     stray = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
-    yield shared.causal(1, 17, "the one query sees all keys, so the loop without a mask takes it, and no other", stray=stray)
+    yield shared.causal(
+        1, 17, "query i sees keys 0 to i + S_k − S_q, here all, and the loop without a mask takes it, and no other", stray=stray
+    )
     between = (
         "each block of queries from first_m on counts once, and is masked before full_m: first_m comes from the first key, full_m from "
         "the last, both multiples of BLOCK_M"

@@ -76,7 +76,7 @@ MISTAKES = {
 def inputs():
     one = "one tile gives dq = scale · ds k over all keys, in float32's digits, from ds = p ∘ (dp − delta), p = exp(s − lse), s = scale · q kᵀ and dp = do vᵀ"
     yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one)
-    sums = "dq is a sum over the tiles of keys, each from start_n on, added once, by acc = dot(a, b, acc), and scaled once"
+    sums = "dq is a sum over the tiles of keys, each added once, by acc = dot(a, b, acc), and scaled once; k and v are read from start_n on, and end at S_k"
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", sums)
     yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two programs", "a program's rows begin at start_m, for q, do, lse, delta and dq")
     yield shared.two_sizes()

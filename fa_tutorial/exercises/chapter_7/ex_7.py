@@ -81,12 +81,15 @@ def inputs():
     loops = "each query head takes both loops, with the borders and the mask of 7.4"
     yield grouped((2, 1, 2, 40, 34, 16), words, loops, is_causal=True, edge="causal")
     yield shared.causal(64, 64, shared.TWO_SIZES, "causal", blocks=(16, 32, 16))
-    q, k, v, do = shared.zeros()
+    q, k, v, do = shared.zeros()  # ds = ±1
+    v[:, :, 0::2, 0], v[:, :, 1::2, 0], do[..., 0] = 1, -1, 16
     q, do = q.repeat(1, 3, 1, 1), do.repeat(1, 3, 1, 1)
-    do[:, 0, 0], do[:, 1, 0], do[:, 2, 0] = 32768, 16, -32768
-    on = "fp16, equal scores, pᵀ do of the three query heads is 2048, 1 and −2048"
-    sums = "the sums over the group are kept in float32, too: fp16 has no 2,049"
-    yield shared.given(None, on, sums, tensors=(q, k, v, do), near=0.1, edge="half")
+    for head, number in enumerate((2048, 1, -2048)):
+        q[:, head, 0, 0], do[:, head, 0, 1] = number, 16 * number
+    q[..., 1] = 8192
+    on = "fp16, equal scores, scale = 1/16, pᵀ do of the three query heads is 2048, 1 and −2048, and dsᵀ q ±2048, ±1 and ∓2048, and ±131072"
+    sums = "the sums over the group are kept in float32, too, until dk is scaled: fp16 has no 2,049, and ends at 65,504"
+    yield shared.given(None, on, sums, tensors=(q, k, v, do), scale=2.0**-4, near=0.01, edge="half")
 
 
 EXERCISE = shared.exercise(
