@@ -323,8 +323,9 @@ def draw_tiles(tiles: pd.DataFrame) -> Figure:
     ax.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
     ax.set_yticks([], minor=True)
     ax.grid(axis="x", visible=False)
-    for D, (marker, colour, _) in TILE_LOOKS.items():
-        ax.plot([], [], marker, color=COLOURS[colour], markeredgecolor="black", markersize=8, label=f"D = {D}")
+    for D, (marker, colour, side) in TILE_LOOKS.items():
+        label = f"D = {D}, drawn to the {'left' if side < 0 else 'right'}"
+        ax.plot([], [], marker, color=COLOURS[colour], markeredgecolor="black", markersize=8, label=label)
     ax.legend(loc="upper right", frameon=False)
     return figure
 

@@ -34,7 +34,9 @@ def pipeline(num_stages: int) -> list[tuple[int, int]]:
 def draw_model(ax: Axes) -> None:
     """An SM's matmuls, instructions and exponentials for 64 x 64 scores by chapter 8's model, D = 64: chapter 5's loop, and one of fewer
     instructions than its exponentials take cycles."""
-    D, many, few = 64, compiled_steps()["chapter 5", steps.TILE, 64, False]["loop"], 200
+    D, made = 64, compiled_steps()
+    many = made["chapter 5", steps.TILE, D, False]["loop"]
+    few = round(made["descriptors", steps.LARGER[D], D, False]["loop"] / 2)  # step 3's, for 64 x 64 scores
     draw_turns(ax, 0.25, f"chapter 5's loop, D = {D}: {4 * D} + {many} = {4 * D + many} cycles", D, many)
     draw_turns(ax, 2.25, f"a loop of {few} instructions: {4 * D} + 256 = {4 * D + 256} cycles, the wall", D, few)
 
@@ -72,8 +74,8 @@ def draw_pipeline_timeline(ax: Axes) -> None:
             bar(ax, at, at + len(parts), y, **HELD)
             at = draw_parts(ax, at, work, parts, tile)
     draw_shared_memory(ax, work + LANE + 0.14, 1)
-    draw_pipeline(ax, 2.0, 2, "block 0 asks for block 1 when it starts p v:\np v hides half of the load")
-    draw_pipeline(ax, 4.1, 3, "block 0 asks for block 2 when it starts p v:\np v and block 1 hide all of the load")
+    draw_pipeline(ax, 2.0, 2, "as compiled, block 0 asks for block 1 at its\np v, which hides half of the load")
+    draw_pipeline(ax, 4.1, 3, "as compiled, block 0 asks for block 2 at its\np v, so p v and block 1 hide all of the load")
     legend(ax, 6.5, ((0.1, LOADS, "load of k, v"), (2.05, HELD, "in shared memory"), (4.5, WAITS, "nothing to work on")))
     note(ax, 0.1, 6.85, f"numbers: blocks of keys. A load takes {LOAD} units of time; q kᵀ, the exponentials and p v take 1 each.")
 

@@ -53,7 +53,7 @@ def order_with_groups_from_the_end(heads, row_blocks, at_once):
 
 def cycles_by_the_whole_tile(D, block_m, block_n, num_warps, instructions):
     scores = block_m * block_n
-    return (scores * D / 1024 + num_warps * (instructions // 4 + instructions % 4 / 4)) * (4096 / scores)
+    return scores * D / 1024 * (4096 / scores) + max(256, num_warps * (instructions // 4 + instructions % 4 / 4) * (4096 / scores))
 
 
 ALPHA = "tl.exp2(m - shift)"
@@ -62,6 +62,7 @@ RIGHT_ANSWERS = (
     edit("8.2", "a finite shift", ('tl.where(m_new == -float("inf"), 0.0, m_new)', "tl.maximum(m_new, -1e30)")),
     edit("8.2", "the first alpha is 1", (ALPHA, f"tl.where(m == -float('inf'), 1.0, {ALPHA})")),
     ("8.3", forward_transposed),
+    edit("8.3", "missing keys score −1e30", ('s, -float("inf")', "s, -1e30")),
     edit("8.3", "o in q's dtype", ("o_desc.dtype", "q.dtype")),
     edit("8.3", "a tile of missing keys alone", ("range(0, S_k, BLOCK_N)", "range(0, S_k + BLOCK_N, BLOCK_N)")),
     ("8.6", order_by_chapter_3),

@@ -48,8 +48,8 @@ def truth(num_warps, registers, shared_bytes):
 
 
 RULES = {
-    "programs": "a whole number, as many as both the 65,536 registers and the 233,472 bytes allow: each of 32 · num_warps threads takes its registers, "
-    "rounded up to a multiple of 8, and each program takes 1,024 bytes beside its own",
+    "programs": "as many as both allow, the 65,536 registers and the 233,472 bytes: each of 32 · num_warps threads takes its registers, rounded up to a "
+    "multiple of 8, and each program takes 1,024 bytes beside its own",
     "registers_less": "a thread gives up the registers it has beyond its share, 0 where it has fewer, whatever the bytes allow: one program more "
     "than fit shares all registers, and a thread's share is rounded down to a multiple of 8",
     "bytes_less": "a program gives up the bytes it has beyond its share, 0 where it has fewer, whatever the registers allow: one program more than "

@@ -92,10 +92,11 @@ def inputs():
         on = f"{'causal, ' * is_causal}{S_q} queries, {S_k} keys{words}"
         return case(factor * q, k, v, is_causal, on=on, otherwise=otherwise, fresh=draw is not fixed)
 
-    first = (
-        "one block of head h_k: m_new, in units of s · scale_log2, p = 2^(s · scale_log2 − m_new), l = alpha · l + Σ p, acc = alpha · acc + p v, "
-        "all float32, by dot, not tl.dot; it returns m_new, l, acc"
-    )
+    first = {
+        "o": "one block of head h_k: p = 2^(s · scale_log2 − m_new), l = alpha · l + Σ p, acc = alpha · acc + p v, all float32, by dot, not tl.dot; "
+        "it returns m_new, l, acc",
+        "lse": "m_new is in units of s · scale_log2, and l = alpha · l + Σ p",
+    }
     yield of(16, 16, False, "", first)
     yield of(16, 48, False, "", "k and v come from row start_n on; when the maximum grows, l and acc shrink by alpha, a float32")
     yield of(
