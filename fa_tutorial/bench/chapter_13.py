@@ -128,7 +128,7 @@ def print_links(least: Callable, rows: pd.DataFrame) -> None:
 HOST = [("host memory", S, 16) for S in (65_536, LONG, 262_144)]  # images/explore/ring_clock.html's, too
 SHOWN = [*(("NVLink", S, 16) for S in (65_536, LONG)), *HOST[1:]]
 LENGTHS = [("NVLink", S, 16) for S in (8_192, 16_384, 32_768, 65_536, LONG)]
-CHOICES = [*LENGTHS, ("NVLink", LONG, 4), *HOST, ("host memory", LONG, 4)]
+CHOICES = [*LENGTHS, *HOST, ("host memory", LONG, 4)]
 
 
 def name_of(case: tuple[str, int, int]) -> str:
@@ -204,17 +204,19 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
     for ax, (link, title) in zip(trained, titles.items(), strict=True):
         both = (forward + backward).loc[CHOICES].loc[link].reset_index()
         for way in ("ring", "Ulysses"):
-            colour, line, mark = looks[way]
+            colour, _, mark = looks[way]
             one, four = (both[both["H_k"].eq(H_k)] for H_k in (16, 4))
-            ax.plot(one["S"].astype(float), one["one GPU"] / one[way], line + mark, markersize=8, **colour)
-            beside = 1.12 * four["S"].astype(float)  # G = 1's mark
-            ax.plot(beside, four["one GPU"] / four[way], mark, markersize=8, markerfacecolor="none", **colour)
-        ax.set_title(f"forward + backward\n{title}", fontsize="medium")
+            tokens, speeds = one["S"].astype(float), one["one GPU"] / one[way]
+            ax.plot(tokens, speeds, "-", color="lightgrey", linewidth=1, zorder=1)
+            ax.plot(tokens, speeds, mark, markersize=8, **colour)
+            tokens, speeds = four["S"].astype(float), four["one GPU"] / four[way]
+            ax.plot(tokens, speeds, mark, markersize=8, markerfacecolor="none", **colour)
+        ax.set_title(f"forward + backward on H200s\n{title}", fontsize="medium")
     for ax in panels:
         ax.axhline(1, color="black", linewidth=1)
         ax.set_xscale("log", base=2)
         ticks = [S for _, S, _ in (LENGTHS if ax is trained[1] else HOST)]
-        ax.set_xticks(ticks, [f"{S:,}" for S in ticks], fontsize=9, rotation=20)
+        ax.set_xticks(ticks, [f"{S:,}" for S in ticks], fontsize=8)
         ax.minorticks_off()
         ax.set(xlabel="tokens", ylim=(0, 4.3))
     trained[0].text(LONG, 1.05, "one GPU")

@@ -112,7 +112,7 @@ RIGHT_ANSWERS = (
     ("13.6", backward_from_zeros_in_float32),
     ("13.6", backward_with_own_part_at_home),
     ("13.7", backward_with_the_sum_before_the_keys, "18 s with 4 ranks: one second is left to save"),
-    ("13.7", backward_with_own_tile_last_at_home, "17 s with 4 ranks: no order takes less"),
+    ("13.7", backward_with_own_tile_last_at_home, "17 s with 4 ranks: no order of whole tiles takes less"),
     edit("13.7", "k and v first", ("        home = start(dkv)\n        if step < ranks - 1:\n            passing = start(kv)\n", "        if step < ranks - 1:\n            passing = start(kv)\n        home = start(dkv)\n"), told="one second is left to save"),
     edit("13.9", "receive first", (STARTS, "dist.irecv(coming, (rank - 1) % ranks), dist.isend(kv, (rank + 1) % ranks)")),
     edit("13.9", "both in one batch", (STARTS, "dist.batch_isend_irecv([dist.P2POp(dist.isend, kv, (rank + 1) % ranks), dist.P2POp(dist.irecv, coming, (rank - 1) % ranks)])")),

@@ -69,7 +69,7 @@ def adapt(answer, ranks, tile_s):
 
 def note(answer):
     seconds = ring.play_backward(answer, 4)[1]
-    return "17 s with 4 ranks: no order takes less" if seconds < 18 else "18 s with 4 ranks: one second is left to save"
+    return "17 s with 4 ranks: no order of whole tiles takes less" if seconds < 18 else "18 s with 4 ranks: one second is left to save"
 
 
 def inputs():

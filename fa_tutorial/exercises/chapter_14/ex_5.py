@@ -43,14 +43,14 @@ def truth(s, v, m, l, acc):
 def inputs():
     start = numbers(-torch.inf), numbers(0.0), numbers([0.0])  # m, l, acc before the first block
     later = numbers(0.0), numbers(256.0), numbers([512.0])
-    equal = "equal scores: m is 0, and e^(s − m) is 1 for both, so p is 2⁸, l is 2 · 2⁸, and acc is 2⁸ · (1.1 + 0), with v as it came"
+    equal = "equal scores: m is 0, alpha is e^(−∞) = 0, and e^(s − m) is 1 for both, so p is 2⁸, l is 2 · 2⁸, and acc is 2⁸ · (1.1 + 0), with v as it came"
     yield case(numbers([0.0, 0.0]), numbers([1.1], [0.0]), *start, otherwise=equal)
     rounded = "p is multiplied by 2⁸ and then rounded, so 2⁸ · 0.905 = 231.6 becomes 224, in l as in acc"
     yield case(numbers([0.0, -0.1]), numbers([0.0], [1.0]), *start, otherwise=rounded)
     small = "e⁻⁷ is below e4m3's smallest number, and 2⁸ · e⁻⁷ = 0.233 is not"
     yield case(numbers([0.0, -7.0]), numbers([0.0], [1.0]), *start, otherwise=small)
     yield case(numbers([-1.0, -2.0]), numbers([1.0], [3.0]), *later, otherwise="the maximum stays 0: alpha is 1, and p is e4m3(2⁸ · e^s)")
-    yield case(numbers([1.0, 0.5]), numbers([1.0], [3.0]), *later, otherwise="the maximum grows from 0 to 1: l and acc shrink by e⁻¹")
+    yield case(numbers([1.0, 0.5]), numbers([1.0], [3.0]), *later, otherwise="the maximum grows to 1: l and acc shrink by e⁻¹, unrounded")
     draw = generator()
     s, v, acc = (torch.randn(shape, generator=draw).double() for shape in ((5, 64), (64, 3), (5, 3)))
     m, l = torch.randn(5, generator=draw).double(), 256 + torch.rand(5, generator=draw).double()

@@ -30,9 +30,9 @@ def truth(position):
 
 def inputs():
     for position, rule in (
-        (0, "position 0 is thread 0's, which holds key 0"),
-        (2, "positions 0 to 3 are thread 0's, which holds keys 0, 1, 8 and 9"),
-        (4, "positions 4 to 7 are thread 1's, which holds keys 2, 3, 10 and 11"),
+        (0, "position 0 is thread 0's, and key 0 is the first of its keys in ascending order"),
+        (2, "positions 0 to 3 are thread 0's, which holds keys 0, 1, 8 and 9, in this order"),
+        (4, "positions 4 to 7 are thread 1's, which holds keys 2, 3, 10 and 11, in this order"),
         (16, "positions 16 to 31 hold keys 16 to 31 in the same order"),
     ):
         yield case(position, otherwise=rule)

@@ -90,8 +90,8 @@ def inputs():
     right = "its sums are right: your test must let through the rounding of q, k, p and v, and what blocks of 128 keys lose"
     chain = "its sums are wrong, and your test doesn't see it: choose q, k, v and a bound with which it does"
     longer = "its sums are wrong from 16,384 keys on, and right below: take as many keys"
-    row = "one row's acc is wrong, and your test doesn't see it: ask for 8 queries, look at each row's own error, and let the light keys' scores differ, as 14 bits may hold equal p exactly"
-    both = "your test doesn't see it, as acc and l lose nearly the same share unless a heavy key comes first that acc doesn't meet, beside light p that differ"
+    row = "one row's acc is wrong, and your test doesn't see it: it takes 8 queries, each row's own error, light scores that differ, as 14 bits may hold equal p exactly, and enough light weight for your bound"
+    both = "your test doesn't see it, as acc and l lose nearly the same share unless a key comes first that is heavy enough and that acc doesn't meet, beside light p that differ"
     for words, add_acc, add_l, rule in (
         ("acc and l exact", exactly, exactly, right),
         ("acc in one chain, l exact", in_a_chain, exactly, chain),
