@@ -141,6 +141,7 @@ with contextlib.suppress(Exception):  # without Triton the code itself says so
     from triton.runtime.cache import triton_key
 
     triton_key()  # the digest of its files, 0.3 s, which it keeps
+    import torch.fx.experimental.symbolic_shapes  # sympy, 0.4 s, which tensors without memory ask for
 for line in sys.stdin:
     environment, sys.path[:], folder, code = json.loads(line)
     if not os.fork():
