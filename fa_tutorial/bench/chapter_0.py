@@ -152,13 +152,13 @@ def measure_here(attentions: dict[str, Callable]) -> Here:
         peak, bandwidth = ceilings["matmul_fp16_tflops"] * 1e12, ceilings["copy_gb_s"] * 1e9
     else:  # in turns, so that what else the machine does hits all of them, and twice, so that caches hold what they can
         calls["copy"] = partial(matrix.copy_, s)
-        turns = [{name: _fastest(call, 2) for name, call in calls.items()} for _ in range(7)]
+        turns = [{name: _fastest(call, 2) for name, call in calls.items()} for _ in range(3)]
         ms = {name: min(turn[name] for turn in turns) for name in calls}
         bandwidth = 2 * s.nbytes / ms.pop("copy") * 1e3
-        peak = max(2 * n**3 / _fastest(partial(torch.mm, *torch.randn(2, n, n))) for n in (512, 1_024, 2_048)) * 1e3
+        peak = max(2 * n**3 / _fastest(partial(torch.mm, *torch.randn(2, n, n)), 3) for n in (512, 1_024, 2_048)) * 1e3
     kept = {name: ms.pop(f"{name}, kept") for name in kernels}
     return Here(H, S, D, q.itemsize, peak, bandwidth, ms, kept)
 
 
-def _fastest(call: Callable, times: int = 7) -> float:
+def _fastest(call: Callable, times: int) -> float:
     return min(repeat(call, number=1, repeat=times)) * 1e3
