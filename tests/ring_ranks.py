@@ -93,7 +93,7 @@ def twice() -> str:
 def others() -> list[torch.Tensor]:
     """The ring in a group of its own, all-gather, and Ulysses with its gradients."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    whole = chapter_13.inputs(1, 12, 12, 48, 8)
+    whole = chapter_13.inputs(1, 2 * ranks, 2 * ranks, 24, 8)
     q, k, v = (x.detach() for x in shards(*whole[:3]))
     group = dist.new_group([*range(ranks)])
     results = [ring.ring_attention(q, k, v, is_causal=True, group=group), chapter_13.all_gather_attention(q, k, v)]
