@@ -1,6 +1,7 @@
 """What must hold of the repository as a whole: versions, imports, links, and what no file may say."""
 
 import ast
+import functools
 import itertools
 import re
 import subprocess
@@ -19,7 +20,6 @@ from fa_tutorial import doctor
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 EXTRAS = PROJECT["optional-dependencies"]
-TREES = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "fa_tutorial").rglob("*.py"))}
 REQUIREMENTS = [Requirement(line) for line in (*PROJECT["dependencies"], *itertools.chain.from_iterable(EXTRAS.values()))]
 
 
@@ -75,6 +75,13 @@ def test_environment_takes_everything_but_python_from_pip():
 
 # ---------------------------------------------------------------- imports
 
+
+@functools.cache
+def trees() -> dict[Path, ast.Module]:
+    """The package's files, parsed."""
+    return {path: ast.parse(path.read_text()) for path in sorted((ROOT / "fa_tutorial").rglob("*.py"))}
+
+
 ORDER = (
     *("arguments", "interpreter", "hardware", "tiles", "reference", "ledger", "figures", "source", "operators"),
     *("softmax", "layout", "matmul", "algorithm", "forward", "backward", "tuned", "warpgroups", "barriers", "hopper", "variants", "decode"),
@@ -117,17 +124,17 @@ def private_imports(tree: ast.AST) -> list[str]:
 
 def test_what_is_private_stays_in_its_module():
     assert private_imports(ast.parse("from fa_tutorial.tuned.autotuning import _fastest, fastest")) == ["_fastest"]
-    assert {path.name: found for path, tree in TREES.items() if (found := private_imports(tree))} == {}
+    assert {path.name: found for path, tree in trees().items() if (found := private_imports(tree))} == {}
 
 
 def test_imports_run_one_way():
-    trees: dict[str, list[ast.AST]] = {}
-    for path, tree in TREES.items():
+    of_modules: dict[str, list[ast.AST]] = {}
+    for path, tree in trees().items():
         if path != ROOT / "fa_tutorial" / "__init__.py":
             module = path.relative_to(ROOT / "fa_tutorial").parts[0].removesuffix(".py")  # "exercises" for exercises/harness.py
-            trees.setdefault(module, []).append(tree)
-    assert set(trees) <= set(ORDER), "a new module needs its place in ORDER"
-    assert imports_against_the_order(trees) == []
+            of_modules.setdefault(module, []).append(tree)
+    assert set(of_modules) <= set(ORDER), "a new module needs its place in ORDER"
+    assert imports_against_the_order(of_modules) == []
 
 
 def test_an_import_against_the_order_is_seen():
