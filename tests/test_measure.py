@@ -1,13 +1,12 @@
 """tools/measure: what it measures is what is stored, its kernels attend, and an interruption keeps every finished row."""
 
 import functools
-from pathlib import Path
 
 import pytest
 import torch
 from buffers import DEVICE, needs_gpu, randn
 
-from fa_tutorial import hardware, reference
+from fa_tutorial import hardware, matmul, reference
 from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import results, sweep, timing
 from fa_tutorial.bench.cases import Shape, about
@@ -15,19 +14,17 @@ from fa_tutorial.tiles import TileConfig
 from measure import __main__ as command
 from measure import (
     backward_orders,
+    changed_kernels,
     chapter_8,
     chapter_10,
     chapter_11,
     chapter_12,
-    chapters_0_to_7,
     clocks,
     finished_clock,
     finished_parts,
     fp8_parts,
     loops,
 )
-
-TOOLS = Path(__file__).resolve().parents[1] / "tools"
 
 
 @pytest.mark.parametrize("chapter", command.MEASURED)
@@ -126,14 +123,14 @@ def test_chapter_12s_kernels_are_measured(monkeypatch):
     assert all(0 < row["ms_20"] <= row["ms"] <= row["ms_80"] < 100 for row in rows.values())
 
 
-def test_the_matmul_without_loads_multiplies_its_first_tiles_in_every_step():
+def test_the_matmul_without_loads_multiplies_its_first_tiles_in_every_step(monkeypatch):
+    monkeypatch.setattr(matmul, "matmul_kernel", changed_kernels.matmul_without_loads_kernel)
     a, b = randn(32, 16).repeat(1, 3), randn(16, 32, seed=1).repeat(3, 1)
-    config = chapters_0_to_7.matmul.MatmulConfig(16, 16, 16, 4, 1)
-    for kernel, _ in chapters_0_to_7.TILED.values():
-        c = chapters_0_to_7._matmul_by(kernel, a, b, config)
-        assert torch.allclose(c.double(), a.double() @ b.double(), atol=1e-4)
+    product = functools.partial(matmul.matmul, a, b, config=matmul.MatmulConfig(16, 16, 16, 4, 1))
+    c = product()
+    assert torch.allclose(c.double(), a.double() @ b.double(), atol=1e-4)
     a[:, 16:], b[16:] = 0, 0
-    assert torch.allclose(chapters_0_to_7._matmul_by(kernel, a, b, config), c)
+    assert torch.allclose(product(), c)
 
 
 def test_a_step_with_its_keys_in_l2_is_attention_to_two_tiles_of_each_part(monkeypatch):

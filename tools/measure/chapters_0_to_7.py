@@ -260,54 +260,29 @@ def _short_rows_in_turns(rows: int) -> dict[tuple[int, int], dict[str, Any]]:
 
 
 SIDE = 4096
-SQUARE = dict.fromkeys("MNK", SIDE)
-SMALL_SQUARE = dict.fromkeys("MNK", 1024)
 TILES = [
     matmul.MatmulConfig(m, n, 64, warps, 3)
     for m, n, warps in ((16, 16, 1), (32, 32, 4), (64, 64, 4), (128, 64, 4), (128, 128, 8), (128, 256, 8))
 ]
 ORDERS = {"course": 8, "course, bands of 16": 16, "course, row order": 1}  # the group
-# The kernel and the group of each; the last one has its loads in front of its loop.
-TILED = {
-    "course": (matmul.matmul_kernel, 8),
-    "course, row order": (matmul.matmul_kernel, 1),
-    "course, row order, no loads": (changed_kernels.matmul_without_loads_kernel, 1),
-}
-# What ncu counts: bytes that HBM delivers, bytes that the SMs get from L2, how busy L2 is, and the SMs' cycles.
+# What ncu counts: bytes that HBM delivers, bytes that the SMs get from L2, and how busy L2 is.
 TRAFFIC = (
     "dram__bytes_read.sum",
     "l1tex__m_xbar2l1tex_read_bytes.sum",
     "lts__throughput.avg.pct_of_peak_sustained_elapsed",
-    "sm__cycles_elapsed.max",
 )
 
 
 def matmul_cases() -> Iterator[Measurement]:
-    """Chapter 3: square matmul beside PyTorch, in each order of programs; each tile with and without its loads; and the
-    bytes that the kernel reads.
-    """
-    for n in (512, 1024, 2048, 4096, 8192, 16_384):
+    """Chapter 3: square matmul beside PyTorch, in each order of programs; and the bytes that the kernel reads."""
+    for n in (1024, 2048, 4096, 8192, 16_384):
         words = {provider: about(3, "matmul", provider, M=n, N=n, K=n) for provider in (*ORDERS, "torch")}
         yield from in_turns(words, _matmul_in_turns, n)
-    small = {
-        config: about(3, "matmul_small", "course, row order", **SMALL_SQUARE, **_sides(config))
-        for config in TILES[:1:-1]
-    }
-    yield from in_turns(small | {"torch": about(3, "matmul_small", "torch", **SMALL_SQUARE)}, _small_in_turns)
-    tiles = itertools.product(TILES, TILED)
-    yield from in_turns(
-        {(who, config): about(3, "matmul_tile", who, **SQUARE, **_sides(config)) for config, who in tiles},
-        _tiles_in_turns,
-    )
-    launches = {
-        (n, who, config): about(3, "matmul_traffic", who, M=n, N=n, K=n, **_sides(config))
-        for n, who, config in _counted_launches()
-    }
+    launches = {}
+    for n, order, tile in _counted_launches():
+        sides = {"block_m": tile.block_m, "block_n": tile.block_n, "block_k": tile.block_k}
+        launches[n, order, tile] = about(3, "matmul_traffic", order, M=n, N=n, K=n, **sides)
     yield from in_turns(launches, _traffic, "matmul_", "launch_matmuls()", launches)
-
-
-def _sides(config: matmul.MatmulConfig) -> dict[str, int]:
-    return {"block_m": config.block_m, "block_n": config.block_n, "block_k": config.block_k}
 
 
 def _matmul_in_turns(n: int) -> dict[str, dict[str, Any]]:
@@ -321,35 +296,10 @@ def _matmul_in_turns(n: int) -> dict[str, dict[str, Any]]:
     return timed_in_turns(calls | {"torch": partial(torch.matmul, a, b)}, flops=2 * n**3)
 
 
-def _small_in_turns() -> dict[Any, dict[str, Any]]:
-    """The tiles from the largest to 64 x 64 and PyTorch, at an n where they have few programs, from CUDA graphs."""
-    a, b = (randn(SMALL_SQUARE["M"], SMALL_SQUARE["M"]) for _ in range(2))
-    calls = {
-        config: partial(matmul.matmul, a, b, config=dataclasses.replace(config, group=1)) for config in TILES[:1:-1]
-    }
-    return graphs_in_turns(calls | {"torch": partial(torch.matmul, a, b)}, flops=2 * SMALL_SQUARE["M"] ** 3)
-
-
-def _tiles_in_turns() -> dict[tuple[str, matmul.MatmulConfig], dict[str, Any]]:
-    """Each of TILES with each kernel of TILED, in fp16."""
-    a, b = randn(SIDE, SIDE), randn(SIDE, SIDE)
-    calls = {
-        (provider, config): partial(_matmul_by, kernel, a, b, dataclasses.replace(config, group=group))
-        for config in TILES
-        for provider, (kernel, group) in TILED.items()
-    }
-    return timed_in_turns(calls, flops=2 * SIDE**3)
-
-
-def _matmul_by(kernel: Any, a: torch.Tensor, b: torch.Tensor, config: matmul.MatmulConfig) -> torch.Tensor:
-    with mock.patch.object(matmul, "matmul_kernel", kernel):
-        return matmul.matmul(a, b, config=config)
-
-
 def _counted_launches() -> list[tuple[int, str, matmul.MatmulConfig]]:
-    """n, provider and tile of each launch that ncu looks at: every tile with each of TILED, the last one in each order
-    with larger n, too."""
-    tiles = [(SIDE, provider, config) for config in TILES for provider in TILED]
+    """n, order and tile of each launch that ncu looks at: every tile in row order, and the last one in each order, with
+    larger n, too."""
+    tiles = [(SIDE, "course, row order", tile) for tile in TILES]
     others = itertools.product((SIDE, 2 * SIDE, 4 * SIDE), ORDERS)
     return tiles + [launch for n, order in others if (launch := (n, order, TILES[-1])) not in tiles]
 
@@ -372,9 +322,8 @@ def launch_matmuls() -> None:
     for is_counted in (False, True):
         if is_counted:
             torch.cuda.profiler.start()
-        for n, provider, config in _counted_launches():
-            kernel, group = TILED.get(provider) or (matmul.matmul_kernel, ORDERS[provider])
-            _matmul_by(kernel, randn(n, n), randn(n, n), dataclasses.replace(config, group=group))
+        for n, order, tile in _counted_launches():
+            matmul.matmul(randn(n, n), randn(n, n), config=dataclasses.replace(tile, group=ORDERS[order]))
             torch.cuda.synchronize()
 
 
