@@ -27,9 +27,9 @@ def weights(s, m, l, scale_log2):
 
 
 @triton.jit
-def forward_loop(q, k, v, m, l, acc, start, end, scale_log2, WARP_SPECIALIZE: tl.constexpr, BLOCK_N: tl.constexpr):
-    """The loop of chapter 5 over keys start … end − 1. k, v: descriptors of one head's (S, D)."""
-    for start_n in tl.range(start, end, BLOCK_N, warp_specialize=WARP_SPECIALIZE):
+def forward_loop(q, k, v, m, l, acc, S, scale_log2, WARP_SPECIALIZE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """The loop of chapter 5. k, v: descriptors of one head's (S, D)."""
+    for start_n in tl.range(0, S, BLOCK_N, warp_specialize=WARP_SPECIALIZE):
         s = tl.dot(q, k.load([start_n, 0]).T)  # [BLOCK_M, BLOCK_N]
         p, m, l, alpha = weights(s, m, l, scale_log2)
         acc = tl.dot(p.to(q.dtype), v.load([start_n, 0]), acc * alpha[:, None])
@@ -67,8 +67,7 @@ def idea_kernel(
 
     Grid: (S / BLOCK_M · heads,).
 
-    IDEA: "none", "warp_specialize", "two_loops" (warp-specialised both), "overlap". Descriptors are made here: warp
-    specialisation needs that.
+    IDEA: one of IDEAS. Descriptors are made here: warp specialisation needs that.
     """
     blocks = S // BLOCK_M
     head = (tl.program_id(0) // blocks).to(tl.int64) * S * D
@@ -83,15 +82,12 @@ def idea_kernel(
     acc = tl.zeros((BLOCK_M, D), dtype=tl.float32)
     if IDEA == "overlap":
         m, l, acc = overlapped_loop(q, k, v, m, l, acc, S, scale_log2, BLOCK_M, BLOCK_N)
-    elif IDEA == "two_loops":
-        m, l, acc = forward_loop(q, k, v, m, l, acc, 0, S // 2, scale_log2, True, BLOCK_N)
-        m, l, acc = forward_loop(q, k, v, m, l, acc, S // 2, S, scale_log2, True, BLOCK_N)
     else:
-        m, l, acc = forward_loop(q, k, v, m, l, acc, 0, S, scale_log2, IDEA == "warp_specialize", BLOCK_N)
+        m, l, acc = forward_loop(q, k, v, m, l, acc, S, scale_log2, IDEA == "warp_specialize", BLOCK_N)
     o.store([start_m, 0], (acc * (1.0 / l)[:, None]).to(q.dtype))
 
 
-IDEAS = ("none", "warp_specialize", "overlap")  # "two_loops" crashes Triton 3.6's compiler, and the process with it
+IDEAS = ("none", "warp_specialize", "overlap")
 
 
 def run(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, idea: str, tile: TileConfig) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Chapter 8: tiles, steps, ideas that don't help, first calls, short sequences, power and counters."""
+"""Chapter 8: tiles, steps, ideas that don't help, calls with a new S, short sequences, power and counters."""
 
 import itertools
 import json
@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fa_tutorial import compiling, hardware, sass, tuned
+from fa_tutorial import compiling, sass, tuned
 from fa_tutorial.attention import flash_attention
 from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import peers
@@ -28,17 +28,17 @@ from fa_tutorial.bench.timing import first_call_s, graph_of, randn, timed_in_tur
 from fa_tutorial.exercises.chapter_8 import ex_5
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
-from fa_tutorial.tuned import autotuning, ideas, launching, steps
+from fa_tutorial.tuned import autotuning, ideas, steps
 from measure.clocks import cycles_in_turns, powered_in_turns
 from measure.profiler import counted, python
 from measure.turns import by_shape, in_turns
 
 
-def tile_cases(is_causal: bool = False) -> Iterator[Measurement]:
-    """forward_kernel with many tiles, in turns, S = 4,096: its time and cycles, and what the compiler made of it."""
-    for D, tiles in pages.TILES.items():
-        shapes = [at_4096(D, is_causal)]
-        yield from by_shape(8, "tile", _tiles_in_turns, shapes, itertools.starmap(TileConfig, tiles), in_words)
+def tile_cases() -> Iterator[Measurement]:
+    """D = 64: all tiles that the page draws, in turns, S = 4,096: time, cycles, and what the compiler made of each."""
+    shapes = [at_4096(64, is_causal) for is_causal in (False, True)]
+    tiles = itertools.starmap(TileConfig, pages.TILES[64])
+    return by_shape(8, "tile", _tiles_in_turns, shapes, tiles, in_words)
 
 
 def _tiles_in_turns(shape: Shape) -> dict[TileConfig, dict[str, Any]]:
@@ -194,8 +194,6 @@ def experiment_cases() -> Iterator[Measurement]:
         for tile in tiles:
             words = {idea: about(8, "idea", idea, **vars(shape)) | {"tile": in_words(tile)} for idea in ideas.IDEAS}
             yield from in_turns(words, _ideas_in_turns, shape, tile)
-    shape = at_4096(64, False)
-    yield about(8, "idea", "two_loops", **vars(shape)), partial(_two_loops_row, shape)
 
 
 def _ideas_in_turns(shape: Shape, tile: TileConfig) -> dict[str, dict[str, Any]]:
@@ -208,37 +206,6 @@ def _ideas_in_turns(shape: Shape, tile: TileConfig) -> dict[str, dict[str, Any]]
     return counted_in_turns(calls, flops=flops_of(shape), rounds=5)
 
 
-def _two_loops_row(shape: Shape) -> dict[str, Any]:
-    """What becomes of a kernel with two warp-specialised loops."""
-    try:
-        ideas.run(*inputs(shape), "two_loops", TileConfig(64, 64, 4, 3))
-    except RuntimeError as error:
-        return {"reason": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
-    return {"reason": "compiles"}
-
-
-def tuner_cases() -> Iterator[Measurement]:
-    """What the autotuner measures when it is asked again and again: D = 64, causal."""
-    shape = at_4096(64, True)
-    yield about(8, "autotuner", "tuned", **vars(shape)), partial(_tuner_row, shape)
-
-
-def _tuner_row(shape: Shape, times: int = 4) -> dict[str, Any]:
-    """The median ms of each tile, each time; every other time the tiles come in the opposite order."""
-    q, k, v = inputs(shape)
-    kernel, found = tuned.forward.forward_kernel, {}
-    prune = kernel.early_config_prune
-    for time_of in range(times):
-        kernel.early_config_prune = lambda *args, order=1 - 2 * (time_of % 2), **named: prune(*args, **named)[::order]
-        kernel.cache.clear(), autotuning._fastest.clear(), launching._prepared.clear()
-        tuned.flash_forward(q, k, v, shape.is_causal, shape.D**-0.5)
-        for one, (ms, *_) in kernel.configs_timings.items():
-            tile = TileConfig(one.kwargs["BLOCK_M"], one.kwargs["BLOCK_N"], one.num_warps, one.num_stages)
-            found.setdefault(in_words(tile), []).append(round(ms, 4))
-    kernel.early_config_prune = prune
-    return {"tuner_ms": found}
-
-
 def _first_call_row() -> dict[str, Any]:
     """first_calls() in a process of its own whose cache is empty."""
     with tempfile.TemporaryDirectory() as cache:
@@ -248,41 +215,31 @@ def _first_call_row() -> dict[str, Any]:
 
 
 def first_calls() -> None:
-    """Print as JSON: seconds of first calls (D = 64, causal, 16 heads), microseconds of a call of many at S = 128,
-    where the host takes longer than the GPU, and configurations tried.
+    """Print as JSON the seconds of calls with a new S, D = 64, causal, 16 heads: where S's bucket is tuned, and where
+    the key is bad, S itself.
     """
 
-    def call(S: int, backward: bool) -> Callable[[], Any]:
-        q, k, v = (randn(1, 16, S, 64).requires_grad_(backward) for _ in range(3))
-        o = flash_attention(q, k, v, is_causal=True, kernel="tuned")
-        return lambda: torch.autograd.grad(o, (q, k, v), torch.ones_like(o), retain_graph=True) if backward else None
+    def seconds(S: int) -> float:
+        q, k, v = (randn(1, 16, S, 64) for _ in range(3))
+        return round(first_call_s(lambda: flash_attention(q, k, v, is_causal=True, kernel="tuned")), 3)
 
-    found = {"forward_s": first_call_s(lambda: call(4096, False)), "backward_s": first_call_s(call(4096, True))}
-    found["same_bucket_s"] = first_call_s(lambda: call(3000, False))  # S no multiple of 16 is compiled for itself
-    found["same_bucket_again_s"] = first_call_s(lambda: call(2999, False))
-    found["next_bucket_s"] = first_call_s(lambda: call(8192, False))
-    bucket, autotuning.bucket = autotuning.bucket, lambda S: S  # a bad key: the length itself
-    found["bad_key_s"] = [round(first_call_s(lambda S=S: call(S, False)), 3) for S in (2997, 2995, 2993)]
-    autotuning.bucket = bucket
-    q, k, v = (randn(1, 1, 128, 64) for _ in range(3))
-    found["host_fwd_us"] = repeated_us(lambda: flash_attention(q, k, v, is_causal=True, kernel="tuned"))
-    found["host_bwd_us"] = repeated_us(call(128, True))
-    limit = hardware.shared_memory_limit()
-    found["configurations"] = {
-        kernel: len(autotuning.candidates(kernel, 64, limit)) for kernel in ("forward", "dkdv", "dq")
-    }
-    print(json.dumps({name: round(value, 3) if isinstance(value, float) else value for name, value in found.items()}))
+    for S in (4096, 3000):  # S no multiple of 16 is compiled for itself
+        seconds(S)
+    found: dict[str, Any] = {"same_bucket_again_s": seconds(2999)}
+    autotuning.bucket = lambda S: S
+    found["bad_key_s"] = [seconds(S) for S in (2997, 2995, 2993)]
+    print(json.dumps(found))
 
 
 def short_cases() -> Iterator[Measurement]:
-    """Chapter 5's forwards one after another, each launched by the host, and replayed from a CUDA graph."""
+    """Chapter 5's forwards one after another, replayed from a CUDA graph."""
     for shape in pages.SHORT:
-        yield about(8, "short", "basic", **vars(shape)) | {"mode": "fwd"}, partial(_short_row, "basic", shape)
+        yield about(8, "short", "basic", **vars(shape)) | {"mode": "fwd"}, partial(_short_row, shape)
 
 
-def _short_row(provider: str, shape: Shape) -> dict[str, Any]:
-    call = partial(peers.provider(provider), *inputs(shape), shape.is_causal)
-    return {"call_us": repeated_us(call), "graph_us": repeated_us(graph_of(call).replay)}
+def _short_row(shape: Shape) -> dict[str, Any]:
+    call = partial(peers.provider("basic"), *inputs(shape), shape.is_causal)
+    return {"graph_us": repeated_us(graph_of(call).replay)}
 
 
 def repeated_us(call: Callable[[], Any]) -> float:
@@ -301,12 +258,12 @@ def repeated_us(call: Callable[[], Any]) -> float:
     return round(statistics.median(found), 1)
 
 
-POWERED = (*pages.CHAIN, pages.LARGER_TILE, "sdpa_cudnn")
+POWERED = ("chapter 5", "base 2", pages.LARGER_TILE, "sdpa_cudnn")
 
 
 def power_cases() -> Iterator[Measurement]:
-    """Chapter 5's kernel, steps 1 to 3, the finished kernel and cuDNN, full, S = 4,096, in turns, each until its clock
-    has settled: its cycles, power, clock and time."""
+    """Chapter 5's kernel, step 1, the finished kernel and cuDNN, full, S = 4,096, in turns, each until its clock has
+    settled: its cycles, power, clock and time."""
     shapes = [at_4096(D, False) for D in (128, 64)]
     yield from by_shape(8, "power", _powers_in_turns, shapes, POWERED)
 
@@ -335,36 +292,22 @@ KEPT = re.compile(
 )
 BUSY_MEMORY = "dram__throughput.avg.pct_of_peak_sustained_elapsed"
 MEMORY = f"dram__bytes_read.sum,dram__bytes_write.sum,{BUSY_MEMORY},gpu__time_duration.sum"
-PROFILED = {  # provider, mode -> the kernel's name
-    ("tuned", "fwd"): "forward_kernel",
-    ("hopper", "fwd"): "forward_kernel",
-    ("hopper", "bwd"): "backward_kernel",
-    ("sdpa_flash", "fwd"): "flash_fwd_kernel",
-    ("sdpa_cudnn", "fwd"): "cudnn",
-    ("tuned", "dk, dv"): "dkdv_kernel",
-    ("tuned", "dq"): "dq_kernel",
-}
-# The tuned forward's tile at POINT: under ncu, which holds the clock lower, another one would win.
-PROFILED_TILE = astuple(steps.LARGER[POINT.D])
+PROFILED = {"tuned": "forward_kernel", "sdpa_cudnn": "cudnn"}  # provider -> the kernel's name
 
 
 def counter_cases() -> Iterator[Measurement]:
     """The counters of one launch of each kernel of PROFILED, at POINT. Needs Nsight Compute (ncu), and the right to
     read counters.
     """
-    for (provider, what), kernel in PROFILED.items():
-        tile = PROFILED_TILE if (provider, what) == ("tuned", "fwd") else ()
-        words = about(8, "counters", provider, **vars(POINT)) | {"mode": what}
-        yield words, partial(counter_row, provider, what, kernel, tile=tile)
+    for provider, kernel in PROFILED.items():
+        words = about(8, "counters", provider, **vars(POINT)) | {"mode": "fwd"}
+        yield words, partial(counter_row, provider, kernel)
 
 
-def counter_row(provider: str, what: str, kernel: str, metrics: str = "", tile: tuple = ()) -> dict[str, Any]:
-    """The counters of one launch of the kernel whose name matches `kernel`, at POINT: those of SECTIONS, or `metrics`.
-
-    what: "fwd", or any part of the backward.
-    """
+def counter_row(provider: str, kernel: str, metrics: str = "") -> dict[str, Any]:
+    """The counters of a launch of the kernel whose name matches `kernel`, at POINT: those of SECTIONS, or `metrics`."""
     wanted = ["--print-units", "base", "--metrics", metrics] if metrics else SECTIONS
-    call = f"launch({provider!r}, {what != 'fwd'}, {astuple(POINT)}, {tile})"
+    call = f"launch({provider!r})"
     try:
         values = counted(kernel, python("chapter_8", call), "--launch-count", "1", *wanted).iloc[0]
     except RuntimeError as error:
@@ -374,38 +317,29 @@ def counter_row(provider: str, what: str, kernel: str, metrics: str = "", tile: 
 
 def memory_cases() -> Iterator[Measurement]:
     """Bytes that chapter 5's forward reads and writes in HBM, and how busy HBM is, at POINT. Needs ncu."""
-    row = partial(counter_row, "basic", "fwd", "flash_forward_kernel", metrics=MEMORY)
+    row = partial(counter_row, "basic", "flash_forward_kernel", metrics=MEMORY)
     yield about(8, "memory", "basic", **vars(POINT)), row
 
 
-def launch(provider: str, backward: bool, shape: tuple, tile: tuple) -> None:
-    """What ncu profiles: the forward or backward of Shape(*shape), once tiles are chosen; or the tuned forward with
-    this tile.
+def launch(provider: str) -> None:
+    """What ncu profiles: the forward at POINT, after three others. The tuned one's tile is given: under ncu, which
+    holds the clock lower, another one would win.
     """
-    q, k, v = (x.requires_grad_(backward) for x in inputs(Shape(*shape)))
-    given = tile and partial(tuned.flash_forward, scale=q.shape[-1] ** -0.5, tile=TileConfig(*tile))
+    attend = peers.provider(provider)
+    if provider == "tuned":
+        attend = partial(tuned.flash_forward, scale=POINT.D**-0.5, tile=steps.LARGER[POINT.D])
+    qkv = inputs(POINT)
     for turn in range(4):
         if turn == 3:
             torch.cuda.profiler.start()
-        o = (given or peers.provider(provider))(q, k, v, False)
-        if backward:
-            torch.autograd.grad(o, (q, k, v), torch.ones_like(o))
+        attend(*qkv, False)
     torch.cuda.synchronize()
 
 
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module."""
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
-    tiles = itertools.chain(tile_cases(), tile_cases(is_causal=True), unseen_cases(), alone_cases())
     of_steps = itertools.chain(step_cases(), order_cases(), waste_cases())
-    return itertools.chain(
-        of_steps,
-        tiles,
-        experiment_cases(),
-        tuner_cases(),
-        first_call,
-        short_cases(),
-        power_cases(),
-        counter_cases(),
-        memory_cases(),
-    )  # fmt: skip
+    tiles = itertools.chain(tile_cases(), unseen_cases(), alone_cases())
+    others = (experiment_cases(), first_call, short_cases(), power_cases(), counter_cases(), memory_cases())
+    return itertools.chain(of_steps, tiles, *others)
