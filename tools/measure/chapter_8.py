@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import re
 import statistics
 import subprocess
 import tempfile
@@ -280,45 +279,35 @@ def _powers_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
     return powered_in_turns({name: calls[name] for name in POWERED}, flops_of(shape))
 
 
-# Nsight Compute's sections, and which of their metrics are kept: time, how busy pipes, memories and schedulers are,
-# warps that are there.
-SECTIONS = [
-    f"--section={name}"
-    for name in ("SpeedOfLight", "ComputeWorkloadAnalysis", "SchedulerStats", "Occupancy", "LaunchStats")
-]
-KEPT = re.compile(
-    r"time_duration\.sum|pipe_(tensor|xu|fma|alu).*\.avg\.pct|(sm|lts|dram)__throughput\.avg\.pct"
-    r"|gpu__dram_throughput\.avg\.pct|dram__bytes_(read|write)\.sum|issue_active\.avg\.pct|warps_active\.avg\.pct"
-)
-BUSY_MEMORY = "dram__throughput.avg.pct_of_peak_sustained_elapsed"
-MEMORY = f"dram__bytes_read.sum,dram__bytes_write.sum,{BUSY_MEMORY},gpu__time_duration.sum"
-PROFILED = {"tuned": "forward_kernel", "sdpa_cudnn": "cudnn"}  # provider -> the kernel's name
+def busy(unit: str) -> str:
+    return f"{unit}.avg.pct_of_peak_sustained_elapsed"
+
+
+# Of a launch's counters, as ncu names them: tensor cores, exponential units and L2, and its time; and HBM.
+UNITS = [*map(busy, ("sm__pipe_tensor_cycles_active", "sm__inst_executed_pipe_xu", "lts__throughput"))]
+UNITS += ["gpu__time_duration.sum"]
+MEMORY = ["dram__bytes_read.sum", busy("dram__throughput")]
+PROFILED = {"tuned": "forward_kernel", "sdpa_flash": "flash_fwd_kernel", "sdpa_cudnn": "cudnn"}  # the kernel's name
 
 
 def counter_cases() -> Iterator[Measurement]:
-    """The counters of one launch of each kernel of PROFILED, at POINT. Needs Nsight Compute (ncu), and the right to
-    read counters.
+    """UNITS of each kernel of PROFILED, and MEMORY of chapter 5's, at POINT. Needs Nsight Compute (ncu), and the right
+    to read counters.
     """
     for provider, kernel in PROFILED.items():
         words = about(8, "counters", provider, **vars(POINT)) | {"mode": "fwd"}
-        yield words, partial(counter_row, provider, kernel)
+        yield words, partial(counter_row, provider, kernel, UNITS)
+    yield about(8, "memory", "basic", **vars(POINT)), partial(counter_row, "basic", "flash_forward_kernel", MEMORY)
 
 
-def counter_row(provider: str, kernel: str, metrics: str = "") -> dict[str, Any]:
-    """The counters of a launch of the kernel whose name matches `kernel`, at POINT: those of SECTIONS, or `metrics`."""
-    wanted = ["--print-units", "base", "--metrics", metrics] if metrics else SECTIONS
-    call = f"launch({provider!r})"
+def counter_row(provider: str, kernel: str, metrics: list[str]) -> dict[str, Any]:
+    """The metrics of one launch of the kernel whose name matches `kernel`."""
+    options = "--launch-count", "1", "--print-units", "base", "--metrics", ",".join(metrics)
     try:
-        values = counted(kernel, python("chapter_8", call), "--launch-count", "1", *wanted).iloc[0]
+        values = counted(kernel, python("chapter_8", f"launch({provider!r})"), *options).iloc[0]
     except RuntimeError as error:
         return {"reason": str(error)}
-    return {name: float(value) for name, value in values.items() if KEPT.search(name)}
-
-
-def memory_cases() -> Iterator[Measurement]:
-    """Bytes that chapter 5's forward reads and writes in HBM, and how busy HBM is, at POINT. Needs ncu."""
-    row = partial(counter_row, "basic", "flash_forward_kernel", metrics=MEMORY)
-    yield about(8, "memory", "basic", **vars(POINT)), row
+    return {name: float(values[name]) for name in metrics}
 
 
 def launch(provider: str) -> None:
@@ -341,5 +330,6 @@ def kernels_cases() -> Iterator[Measurement]:
     first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
     of_steps = itertools.chain(step_cases(), order_cases(), waste_cases())
     tiles = itertools.chain(tile_cases(), unseen_cases(), alone_cases())
-    others = (experiment_cases(), first_call, short_cases(), power_cases(), counter_cases(), memory_cases())
-    return itertools.chain(of_steps, tiles, *others)
+    return itertools.chain(
+        of_steps, tiles, experiment_cases(), first_call, short_cases(), power_cases(), counter_cases()
+    )
