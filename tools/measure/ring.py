@@ -101,13 +101,12 @@ def tensors(S: int, H_k: int) -> list[torch.Tensor]:
 
 
 def both_ways(q, k, v, do, forward: Callable, repeats: int) -> dict:
-    """Times of forward and of backward by itself, and the most memory that the forward and both took, with inputs."""
+    """Times of forward and of backward by itself, and the most memory that both took, with inputs."""
     torch.cuda.reset_peak_memory_stats()
     results = []
     if repeats > 1:
         with torch.no_grad():
             row = {"forward_ms": timed(lambda: forward(q, k, v), repeats)}
-        row["forward_peak_bytes"] = torch.cuda.max_memory_allocated()
         results.append(forward(q, k, v))
     else:  # it takes seconds: the one that backward goes back through
         row = {"forward_ms": once(lambda: results.append(forward(q, k, v)))}
@@ -173,9 +172,7 @@ def orders(q, k, v, do, repeats: int) -> Iterator[dict]:
 def other_ways(q, k, v, do, repeats: int) -> Iterator[dict]:
     """All-gather, forward, and Ulysses, forward and backward, and its exchanges without computing."""
     with torch.no_grad():
-        torch.cuda.reset_peak_memory_stats()
-        ms = timed(lambda: chapter_13.all_gather_attention(q, k, v), repeats)
-        yield {"provider": "all-gather", "forward_ms": ms, "forward_peak_bytes": torch.cuda.max_memory_allocated()}
+        yield {"provider": "all-gather", "forward_ms": timed(lambda: chapter_13.all_gather_attention(q, k, v), repeats)}
     if k.shape[1] % dist.get_world_size() == 0:
         yield {"provider": "Ulysses"} | both_ways(q, k, v, do, chapter_13.ulysses_attention, repeats)
         yield {"provider": "exchanging alone", "forward_ms": exchanges(q, k, v, repeats)}
@@ -223,28 +220,6 @@ def beside(S: int, H_k: int, repeats: int) -> dict:
     return {f"ring_{name}": value for name, value in row.items()}
 
 
-def largest_differences(S: int, H_k: int) -> dict:
-    """o, dq, dk and dv of the ring against one GPU's, the largest difference of all ranks."""
-    rank, ranks = dist.get_rank(), dist.get_world_size()
-    draw = torch.Generator(device="cuda").manual_seed(0)
-    sizes = (H, H_k, H_k, H)
-    whole = [torch.randn(B, heads, S, D, generator=draw, device="cuda", dtype=DTYPE) for heads in sizes]
-    q, k, v, do = (ring.shard(x, rank, ranks) for x in whole)
-    q, k, v = (x.requires_grad_() for x in (q, k, v))
-    o = ring.ring_attention(q, k, v, is_causal=True)
-    got = o, *torch.autograd.grad(o, (q, k, v), do)
-    q, k, v, do = (x.requires_grad_() for x in whole)
-    o = flash_attention(q, k, v, is_causal=True)
-    wanted = o, *torch.autograd.grad(o, (q, k, v), do)
-    row = {"provider": "largest difference from one GPU"}
-    for name, x, want in zip(("o", "dq", "dk", "dv"), got, wanted, strict=True):
-        worst = (x - ring.shard(want, rank, ranks)).abs().max().float()
-        dist.all_reduce(worst, dist.ReduceOp.MAX)
-        row[name] = worst.item()
-        row[f"largest_{name}"] = want.abs().max().item()
-    return row
-
-
 def measure_rank(lengths: tuple[int, ...], only: str) -> list[dict]:
     """Every rank's program; rank 0's rows count."""
     attention.HOPPER_FROM.update(forward=0, backward=0)  # one kernel at every length, and nothing to tune
@@ -260,7 +235,6 @@ def measure_rank(lengths: tuple[int, ...], only: str) -> list[dict]:
             for row in orders(*tensors(S // dist.get_world_size(), H), 5):
                 keep(S, H, row)
         return rows
-    keep(131_072, H, largest_differences(min(131_072, max(lengths)), H))
     for S in lengths if only != "peer" else ():
         repeats = 1 if S >= LONG else 5
         for H_k in (H, 4) if S == 131_072 else (H,):
@@ -294,7 +268,7 @@ def main() -> int:
         before = json.loads(options.file.read_text())["rows"]
         rows = [row for row in before if tuple(row.get(key) for key in CASE) not in measured] + rows
     stored = {"provenance": results.provenance() | {"gpus": options.ranks, "dtype": "bf16"}, "rows": rows}
-    options.file.write_text(json.dumps(stored, indent=1) + "\n", encoding="utf-8")
+    results.save(options.file, stored)
     return 0
 
 
