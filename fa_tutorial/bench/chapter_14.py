@@ -143,14 +143,13 @@ def sum_of_ones(K: int, fast: bool) -> float:
 COPIER = dataclasses.replace(training.SMALL, batch=32)
 COPIED = 200  # texts of 20 tokens to repeat
 SEEDS = range(10)  # of the other models, whose results are stored
-FULLY, HALF = 500, 250  # steps of training
 REMEDIES = {"plain": (False, False), "rotated": (True, False), "k's mean": (False, True), "both": (True, True)}
 TRAINED = Path(__file__).with_name("trained_fp8.json")
 
 
-def trained(seed: int, steps: int = FULLY) -> training.TinyTransformer:
-    """A model that has learned to repeat 20 tokens, as long as chapter 11's, or nearly, in HALF as many steps."""
-    return training.train_copier(training.ATTENTIONS["sdpa_math"], COPIER, steps=steps, seed=seed)
+def trained(seed: int) -> training.TinyTransformer:
+    """A model that has learned to repeat 20 tokens, as chapter 11's has."""
+    return training.train_copier(training.ATTENTIONS["sdpa_math"], COPIER, seed=seed)
 
 
 def texts() -> torch.Tensor:
@@ -198,17 +197,11 @@ def print_keys(heads: list[list[torch.Tensor]]) -> None:
     print(f"in your model's k the largest number is {peak:.1f} times the rms, and the offset {offset:.2f} times")
 
 
-def stored_models(steps: int = FULLY) -> pd.DataFrame:
-    """Of each stored model: seed, and wrong tokens in float32 and in FP8 with each of REMEDIES."""
-    models = pd.DataFrame(json.loads(TRAINED.read_text(encoding="utf-8"))["rows"])
-    return models[models.steps == steps]
-
-
 def print_trained(wrong: dict[str, int]) -> None:
     """Wrong tokens of your model, by way, and the mean of the stored ones."""
     print(f"{f'wrong of {COPIED * COPIER.half:,} tokens':26}" + "".join(f"{name:>10}" for name in wrong))
     print(f"{'your model':26}" + "".join(f"{number:10}" for number in wrong.values()))
-    models = stored_models()
+    models = pd.DataFrame(json.loads(TRAINED.read_text(encoding="utf-8"))["rows"])
     print(f"{f'{len(models)} other models, mean':26}" + "".join(f"{models[name].mean():10.1f}" for name in wrong))
 
 

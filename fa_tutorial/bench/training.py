@@ -83,9 +83,9 @@ def train(attention: Attention, setup: Setup) -> list[float]:
     return _trained(attention, setup, setup.steps, 0, setup.learning_rate, warm_up, 1.0)[1]
 
 
-def train_copier(attention: Attention, setup: Setup, steps: int = 500, seed: int = 0) -> TinyTransformer:
+def train_copier(attention: Attention, setup: Setup, seed: int = 0) -> TinyTransformer:
     """A model that has learned to copy, on some seconds of one CPU core: chapters 11 and 14 use it."""
-    threads = torch.get_num_threads()
+    steps, threads = 500, torch.get_num_threads()
     torch.set_num_threads(1)  # for such small matrices, threads only wait for one another
     try:
         options = {"start_factor": 1.0, "end_factor": 0.05, "total_iters": steps}
