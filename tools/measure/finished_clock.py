@@ -16,7 +16,7 @@ from fa_tutorial.bench.chapter_8 import at_4096, inputs
 from fa_tutorial.bench.sweep import Measurement
 from fa_tutorial.source import defined, edited, source_of
 from measure.clocks import cycles_in_turns
-from measure.stamps import mean_parts, of_the_usual
+from measure.stamps import mean_parts
 
 ROOM = 16 * 32  # for the blocks of a consumer: 16 work tiles of a program, of 32 blocks each
 TILES = 12  # that each program has at least
@@ -68,12 +68,11 @@ def clocked_cases() -> Iterator[Measurement]:
 
 def _forward_row(shape: Shape) -> dict[str, Any]:
     """SM cycles of a call; the mean cycles from each of FORWARD to the next, of each program's first work tiles, in the
-    middle of their loops; the stamps of four blocks, and of the next one, of both consumers of a program."""
+    middle of their loops."""
     q, k, v = inputs(shape)
     programs, blocks = torch.cuda.get_device_properties(0).multi_processor_count, shape.S_k // 128
     stamps = torch.zeros(programs, 2, ROOM, len(FORWARD), dtype=torch.int64, device="cuda")
     call = partial(forward(), q, k, v, False, shape.D**-0.5, stamps=stamps)
     call_cycles = cycles_in_turns({"": call}, rounds=1)[""]
     clock = stamps.cpu()[:, :, : TILES * blocks].unflatten(2, (TILES, blocks)).transpose(1, 2).flatten(0, 1)
-    clock = clock[:, :, 4:-4]
-    return {"call": call_cycles, "cycles": mean_parts(clock, FORWARD), "stamps": of_the_usual(clock)}
+    return {"call": call_cycles, "cycles": mean_parts(clock[:, :, 4:-4], FORWARD)}
