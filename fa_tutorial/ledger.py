@@ -48,14 +48,6 @@ def score_bytes(B: int, H: int, S_q: int, S_k: int, itemsize: int) -> int:
     return B * H * check_int("S_q", S_q, 0) * check_int("S_k", S_k, 0) * itemsize
 
 
-def naive_hbm_bytes(B: int, H: int, S_q: int, S_k: int, D: int, itemsize: int) -> int:
-    """Bytes that attention in three kernels moves through HBM ((0.5) with t = 4; FA1, algorithm 0). q kᵀ reads q and k
-    and writes s. softmax reads s and writes p. p v reads p and v and writes o. So each score makes four trips."""
-    B, H, D, itemsize = check_int("B", B, 0), check_int("H", H, 0), check_int("D", D), check_int("itemsize", itemsize)
-    vectors = 2 * (check_int("S_q", S_q, 0) + check_int("S_k", S_k, 0)) * D  # q, o and k, v
-    return B * H * vectors * itemsize + 4 * score_bytes(B, H, S_q, S_k, itemsize)
-
-
 def flash_hbm_bytes(S_q: int, S_k: int, D: int, block_m: int, itemsize: int) -> int:
     """Bytes that the programs of one head read and write in FA2's loop order (0.6, 4.7; FA2, algorithm 1). It reads q
     once, and writes o and the float32 lse once. It reads k and v once per block of block_m queries."""

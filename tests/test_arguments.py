@@ -50,7 +50,7 @@ BAD_INPUTS = [
     (lambda: check_tensor("q", X, ndim=1), ValueError, ["q", "1 dimension,", "(2, 3)"]),
     (lambda: check_alike(q=X, k=X.half()), TypeError, ["q: float32", "k: float16", "one dtype"]),
     (lambda: check_alike(q=X, k=X.to("meta")), ValueError, ["q: cpu", "k: meta", "one device"]),
-    (lambda: ledger.naive_hbm_bytes(1, 1, 1, 1, 1, 0.5), TypeError, ["itemsize", "0.5", "integer"]),
+    (lambda: ledger.score_bytes(1, 1, 1, 1, 0.5), TypeError, ["itemsize", "0.5", "integer"]),
     (lambda: ledger.flash_hbm_bytes(1, 1, 1, 0, 2), ValueError, ["block_m", "got 0", "at least 1"]),
     (lambda: ledger.attainable_flops(0, 1, 1), ValueError, ["intensity", "got 0", "greater than 0"]),
     (lambda: softmax.safe_softmax([1.0]), TypeError, ["x", "list", "torch.Tensor"]),

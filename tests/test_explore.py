@@ -491,9 +491,8 @@ def check_roofline(shown: dict) -> None:
     """The numbers of both algorithms by the ledger; naive attention's kernels run one after another."""
     S, D, itemsize = shown["S"], shown["D"], shown["itemsize"]
     assert itemsize == getattr(torch, {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}[shown["dtype"]]).itemsize
-    more_trips = (shown["trips"] - 4) * ledger.score_bytes(1, 1, S, S, itemsize)  # the ledger counts four
     count = {
-        "naive": ledger.naive_hbm_bytes(1, 1, S, S, D, itemsize) + more_trips,
+        "naive": 4 * S * D * itemsize + shown["trips"] * ledger.score_bytes(1, 1, S, S, itemsize),  # q, k, v, o, and (0.5)
         "flash": ledger.flash_hbm_bytes(S, S, D, S, itemsize),  # k and v once, as if in one block
     }
     flops = ledger.attention_flops(1, 1, S, S, D)
