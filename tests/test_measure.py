@@ -4,7 +4,7 @@ import functools
 
 import pytest
 import torch
-from buffers import DEVICE, needs_gpu, randn
+from buffers import needs_gpu, randn
 
 from fa_tutorial import hardware, matmul, reference
 from fa_tutorial.bench import chapter_8 as pages
@@ -68,9 +68,7 @@ def test_a_variant_is_measured_beside_the_same_one(variant, monkeypatch):
     monkeypatch.setattr(chapter_10, "WINDOW", 40)
     contest = chapter_10.CONTESTS[variant](128, 2)
     q, k, v = (randn(1, 2, 128, 16, seed=seed) for seed in range(3))
-    pairs = contest.flex(q, torch.zeros_like(k), torch.eye(128, device=DEVICE).expand(1, 2, 128, 128)) > 0
     assert (contest.ours(q, k, v) - contest.flex(q, k, v)).abs().max() < 1e-4
-    assert pairs[0, 0].sum() == contest.pairs
 
 
 @pytest.mark.parametrize("mode", chapter_10.COSTS)
@@ -148,9 +146,9 @@ def test_the_packages_step_with_its_keys_in_l2_is_attention_to_two_tiles_of_each
     lengths = torch.tensor([512], dtype=torch.int32, device=q.device)
     monkeypatch.setattr(chapter_11.decode, "choose_config", lambda *_: TileConfig(16, 32, 4, 1))  # on every card
     call = functools.partial(chapter_11.decode.flash_decode, q, *kv, lengths, num_splits=2)
-    monkeypatch.setattr(chapter_11, "call_of", lambda name, shape: (call, 0))
+    monkeypatch.setattr(chapter_11, "call_of", lambda name, shape: call)
     k, v = kv[:, :, :, [*range(64)] * 4 + [*range(256, 320)] * 4]
-    o, plain = (chapter_11._package_call(name, Shape(1, 2, 1, 1, 512, 16, True))[0]() for name in ("decode, keys in L2", "decode"))
+    o, plain = (chapter_11._package_call(name, Shape(1, 2, 1, 1, 512, 16, True))() for name in ("decode, keys in L2", "decode"))
     assert torch.allclose(o.double(), reference.attention(q, k, v)[0], atol=1e-5)
     assert torch.allclose(plain.double(), reference.attention(q, *kv)[0], atol=1e-5)
 

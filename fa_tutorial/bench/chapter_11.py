@@ -17,7 +17,7 @@ from fa_tutorial.source import defined, edited, source_of
 
 
 def row(provider: str, S: int, B: int = 1, kernel: str = "decode", **more: Any) -> pd.Series:
-    """The H200's stored time of one kernel at one size, ms and us, with its rate, gb_s."""
+    """The H200's stored time of one kernel at one size, ms and us."""
     wanted = {"chapter": 11, "kernel": kernel, "provider": provider, "B": B, "S_k": S, **more}
     found = results.select(results.load("h200")["kernels"], **wanted).iloc[0].copy()
     found["us"] = 1000 * found["ms"]

@@ -95,18 +95,6 @@ def error_of(x: torch.Tensor, truth: torch.Tensor) -> dict[str, float]:
     return {"rms": float(f"{rms(error) / rms(truth):.3g}"), "mean": float(f"{float(error.mean()) / rms(truth):.3g}")}
 
 
-def error_by_row(x: torch.Tensor, truth: torch.Tensor) -> dict[str, float]:
-    """Each row's root mean square of x − truth, over the row's own: the median row's, what 90 % of the rows are below,
-    and the worst row's."""
-    off = _by_row(x, truth).quantile(torch.tensor([0.5, 0.9, 1.0], dtype=torch.float64, device=x.device))
-    return {name: float(f"{value:.3g}") for name, value in zip(("median", "most", "worst"), off.tolist(), strict=True)}
-
-
-def _by_row(x: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-    error, truth = (y.double().square().mean(dim=-1).sqrt().flatten() for y in (x.double() - truth, truth))
-    return error / truth
-
-
 def parts(kind: str, S: int, D: int = 64) -> list[torch.Tensor]:
     """q, k and v of data's one head, (S, D), in float64."""
     return [x[0, 0].double() for x in data(kind, 1, S, D)]
@@ -119,8 +107,9 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Ten
 
 
 def median_off(x: torch.Tensor, truth: torch.Tensor) -> float:
-    """How far off the median row is, in % of its own size."""
-    return 100 * _by_row(x, truth).median().item()
+    """How far off the median row is, in % of its own size: by their root mean squares."""
+    error, size = (y.double().square().mean(dim=-1).sqrt() for y in (x.double() - truth, truth))
+    return 100 * (error / size).median().item()
 
 
 def probe(name: str, rows: int = 64) -> list[torch.Tensor]:

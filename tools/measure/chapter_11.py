@@ -2,7 +2,7 @@
 splits; and a plain read.
 
 Every call is replayed from a CUDA graph, as a server does it: it takes the GPU tens of microseconds, and the host
-longer to launch it. gb_s counts the bytes of the live keys and values, each once.
+longer to launch it.
 """
 
 import itertools
@@ -35,11 +35,8 @@ def shape_of(B: int, S: int, S_q: int = 1) -> Shape:
     return Shape(B, 64, 8, S_q, S, 128, True)
 
 
-def call_of(provider: str, shape: Shape) -> tuple[Callable[[], Any], int]:
-    """A call of the provider, and the bytes of the keys and values that it reads.
-
-    provider: "decode", "fp8", "window 1024" for a window of the last 1,024 keys, or one of peers.PROVIDERS.
-    """
+def call_of(provider: str, shape: Shape) -> Callable[[], Any]:
+    """A call of "decode", "fp8", "window 1024" for a window of the last 1,024 keys, or one of peers.PROVIDERS."""
     kind, _, number = provider.partition(" ")
     q = randn(shape.B, shape.H_q, shape.S_q, shape.D)
     cache_shape = shape.B, shape.H_k, shape.S_k, shape.D
@@ -49,24 +46,22 @@ def call_of(provider: str, shape: Shape) -> tuple[Callable[[], Any], int]:
         )
     else:
         k, v = randn(*cache_shape), randn(*cache_shape)
-    live_bytes = k.nbytes + v.nbytes
     if provider in peers.PROVIDERS:  # the one new token sees every key, as without a mask
-        return partial(peers.provider(provider), q, k, v, False), live_bytes
+        return partial(peers.provider(provider), q, k, v, False)
     lengths = torch.full((shape.B,), shape.S_k, dtype=torch.int32, device=device())
     options: dict[str, Any] = {}
     if kind == "window":
-        live_bytes = live_bytes // shape.S_k * int(number)
         options["window"] = (int(number) - 1, 0)  # the token's own key is one of them
     if kind == "fp8":
         options["k_scale"] = options["v_scale"] = torch.full((shape.H_k,), 0.01, device=device())
-    return partial(decode.flash_decode, q, k, v, lengths, **options), live_bytes
+    return partial(decode.flash_decode, q, k, v, lengths, **options)
 
 
 def decode_cases() -> Iterator[Measurement]:
     """One token for one sequence of S keys, by the course's kernel, chapter 5's and other attentions."""
     for S, provider in DECODE:
         shape = shape_of(1, S)
-        yield about(11, "decode", provider, **vars(shape)), partial(_decode_row, provider, shape)
+        yield about(11, "decode", provider, **vars(shape)), partial(_row, provider, shape)
 
 
 def own_kernel_cases() -> Iterator[Measurement]:
@@ -123,20 +118,18 @@ def fewer_cases() -> Iterator[Measurement]:
 
 
 def _fewer_in_turns() -> dict[Any, dict[str, Any]]:
-    calls = {(name, S_q): _package_call(name, shape_of(8, 32_768, S_q)) for name, S_q in FEWER}
-    found = _timed_and_clean({which: call for which, (call, _) in calls.items()})
-    return {which: row | {"gb_s": round(calls[which][1] / row["ms"] / 1e6, 1)} for which, row in found.items()}
+    return _timed_and_clean({(name, S_q): _package_call(name, shape_of(8, 32_768, S_q)) for name, S_q in FEWER})
 
 
 NEAR = "start + (start_n - start) % (2 * BLOCK_N),"  # in place of start_n: two tiles in turn
 
 
-def _package_call(name: str, shape: Shape) -> tuple[Callable[[], Any], int]:
+def _package_call(name: str, shape: Shape) -> Callable[[], Any]:
     """call_of; with "keys in L2" each program reads two tiles again and again, which is another result."""
     name, near, _ = name.partition(", keys in L2")
-    call, live_bytes = call_of(name, shape)
+    call = call_of(name, shape)
     if not near:
-        return call, live_bytes
+        return call
     loads = "block_table, b, h_k, start_n,", f"block_table, b, h_k, {NEAR}", 2
     split_kernel = defined(edited(source_of(decode.split_kernel), loads), vars(decode))["split_kernel"]
 
@@ -144,7 +137,7 @@ def _package_call(name: str, shape: Shape) -> tuple[Callable[[], Any], int]:
         with mock.patch.object(decode, "split_kernel", split_kernel):
             return call()
 
-    return near_call, live_bytes
+    return near_call
 
 
 @triton.jit
@@ -154,7 +147,7 @@ def nothing(o_ptr):
 
 def _own_kernels_in_turns(shape: Shape, providers: Sequence[Provider]) -> dict[Any, dict[str, Any]]:
     calls = {
-        (name, splits): _own_call(shape, name, splits) if name.startswith("11") else call_of(name, shape)[0]
+        (name, splits): _own_call(shape, name, splits) if name.startswith("11") else call_of(name, shape)
         for name, splits in providers
     }
     return graphs_in_turns(calls, rounds=6)
@@ -212,8 +205,8 @@ def read_cases() -> Iterator[Measurement]:
 
 
 def _read_row(shape: Shape) -> dict[str, Any]:
-    x = randn(2, shape.B, shape.H_k, shape.S_k, shape.D)
-    return _row(x.sum, x.nbytes) | {"clean_us": _clean_us(graph_of(x.sum).replay)}
+    replay = graph_of(randn(2, shape.B, shape.H_k, shape.S_k, shape.D).sum).replay
+    return timed(replay) | {"clean_us": _clean_us(replay)}
 
 
 def _clean_us(call: Callable[[], Any]) -> float:
@@ -232,16 +225,11 @@ def _clean_us(call: Callable[[], Any]) -> float:
     return round(1000 * statistics.median(start.elapsed_time(end) for start, end in events), 2)
 
 
-def _decode_row(provider: str, shape: Shape) -> dict[str, Any]:
-    return _row(*call_of(provider, shape))
-
-
-def _row(call: Callable[[], Any], live_bytes: int) -> dict[str, Any]:
+def _row(provider: str, shape: Shape) -> dict[str, Any]:
     try:
-        graph = graph_of(call)
+        return timed(graph_of(call_of(provider, shape)).replay)
     except (torch.cuda.OutOfMemoryError, peers.Unsupported) as error:
         return {"ms": None, "reason": str(error).splitlines()[0]}
-    return timed(graph.replay, bytes_moved=live_bytes)
 
 
 def kernels_cases() -> Iterator[Measurement]:
