@@ -19,6 +19,7 @@ from measure import (
     chapter_10,
     chapter_11,
     chapter_12,
+    chapters_0_to_7,
     clocks,
     finished_clock,
     finished_parts,
@@ -153,7 +154,8 @@ def test_the_packages_step_with_its_keys_in_l2_is_attention_to_two_tiles_of_each
     assert torch.allclose(plain.double(), reference.attention(q, *kv)[0], atol=1e-5)
 
 
-def test_what_the_finished_kernels_are_changed_at_stands_in_their_source():
+def test_what_the_kernels_are_changed_at_stands_in_their_source():
+    assert all((chapters_0_to_7.one_loop(), chapters_0_to_7.transposed_later(), chapters_0_to_7.changed_one_loop(dq=False)))
     assert callable(finished_clock.forward())
     assert all(callable(backward_orders.backward(order)) for order in backward_orders.ORDERS)
     assert all("attend" in loops.module_of("one stop", True, 0, False, instead) for instead in loops.INSTEAD)

@@ -1,11 +1,6 @@
-"""Kernels of chapters 2, 3, 5 and 7 otherwise: one that does nothing, the matmul without its loads, the forward with
-one loop that masks every tile, the backward with tiles that are transposed later, and the backward in one loop that
-adds dq up in memory.
+"""Kernels of chapters 2, 3 and 7 otherwise: one that does nothing, the matmul without its loads, and the backward in
+one loop that adds dq up in memory."""
 
-Each takes the place of the package's own while it is measured.
-"""
-
-from fa_tutorial.forward import attend
 from fa_tutorial.hardware import require_triton
 from fa_tutorial.matmul import grouped_tile_device
 from fa_tutorial.tiles import dot, load_tile, store_tile
@@ -37,37 +32,6 @@ def matmul_without_loads_kernel(a_ptr, b_ptr, c_ptr, M, N, K, stride_am, stride_
     for _ in range(0, K, BLOCK_K):
         acc = dot(a, b, acc)
     tl.store(c_ptr + offs_m[:, None] * stride_cm + offs_n[None, :] * stride_cn, acc.to(c_ptr.dtype.element_ty))
-
-
-@triton.jit
-def one_loop_kernel(q, k, v, o, lse_ptr, H_q, H_k, S_q, S_k, D, scale, IS_CAUSAL: tl.constexpr,
-                    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
-    """forward.flash_forward_kernel with every tile masked, in one loop that loads ahead."""
-    row_blocks = tl.cdiv(S_q, BLOCK_M)
-    start_m = tl.program_id(0) % row_blocks * BLOCK_M
-    batch_head = tl.program_id(0) // row_blocks
-    b, h = batch_head // H_q, batch_head % H_q
-    h_k = h // (H_q // H_k)
-
-    offs_m = start_m + tl.arange(0, BLOCK_M)  # [BLOCK_M]
-    q_tile = load_tile(q, b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)  # [BLOCK_M, BLOCK_D]
-    m = tl.full((BLOCK_M,), -float("inf"), dtype=tl.float32)
-    l = tl.zeros((BLOCK_M,), dtype=tl.float32)
-    acc = tl.zeros((BLOCK_M, BLOCK_D), dtype=tl.float32)
-
-    last_seen = tl.full((BLOCK_M,), S_k - 1, dtype=tl.int32)  # [BLOCK_M]
-    end = S_k
-    if IS_CAUSAL:
-        last_seen = offs_m + (S_k - S_q)
-        end = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q
-    for start_n in range(0, end, BLOCK_N):
-        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale,
-                           True, BLOCK_N, BLOCK_D)  # fmt: skip
-
-    l_or_one = tl.where(l == 0.0, 1.0, l)
-    store_tile(o, acc / l_or_one[:, None], b, h, start_m, S_q, D, BLOCK_M, BLOCK_D)
-    lse = m + tl.log(l_or_one)
-    tl.store(lse_ptr + batch_head.to(tl.int64) * S_q + offs_m, lse, mask=offs_m < S_q)
 
 
 @triton.jit

@@ -29,7 +29,7 @@ from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import autotuning, ideas, steps
 from measure.clocks import cycles_in_turns, powered_in_turns
-from measure.profiler import counted, python
+from measure.profiler import counted, launched_twice, python
 from measure.turns import by_shape, in_turns
 
 
@@ -311,18 +311,13 @@ def counter_row(provider: str, kernel: str, metrics: list[str]) -> dict[str, Any
 
 
 def launch(provider: str) -> None:
-    """What ncu profiles: the forward at POINT, after three others. The tuned one's tile is given: under ncu, which
-    holds the clock lower, another one would win.
+    """What ncu profiles: the forward at POINT. The tuned one's tile is given: under ncu, which holds the clock lower,
+    another one would win.
     """
     attend = peers.provider(provider)
     if provider == "tuned":
         attend = partial(tuned.flash_forward, scale=POINT.D**-0.5, tile=steps.LARGER[POINT.D])
-    qkv = inputs(POINT)
-    for turn in range(4):
-        if turn == 3:
-            torch.cuda.profiler.start()
-        attend(*qkv, False)
-    torch.cuda.synchronize()
+    launched_twice([partial(attend, *inputs(POINT), False)])
 
 
 def kernels_cases() -> Iterator[Measurement]:

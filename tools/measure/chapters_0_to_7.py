@@ -120,15 +120,8 @@ NAIVE_TRAFFIC = ("dram__bytes_read.sum", "l1tex__m_xbar2l1tex_read_bytes.sum")
 
 
 def launch_naive_steps() -> None:
-    """What ncu looks at: each kernel of naive attention, then flash attention, once each, after a first call."""
-    calls = _step_calls(*(randn(1, 16, 4096, 64) for _ in range(3)))
-    for is_counted in (False, True):
-        if is_counted:
-            torch.cuda.synchronize()
-            torch.cuda.profiler.start()
-        for call in calls.values():
-            call()
-        torch.cuda.synchronize()
+    """What ncu looks at: each kernel of naive attention, then flash attention."""
+    profiler.launched_twice(_step_calls(*(randn(1, 16, 4096, 64) for _ in range(3))).values())
 
 
 def _compiled(call: Callable, *args: torch.Tensor) -> tuple[Callable, list[str]]:
@@ -203,15 +196,9 @@ TRANSPOSE_TRAFFIC = (
 
 
 def launch_transposes() -> None:
-    """What ncu looks at: a transpose by each of COUNTED_TILES, once each, after a first call."""
+    """What ncu looks at: a transpose by each of COUNTED_TILES."""
     x = randn(8192, 8192, dtype=torch.float32)
-    for is_counted in (False, True):
-        if is_counted:
-            torch.cuda.synchronize()
-            torch.cuda.profiler.start()
-        for tile in COUNTED_TILES:
-            layout.transpose_copy(x, *tile)
-        torch.cuda.synchronize()
+    profiler.launched_twice(partial(layout.transpose_copy, x, *tile) for tile in COUNTED_TILES)
 
 
 def _transposes_in_turns(side: int) -> dict[int, dict[str, Any]]:
@@ -315,13 +302,12 @@ def _traffic(
 
 
 def launch_matmuls() -> None:
-    """What ncu looks at: _counted_launches, once each, compiled before."""
-    for is_counted in (False, True):
-        if is_counted:
-            torch.cuda.profiler.start()
-        for n, order, tile in _counted_launches():
-            matmul.matmul(randn(n, n), randn(n, n), config=dataclasses.replace(tile, group=ORDERS[order]))
-            torch.cuda.synchronize()
+    """What ncu looks at: _counted_launches."""
+    sides = {n: (randn(n, n), randn(n, n)) for n in (SIDE, 2 * SIDE, 4 * SIDE)}
+    profiler.launched_twice(
+        partial(matmul.matmul, *sides[n], config=dataclasses.replace(tile, group=ORDERS[order]))
+        for n, order, tile in _counted_launches()
+    )
 
 
 SCORES = ("scores_values", "two products")
@@ -342,6 +328,19 @@ def _fusion_in_turns(S_q: int, S_k: int) -> dict[str, dict[str, Any]]:
     return graphs_in_turns(dict(zip(SCORES, calls, strict=True)), flops=4 * S_q * S_k * 64)
 
 
+ONE_LOOP = (
+    ("    for start_n in range(0, full_n, BLOCK_N):\n"
+     "        m, l, acc = attend(q_tile, k, v, m, l, acc, b, h_k, start_n, last_seen, S_k, D, scale,\n"
+     "                           False, BLOCK_N, BLOCK_D)  # fmt: skip\n", ""),
+    ("tl.range(full_n, end_n, BLOCK_N, num_stages=1)", "range(0, end_n, BLOCK_N)"),
+)  # fmt: skip
+
+
+def one_loop() -> Any:
+    """flash_forward_kernel with every tile masked, in one loop that loads ahead."""
+    return defined(edited(source_of(forward.flash_forward_kernel), *ONE_LOOP), vars(forward))["flash_forward_kernel"]
+
+
 def loop_cases() -> Iterator[Measurement]:
     """Chapter 5: its two loops, and one loop that masks every tile, of one sequence."""
     points = itertools.product((64, 128), (False, True))
@@ -356,7 +355,7 @@ def _loops_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
         with mock.patch.object(forward, "flash_forward_kernel", kernel):
             return forward.flash_forward(q, k, v, shape.is_causal, shape.D**-0.5)
 
-    kernels = {"two": forward.flash_forward_kernel, "one": changed_kernels.one_loop_kernel}
+    kernels = {"two": forward.flash_forward_kernel, "one": one_loop()}
     require_alike(*map(run, kernels.values()))
     return timed_in_turns({loops: partial(run, kernel) for loops, kernel in kernels.items()}, flops=flops_of(shape))
 

@@ -4,9 +4,12 @@ import io
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
+import torch
 
 TOOLS = str(Path(__file__).parents[1])
 
@@ -15,6 +18,17 @@ def python(module: str, call: str) -> list[str]:
     """The command that calls a function of a module of this folder in a process of its own."""
     code = f"import sys; sys.path.insert(0, {TOOLS!r}); from measure import {module}; {module}.{call}"
     return [sys.executable, "-c", code]
+
+
+def launched_twice(calls: Iterable[Callable[[], Any]]) -> None:
+    """What `command` runs: each of the calls once, which compiles, and once more for ncu."""
+    calls = list(calls)
+    for is_counted in (False, True):
+        if is_counted:
+            torch.cuda.profiler.start()
+        for call in calls:
+            call()
+        torch.cuda.synchronize()
 
 
 def counted(kernel: str, command: list[str], *options: str) -> pd.DataFrame:
