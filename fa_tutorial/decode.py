@@ -315,8 +315,7 @@ def choose_num_splits(n: int, tiles: int, multiprocessors: int, least: int) -> i
 
 
 def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, scale: float, num_splits: int | None,
-           options: Options = NO_OPTIONS, *,
-           config: TileConfig | None = None) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
+           options: Options = NO_OPTIONS) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Launch split_kernel, and combine_kernel where there are splits, on q's GPU, which must be current. Trusts its
     arguments, see flash_decode."""
     (B, H_q, S_q, D), (H_k, S_max) = q.shape, k_cache.shape[1:3]
@@ -326,7 +325,7 @@ def decode(q, k_cache, v_cache, cache_seqlens, block_table, k_scale, v_scale, sc
     o = torch.empty_like(q, memory_format=torch.contiguous_format)
     lse = torch.empty((B, H_q, S_q), dtype=torch.float32, device=q.device)
     card = card_of(q)
-    config = config or choose_config(rows, D, k_cache.dtype, block_table is not None, card.shared_memory)
+    config = choose_config(rows, D, k_cache.dtype, block_table is not None, card.shared_memory)
     programs = triton.cdiv(rows, config.block_m) * B * H_k
     keys = S_max if options.left is None else min(S_max, options.left + S_q)  # that a sequence's new tokens see
     tiles, least = (triton.cdiv(x, config.block_n) for x in (keys, LEAST_KEYS))

@@ -141,9 +141,9 @@ def test_where_no_variant_is_asked_for_none_runs(window, is_causal, monkeypatch)
 # ---------------------------------------------------------------- packed rows
 
 
-def packed_rows(D=24, dtype=SINGLE):
-    q, do = (randn(sum(LENGTHS_Q), 2, D, dtype=dtype, seed=i) for i in (1, 4))
-    k, v = (randn(sum(LENGTHS_K), 1, D, dtype=dtype, seed=i) for i in (2, 3))
+def packed_rows(dtype=SINGLE):
+    q, do = (randn(sum(LENGTHS_Q), 2, 24, dtype=dtype, seed=i) for i in (1, 4))
+    k, v = (randn(sum(LENGTHS_K), 1, 24, dtype=dtype, seed=i) for i in (2, 3))
     cu = (torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=DEVICE) for lengths in (LENGTHS_Q, LENGTHS_K))
     return (q, k, v), do, *cu
 
@@ -448,9 +448,9 @@ def varlen(q=ROWS, cu_q=CU, cu_k=CU, **options):
     return functools.partial(flash_attention_varlen, q, ROWS, ROWS, cu_q, cu_k, **options)
 
 
-def with_mask(*aux, S_k=3, B=None, **options):
+def with_mask(*aux, S_k=3, **options):
     """A block mask that was made for every_third with `aux`."""
-    return with_mods(block_mask=make_block_mask(every_third, 3, S_k, aux=aux, B=B, device=DEVICE), **options)
+    return with_mods(block_mask=make_block_mask(every_third, 3, S_k, aux=aux, device=DEVICE), **options)
 
 
 def cu(*bounds):

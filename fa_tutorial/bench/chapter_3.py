@@ -136,10 +136,10 @@ def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -
         print(f"{words} {sum(waves) / 1e9:7.2f} GB {read / 1e9:7.2f} GB {taken}")
 
 
-def show_fusion(card: dict, lengths: Iterable[tuple[int, int]], *calls: Callable, D: int = 64) -> None:
+def show_fusion(card: dict, lengths: Iterable[tuple[int, int]], *calls: Callable) -> None:
     """Print, for each S_q and S_k, how long an H200 takes to move s through HBM and to multiply, and the times of one
     kernel and of two products, which `calls` computes from q, k and v: here, or stored ones where there is no GPU."""
-    ceilings, device = card["provenance"]["ceilings"], hardware.device()
+    ceilings, device, D = card["provenance"]["ceilings"], hardware.device(), 64
     where = "this GPU" if device.type == "cuda" else "stored, H200"
     print(f"   S_q     S_k   s through HBM   multiply   measured: one kernel   two products   (ms, {where})")
     for S_q, S_k in lengths:
