@@ -240,20 +240,14 @@ def mhz(row: dict[str, Any]) -> float:
     return row["cycles"] / row["ms"] / 1e3
 
 
-def rows_of(name: str, D: int, is_causal: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the compiler made of one of CHAIN, and its row of stored_steps."""
-    tile = steps.LARGER[D] if name in LARGER_STEP_OF else steps.TILE
-    made = compiled_steps()[STEP_OF[name], tile, D, is_causal]
-    return made, stored_steps()[D, is_causal][name]
-
-
 def print_room(name: str, programs: Callable[[int, int, int], int]) -> None:
-    """Print a thread's registers, and how many programs fit on an SM, after the step before one of CHAIN and after it.
-    programs: exercise 8.1's, of (num_warps, registers, shared_bytes)."""
+    """Print a thread's registers, and how many programs fit on an SM, after the step before one of CHAIN and after it,
+    with steps.TILE. programs: exercise 8.1's, of (num_warps, registers, shared_bytes)."""
     for D in (64, 128):
         told = []
         for is_causal in (False, True):
-            made = [rows_of(one, D, is_causal)[0] for one in (CHAIN[CHAIN.index(name) - 1], name)]
+            pair = CHAIN[CHAIN.index(name) - 1], name
+            made = [compiled_steps()[step, steps.TILE, D, is_causal] for step in pair]
             fit = (programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"]) for row in made)
             told.append(" -> ".join(f"{row['registers']} ({n})" for row, n in zip(made, fit, strict=True)))
         print(f"D = {D:3}, registers (programs): full {told[0]}, causal {told[1]}")
