@@ -155,7 +155,8 @@ def test_the_packages_step_with_its_keys_in_l2_is_attention_to_two_tiles_of_each
 
 
 def test_what_the_kernels_are_changed_at_stands_in_their_source():
-    assert all((chapters_0_to_7.one_loop(), chapters_0_to_7.transposed_later(), chapters_0_to_7.changed_one_loop(dq=False)))
+    assert all((chapters_0_to_7.one_loop(), chapters_0_to_7.transposed_later(), chapters_0_to_7.changed_one_loop(chapters_0_to_7.NO_ADDS)))
+    assert all(chapters_0_to_7.changed_one_loop(instead=line) for line in ("", *chapters_0_to_7.FIFTH.values()))
     assert callable(finished_clock.forward())
     assert all(callable(backward_orders.backward(order)) for order in backward_orders.ORDERS)
     assert all("attend" in loops.module_of("one stop", True, 0, False, instead) for instead in loops.INSTEAD)

@@ -257,12 +257,12 @@ def repeated_us(call: Callable[[], Any]) -> float:
     return round(statistics.median(found), 1)
 
 
-POWERED = ("chapter 5", "base 2", pages.LARGER_TILE, "sdpa_cudnn")
+POWERED = (*pages.CHAIN, pages.LARGER_TILE, "sdpa_cudnn")
 
 
 def power_cases() -> Iterator[Measurement]:
-    """Chapter 5's kernel, step 1, the finished kernel and cuDNN, full, S = 4,096, in turns, each until its clock has
-    settled: its cycles, power, clock and time."""
+    """Chapter 5's kernel, steps 1 to 3, the finished kernel and cuDNN, full, S = 4,096, in turns, each until its clock
+    has settled: its cycles, power, clock and time."""
     shapes = [at_4096(D, False) for D in (128, 64)]
     yield from by_shape(8, "power", _powers_in_turns, shapes, POWERED)
 
