@@ -1,10 +1,7 @@
-"""Chapter 8: tiles, steps, ideas that don't help, calls with a new S, short sequences, power and counters."""
+"""Chapter 8: tiles, steps, ideas that don't help, short sequences, power and counters."""
 
 import itertools
-import json
-import os
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,17 +14,16 @@ from typing import Any
 import torch
 
 from fa_tutorial import compiling, sass, tuned
-from fa_tutorial.attention import flash_attention
 from fa_tutorial.bench import chapter_8 as pages
 from fa_tutorial.bench import peers
 from fa_tutorial.bench.cases import Shape, about, literature
 from fa_tutorial.bench.chapter_8 import POINT, at_4096, flops_of, in_words, inputs
 from fa_tutorial.bench.sweep import Measurement
-from fa_tutorial.bench.timing import first_call_s, graph_of, randn, timed_in_turns
+from fa_tutorial.bench.timing import graph_of, randn, timed_in_turns
 from fa_tutorial.exercises.chapter_8 import ex_5
 from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
-from fa_tutorial.tuned import autotuning, ideas, steps
+from fa_tutorial.tuned import ideas, steps
 from measure.clocks import cycles_in_turns, powered_in_turns
 from measure.profiler import counted, launched_twice, python
 from measure.turns import by_shape, in_turns
@@ -205,31 +201,6 @@ def _ideas_in_turns(shape: Shape, tile: TileConfig) -> dict[str, dict[str, Any]]
     return counted_in_turns(calls, flops=flops_of(shape), rounds=5)
 
 
-def _first_call_row() -> dict[str, Any]:
-    """first_calls() in a process of its own whose cache is empty."""
-    with tempfile.TemporaryDirectory() as cache:
-        options = {"env": os.environ | {"TRITON_CACHE_DIR": cache}, "stdout": subprocess.PIPE, "text": True}
-        run = subprocess.run(python("chapter_8", "first_calls()"), check=True, **options)
-    return json.loads(run.stdout.splitlines()[-1])
-
-
-def first_calls() -> None:
-    """Print as JSON the seconds of calls with a new S, D = 64, causal, 16 heads: where S's bucket is tuned, and where
-    the key is bad, S itself.
-    """
-
-    def seconds(S: int) -> float:
-        q, k, v = (randn(1, 16, S, 64) for _ in range(3))
-        return round(first_call_s(lambda: flash_attention(q, k, v, is_causal=True, kernel="tuned")), 3)
-
-    for S in (4096, 3000):  # S no multiple of 16 is compiled for itself
-        seconds(S)
-    found: dict[str, Any] = {"same_bucket_again_s": seconds(2999)}
-    autotuning.bucket = lambda S: S
-    found["bad_key_s"] = [seconds(S) for S in (2997, 2995, 2993)]
-    print(json.dumps(found))
-
-
 def short_cases() -> Iterator[Measurement]:
     """Chapter 5's forwards one after another, replayed from a CUDA graph."""
     for shape in pages.SHORT:
@@ -322,9 +293,6 @@ def launch(provider: str) -> None:
 
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module."""
-    first_call = [(about(8, "first_call", "tuned"), _first_call_row)]
     of_steps = itertools.chain(step_cases(), order_cases(), waste_cases())
     tiles = itertools.chain(tile_cases(), unseen_cases(), alone_cases())
-    return itertools.chain(
-        of_steps, tiles, experiment_cases(), first_call, short_cases(), power_cases(), counter_cases()
-    )
+    return itertools.chain(of_steps, tiles, experiment_cases(), short_cases(), power_cases(), counter_cases())
