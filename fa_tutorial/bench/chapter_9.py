@@ -52,7 +52,7 @@ LOOP_CHANGES = {
     ),
     "half overlapped": (),
     "half overlapped, by turns": (
-        *TAKES_TURNS, (SCORES, f"        mbarrier.wait(turns.index(C), (i - C) % 2)\n{SCORES}", 1),
+        *TAKES_TURNS, (SCORES, f"        mbarrier.wait(turns.index(C), (i + C) % 2)\n{SCORES}", 1),
         (P_V, f"{P_V}        {PASS}", 1),
     ),
     "one stop": ((STOP, "        s, acc, p = warpgroup_mma_wait(0, [s, acc, p])\n", 1), (SUM, "", 1)),
@@ -91,10 +91,10 @@ BLOCKS = {
 
 def loops(card: dict[str, Any], **shape: int) -> pd.DataFrame:
     """The kernels that were timed in turns, D = 128, full, S = 4,096, by name: "cycles" of an SM for 64 x 128 scores,
-    "mhz", "ms", "instructions" of a block where they were counted, and as "one" the share of the time in which exactly
-    one consumer is at a softmax, where there are stamps. shape: another than 16 heads."""
+    "mhz", "tflops", "instructions" of a block where they were counted, and as "one" the share of the time in which
+    exactly one consumer is at a softmax, where there are stamps. shape: another than 16 heads."""
     found = results.select(card["kernels"], kernel="loop", **{"H_q": 16} | shape).set_index("provider")
-    table = found[["mhz", "ms", "instructions"]].copy()
+    table = found[["mhz", "tflops", "instructions"]].copy()
     for column in ("cycles", "cycles_20", "cycles_80"):
         table[column] = [_cycles_a_block(card, row, column) for _, row in found.iterrows()]
     table["one"] = [of[1] if isinstance(of, list) else None for of in found["softmax_at_once"]]
@@ -102,11 +102,11 @@ def loops(card: dict[str, Any], **shape: int) -> pd.DataFrame:
 
 
 def print_kernels(card: dict[str, Any]) -> None:
-    """The chapter's six kernels: what a block does, and the cycles of an SM for 64 x 128 scores."""
-    cycles = loops(card)["cycles"]
-    print(f"{f'{gpu(card)}, {NOTE}':86}cycles")
+    """The chapter's six kernels: what a block does, the cycles of an SM for 64 x 128 scores, and the rate."""
+    table = loops(card)
+    print(f"{f'{gpu(card)}, {NOTE}':74}cycles  TFLOP/s")
     for name, block in BLOCKS.items():
-        print(f"{name:31}{block:54}{cycles[name]:7,.0f}")
+        print(f"{name:17}{block:56}{table.loc[name, 'cycles']:7,.0f}{table.loc[name, 'tflops']:9.0f}")
 
 
 def print_cycles(card: dict[str, Any], *names: str) -> None:
@@ -139,10 +139,10 @@ def print_turns(card: dict[str, Any]) -> None:
 
 
 LATER = 1200  # cycles by which a late consumer 1 begins after consumer 0
-# From each kernel to the next, from chapter 8's to the finished one, whose part goes; and how it is drawn.
+# From each kernel to the next, from chapter 8's to the finished one, what changes; and how it is drawn.
 CHANGES = {
-    "chapter 8's": ("", "0.9"), "one stop": ("mostly suspects 1, 2: late tiles, and collisions", "C4"),
-    "half overlapped": ("suspect 3: away too long", "C1"), "finished": ("suspect 4: a program's ends", "C2"),
+    "chapter 8's": ("", "0.9"), "one stop": ("a producer and three stages", "C4"),
+    "half overlapped": ("waiting for q kᵀ alone", "C1"), "finished": ("persistent", "C2"),
 }  # fmt: skip
 
 

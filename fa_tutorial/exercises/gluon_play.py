@@ -64,6 +64,10 @@ class Ring:
         self.stages, self.shape = stages, (len(stages), KEYS, D)
 
     def index(self, stage: int) -> Any:
+        if not 0 <= stage < len(self.stages):
+            raise Stop(
+                f"index({stage}) of a ring of {len(self.stages)} stages: a GPU takes what lies before or behind it, and doesn't count from its end"
+            )
         return self.stages[stage]
 
 

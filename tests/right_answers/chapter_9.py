@@ -136,7 +136,7 @@ RIGHT_ANSWERS = (
         "consumer 0 does not wait at first",
         ("    mbarrier.wait(turns.index(C), 1 - C)\n", "    if C == 1:\n        mbarrier.wait(turns.index(C), 0)\n"),
     ),
-    edit("9.6", "parity by a difference", ("(i + C) % 2", "(i - C) % 2")),
+    edit("9.6", "parity by a bit", ("(i + C) % 2", "(i ^ C) & 1")),
     edit(
         "9.6",
         "the first turn in the loop",

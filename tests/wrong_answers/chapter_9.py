@@ -76,6 +76,7 @@ WRONG_ANSWERS = (
     ("9.4", catalogue.find("9.3").solution, "p v of block 0 is not under way when the softmax of block 1 begins"),
     edit("9.4", "the last block released before its p v is done", ("    acc = warpgroup_mma_wait(0, [acc])\n    mbarrier.arrive(empty.index((blocks - 1) % STAGES), count=1)\n",
          "    mbarrier.arrive(empty.index((blocks - 1) % STAGES), count=1)\n    acc = warpgroup_mma_wait(0, [acc])\n"), told="before you have waited for p v of block 0"),
+    edit("9.4", "the stage before by a difference", ("(i - 1) % STAGES", "i % STAGES - 1"), told="index(-1) of a ring of"),
     edit("9.4", "p not waited for", ("acc, p = warpgroup_mma_wait(0, [acc, p])", "acc = warpgroup_mma_wait(0, [acc])"),
          told="p v reads p's registers until then"),
     edit("9.4", "p overwritten", ("p_new, m", "p, m"), ("p_new, acc", "p, acc"), told="give the new p another name"),
