@@ -56,7 +56,9 @@ def inputs():
         return case(o_parts, lse_parts, BLOCK_S, BLOCK_D, on=on, otherwise=otherwise, stray=PLACE, **options)
 
     identity = torch.eye(2)[:, None]
-    yield parts(identity, torch.tensor([[1.0], [2.0]]), 2, 2)
+    rule = "attention with the parts' lse as scores and their o as values"
+    by_part = {"o": f"{rule}: sum p · v over the parts, and divide by l", "lse": "the parts' lse are the scores, so lse is m + log l"}
+    yield parts(torch.tensor([[[1.0, 0.0]], [[1.0, 1.0]]]), torch.tensor([[1.0], [2.0]]), 2, 2, by_part)
     large = "an lse may be large: exp(1000) overflows, so only differences from the largest lse may be exponents"
     yield parts(identity, torch.tensor([[1000.0], [1001.0]]), 2, 2, large)
     three, lse = torch.arange(1.0, 19.0).view(3, 2, 3), torch.tensor([[0.0, 2.0], [1.0, -1.0], [-2.0, 3.0]])

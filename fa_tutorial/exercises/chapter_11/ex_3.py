@@ -79,7 +79,7 @@ def inputs():
         on = f"splits = {splits}, B = {B}, H_k = {H_k}, rows = {rows}, S_q = {S_q}, S = {S}, D = {D}, BLOCK_N = {block_n}"
         return case(q, k, v, S_q, splits, block_n, on=on, otherwise=otherwise, stray=STRAY, **options)
 
-    yield parts(1, 1, 8, 32, 1, 1, "one split is the whole attention: over all keys, o is acc / l and lse is m + log l")
+    yield parts(1, 1, 8, 32, 1, 1, "one split is the whole attention: each row sees all 32 keys, o is acc / l and lse is m + log l")
     halves = "two tiles, one for each split: the same rows of q, and positions that count in the whole sequence"
     yield parts(1, 1, 8, 32, 1, 2, {"o": halves, "lse": PLACE})
     yield parts(1, 1, 6, 32, 3, 2, TOKEN)
@@ -91,7 +91,8 @@ def inputs():
     yield parts(2, 2, 4, 70, 2, 3, "the tensors may be fp16, and D less than BLOCK_D", D=20, dtype=torch.float16)
     nothing = "where a row sees nothing l is 0: divide by 1 instead, and lse is −∞"
     yield parts(1, 1, 8, 20, 1, 4, nothing, edge="empty")
-    yield parts(1, 1, 8, 18, 4, 2, f"the last part, keys 16 and 17, counts for the two newest tokens alone: {nothing}", edge="empty")
+    last = "the last part, keys 16 and 17, counts for the two newest tokens alone; for the two before o = 0 and lse = −∞"
+    yield parts(1, 1, 8, 18, 4, 2, last, edge="empty", infinite=nothing)
 
 
 def refused(kernel):

@@ -6,7 +6,8 @@ from fa_tutorial.exercises.harness import Exercise, case
 def choose_splits(n, tiles, sms, prices):
     """Parts into which to cut each key head's tiles of keys.
 
-    n: programs a split, B · H_k. prices: µs for a tile of an SM with 1, 2, … programs, {1: 0.89, …}.
+    n: programs a split, B · H_k.
+    prices: with p programs an SM finishes a tile every prices[p] µs, {1: 0.89, …}.
     """
 
     def us(splits):
@@ -46,15 +47,16 @@ ALONE, SHARED = {1: 0.9}, {1: 0.9, 2: 0.6, 3: 0.5}
 
 
 def inputs():
-    yield case(
-        8, 512, 132, ALONE, otherwise="16 splits put one program on an SM; 17 would put two on some, and `prices` has no price for two"
-    )
+    first = "16 splits take 28.8 µs, and 15 take 31.5; 17 would put two programs on some SMs, and `prices` has no price for two"
+    yield case(8, 512, 132, ALONE, otherwise=first)
     yield case(7, 70, 132, ALONE, otherwise="at most 17 splits have 4 tiles each; 17 have parts of 5, and so have 14 splits")
     yield case(8, 298, 132, {1: 1.0}, otherwise="16 splits are 19 tiles an SM, the fewest; 15 splits are 20, over 5 % more than 19")
     yield case(12, 540, 132, {1: 0.9, 2: 0.6}, otherwise="22 splits take the least, 2 · 25 · 0.6 = 30 µs; 21 take 31.2, within 5 % of that")
     yield case(64, 512, 132, SHARED, otherwise="6 splits are 3 programs of 86 tiles on an SM, 3 · 86 · 0.5 = 129 µs, the least")
     yield case(66, 512, 132, {1: 0.9, 2: 0.9}, otherwise="two programs that take turns gain nothing: 2 splits, one program on an SM")
-    yield case(512, 512, 132, SHARED, otherwise="one split already puts 4 programs on an SM, more than `prices` has, so one split")
+    yield case(
+        512, 512, 132, SHARED, on="choose_splits(512, 512, 132, prices), one split already needs more than `prices` has, so one split"
+    )
     yield case(300, 512, 132, SHARED, otherwise="one split puts 3 programs on an SM; two would put 5, more than `prices` has")
     yield case(150, 8, 132, SHARED, otherwise="one split is 2 · 8 · 0.6 = 9.6 µs; two splits are 3 · 4 · 0.5 = 6")
     yield case(2, 2, 132, SHARED, on="choose_splits(2, 2, 132, prices), fewer than 4 tiles, so one split")

@@ -84,7 +84,7 @@ def inputs():
                 x[table[b, length // page_size :].long(), :, length % page_size :] = math.nan
         on = f"lengths {list(lengths)}, pages of {page_size}, splits = {splits}, H_k = {H_k}, S_q = {S_q}, D = {D}, BLOCK_N = {block_n}"
         args = q, k, v, table.int(), torch.tensor(lengths).int(), S_q, splits, page_size, block_n
-        nan = "what stands behind a sequence's last key may be NaN, and where a row sees nothing l is 0"
+        nan = "a NaN comes from what stands at S or after it, or from a division by l = 0, where a row sees nothing"
         if B > 1:
             return case(*args, on=on, otherwise=otherwise, stray=otherwise, infinite=f"{otherwise}; {nan}")
         return case(*args, on=on, otherwise=otherwise, stray=STRAY, infinite=nan)
