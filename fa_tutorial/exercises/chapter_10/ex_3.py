@@ -95,7 +95,7 @@ def inputs():
         return case(q, k, v, left, blocks, on=on, otherwise=otherwise, stray=SHORT if S_k % blocks[1] else LISTS, **options)
 
     yield rows(1, 1, 16, 16, 3)
-    alike = f"a tile starts at its number · BLOCK_N, and both loops share one m, and rescale one l and acc; {LISTS}"
+    alike = f"a tile starts at its number · BLOCK_N, both loops share one m, rescale one l and acc, and scale s; {LISTS}"
     yield rows(1, 1, 16, 32, 31, alike)
     out = {"on": ", v is NaN in tile 0, which isn't listed", "unlisted": slice(16)}
     yield rows(1, 1, 32, 64, 5, f"a tile that isn't listed isn't read; {LISTS}", **out)
@@ -114,7 +114,7 @@ def inputs():
 
 def refused(kernel):
     """What is wrong where a whole tile asks the mask, or a dot gets widened tiles, which the result doesn't show."""
-    if widens(kernel, launch(*(x.half() for x in draw_qkv(1, 1, 32, 32, 16)), 20, (16, 16))):
+    if widens(kernel, launch(*(x.half() for x in draw_qkv(1, 1, 32, 32, 16)), 31, (16, 16))):
         return f"{WIDENED}: leave q, k and v as they are, and round p to v's dtype"
     *qkvo, asked = torch.zeros(5, 1, 1, 16, 16, device=hardware.device())
     index, count = (torch.tensor(x, dtype=torch.int32, device=asked.device) for x in ([[0]], [[0], [1]]))  # a whole tile

@@ -97,7 +97,7 @@ def inputs():
 
     yield rows(1, 3, 2)
     after = (
-        "a hidden pair has p = 0, for dv too, and ds = 0: put 0 in p after exp, and leave s as it is, because the mods need not stand −inf"
+        "a hidden pair has p = 0, for dv too, and ds = 0: put 0 in p after exp, and leave s as it is, because a mod may be undefined at −∞"
     )
     yield rows(2, 2, 1, after)
     yield rows(6, 6, 2, "p is of the modified score, and the derivative of s", size=20.0)

@@ -52,6 +52,10 @@ MISTAKES = {
     "lse and delta are those of the block's keys: each listed tile has queries of its own": ("batch_head * S + i", "batch_head * S + j"),
     "i, lse and delta lie along the wrong axis: the tile's rows are keys, so i is [1, BLOCK_M], and j [BLOCK_N, 1]": [
         ("BLOCK_N)[:, None]", "BLOCK_N)[None, :]"), ("BLOCK_M)[None, :]", "BLOCK_M)[:, None]")],
+    "lse and delta lie along the wrong axis: the tile's rows are keys, so both are [1, BLOCK_M]": [
+        ("lse_ptr + batch_head * S + i)", "lse_ptr + batch_head * S + tl.trans(i))"), ("delta_ptr + batch_head * S + i)", "delta_ptr + batch_head * S + tl.trans(i))")],
+    "p and ds are exchanged: STEP returns p first, which goes into dv, and ds into dk": ("p, ds = STEP", "ds, p = STEP"),
+    "dk and dv are stored into each other's place": [("store_tile(dk, scale * dk_acc", "store_tile(dv, scale * dk_acc"), ("store_tile(dv, dv_acc", "store_tile(dk, dv_acc")],
     "s lacks the scale: STEP takes scaled scores, s = scale · k qᵀ": ("scale * dot(k_tile", "dot(k_tile"),
     "dk lacks the scale: s = scale · q k, so dk = scale · dsᵀ q": ("scale * dk_acc", "dk_acc"),
     "dk has the scale twice: one factor is all, in ds, in each sum, or at the end": ("scale * dk_acc", "scale * (scale * dk_acc)"),

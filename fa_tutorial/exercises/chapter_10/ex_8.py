@@ -26,6 +26,7 @@ MISTAKES = {
     "delta has a z too many: dp holds z already, so delta is the sum of p ∘ dp": ("(do * o).sum(dim=1)", "(z * p * dp).sum(dim=1)"),
     "ds and dv are exchanged: return ds, dv, dsink": ("return ds, dv, ", "return dv, ds, "),
     "dsink has the wrong sign: the sink's value is 0, so its dp is 0, and its ds is p_sink (0 − delta)": (DSINK, DSINK[1:]),
+    "dsink is averaged over the rows: it is their sum, because each row uses the same sink": (DSINK, "-(p_sink * delta).mean()"),
     "p_sink and delta broadcast to a matrix, so that each row's share meets the delta of every row: give both the shape (S_q,)": (
         DSINK, "-(p_sink * delta[:, None]).sum()"),
 }  # fmt: skip
