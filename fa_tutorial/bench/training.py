@@ -2,7 +2,6 @@
 seeds (chapters 7, 10, 11 and 14)."""
 
 import functools
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -80,7 +79,7 @@ def train(attention: Attention, setup: Setup) -> list[float]:
     def warm_up(optimiser: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         return torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / (setup.steps / 10)))
 
-    return _trained(attention, setup, setup.steps, 0, setup.learning_rate, warm_up, 1.0)[1]
+    return _trained(attention, setup, setup.steps, 0, setup.learning_rate, warm_up)[1]
 
 
 def train_copier(attention: Attention, setup: Setup, seed: int = 0) -> TinyTransformer:
@@ -96,10 +95,9 @@ def train_copier(attention: Attention, setup: Setup, seed: int = 0) -> TinyTrans
 
 
 def _trained(
-    attention: Attention, setup: Setup, steps: int, seed: int, learning_rate: float, schedule: Callable,
-    longest_step: float = math.inf,
-) -> tuple[TinyTransformer, list[float]]:  # fmt: skip
-    """The model, and its losses; longest_step: to which the gradient's norm is cut."""
+    attention: Attention, setup: Setup, steps: int, seed: int, learning_rate: float, schedule: Callable
+) -> tuple[TinyTransformer, list[float]]:
+    """The model, and its losses."""
     device = hardware.device()
     torch.manual_seed(seed)
     model = TinyTransformer(setup, attention).to(device)  # drawn on the CPU: the same on every machine
@@ -111,8 +109,6 @@ def _trained(
         loss = F.cross_entropy(logits.flatten(0, 1), tokens[:, setup.half :].flatten())
         optimiser.zero_grad()
         loss.backward()
-        if longest_step < math.inf:
-            nn.utils.clip_grad_norm_(model.parameters(), longest_step)
         optimiser.step()
         scheduler.step()
         losses.append(loss.item())

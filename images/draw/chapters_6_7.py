@@ -333,12 +333,12 @@ def tensor_group(ax: Axes, left: float, middle: float, names: tuple[str, ...], s
 def draw_missing(ax: Axes) -> None:
     """What isn't there: a query adds 0 to every row of dk and dv; a key's own rows aren't stored, and it adds to every row of dq."""
     real, side, top = 3, 0.55, 0.95
-    for left, title, missing in ((0.75, "dkdv_kernel: a missing query", "query"), (5.1, "dq_kernel: a missing key", "key")):
+    for left, missing, kernel, text in ((0.75, "query", "dkdv_kernel", "p"), (5.1, "key", "dq_kernel", "ds")):
         rows, cols = real + (missing == "query"), real + (missing == "key")
-        note(ax, left - 0.65, 0.25, title, BODY, weight="bold")
+        note(ax, left - 0.65, 0.25, f"{kernel}: a missing {missing}", BODY, weight="bold")
         write(ax, left + real * side / 2, top - 0.2, "keys")
         write(ax, left - 0.12, top + real * side / 2, "queries", ha="right", rotation=90)
-        absent, there = {"text": "p", "dashed": True, "colour": "vermilion", "share": 0.25}, {"colour": "yellow", "share": 0.5}
+        absent, there = {"text": text, "dashed": True, "colour": "vermilion", "share": 0.25}, {"colour": "yellow", "share": 0.5}
         grid(ax, left, top, rows, cols, side, lambda *place: absent if real in place else there)
         if missing == "query":
             bottom = top + rows * side

@@ -78,6 +78,7 @@ RIGHT_ANSWERS = (
     edit("7.6", "ds masked, p not: a missing key's row of dv is not stored",
          ("tl.where(here[:, None], tl.exp(s_t - lse[None, :]), 0.0)", "tl.exp(s_t - lse[None, :])"),
          ("(p_t * (dp_t - delta[None, :]))", "tl.where(here[:, None], p_t * (dp_t - delta[None, :]), 0.0)")),
+    edit("7.6", "adds in the default order", (', sem="relaxed"', "")),
     edit("7.6", "s of missing keys is −∞",
          ("tl.where(here[:, None], tl.exp(s_t - lse[None, :]), 0.0)", 'tl.exp(tl.where(here[:, None], s_t, -float("inf")) - lse[None, :])')),
     edit("7.3", "k loaded in every step", ("        offs_m = ", f"        k_tile = {LOAD_K}        offs_m = "),

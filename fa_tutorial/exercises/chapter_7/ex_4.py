@@ -54,6 +54,7 @@ def dkdv_kernel(
 
 START, FULL = "tl.maximum(start_n + S_q - S_k, 0) // BLOCK_M * BLOCK_M", "tl.cdiv(tl.maximum(last_key + S_q - S_k, 0), BLOCK_M) * BLOCK_M"
 MISTAKES = {
+    shared.NO_SCALE: ("dk_acc * scale", "dk_acc"),
     "the ragged last block of queries is left out: the loop goes on while start_m < S_q": (
         "range(full_m, S_q, BLOCK_M)", "range(full_m, S_q // BLOCK_M * BLOCK_M, BLOCK_M)"),
     "the mask is without S_k − S_q: query i sees keys 0 to i + S_k − S_q, so that the last query sees the last key": (" - (S_k - S_q)", ""),
@@ -97,13 +98,9 @@ def inputs():
     yield shared.several_heads("dk and dv", blocks=(16, 16, 16))  # two blocks of keys: a program's number is no head's
     yield shared.causal(16, 16, "query i sees keys 0 to i: blocks of queries before full_m, a multiple of BLOCK_M, need the mask")
     stray = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
-    yield shared.causal(
-        1, 17, "query i sees keys 0 to i + S_k − S_q, here all, and the loop without a mask takes it, and no other", stray=stray
-    )
-    between = (
-        "each block of queries from first_m on counts once, and is masked before full_m: first_m comes from the first key, full_m from "
-        "the last, both multiples of BLOCK_M"
-    )
+    borders = "both borders are 0, and the loop without a mask takes the query: add S_q − S_k to a key's number, but take no less than 0"
+    yield shared.causal(1, 17, borders, stray=stray)
+    between = "each block from first_m on counts once, with the mask before full_m; first_m is by the first key, full_m by the last"
     for blocks in ((16, 16, 16), (32, 16, 16), (16, 32, 16)):
         yield shared.causal(48, 48, between, blocks=blocks)
     yield shared.causal(17, 17, B=2, blocks=(16, 32, 16))

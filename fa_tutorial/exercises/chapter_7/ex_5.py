@@ -49,7 +49,7 @@ def dq_kernel(
 
 P = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)"
 SUM, CAUSAL = "acc = dot(ds.to(k_tile.dtype), k_tile, acc)", "offs_n[None, :] <= offs_m[:, None] + (S_k - S_q)"
-HEAD = "k and v have H_k heads, and query head h reads head h // (H_q // H_k)"
+HEAD = "b and h count query heads, by H_q; k and v have H_k heads, and query head h reads head h // (H_q // H_k)"
 PLACE = "row i of query head h of batch b is (b · H_q + h) · S_q + i of lse and delta"
 MISTAKES = {
     "dq is without the scale: dq = scale · ds k": ("acc * scale", "acc"),
@@ -76,7 +76,7 @@ MISTAKES = {
 def inputs():
     one = "one tile gives dq = scale · ds k over all keys, in float32's digits, from ds = p ∘ (dp − delta), p = exp(s − lse), s = scale · q kᵀ and dp = do vᵀ"
     yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one)
-    sums = "dq is a sum over the tiles of keys, each added once, by acc = dot(a, b, acc), and scaled once; k and v are read from start_n on, and end at S_k"
+    sums = "dq is a sum over the tiles of keys, each added once, by acc = dot(a, b, acc); the sum is scaled once, after the loop; k, v and the mask begin at start_n and end at S_k"
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", sums)
     yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two programs", "a program's rows begin at start_m, for q, do, lse, delta and dq")
     yield shared.two_sizes()

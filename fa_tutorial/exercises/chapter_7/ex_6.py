@@ -46,7 +46,8 @@ def one_loop_kernel(
         dq_part = scale * dot(tl.trans(ds_t), k_tile)  # [BLOCK_M, BLOCK_D]
         head = dq.ptr + b * dq.strides[0] + h * dq.strides[1]
         places = head + offs_m[:, None] * dq.strides[2] + offs_d[None, :] * dq.strides[3]
-        tl.atomic_add(places, dq_part, mask=(offs_m[:, None] < S_q) & (offs_d[None, :] < D))
+        inside = (offs_m[:, None] < S_q) & (offs_d[None, :] < D)
+        tl.atomic_add(places, dq_part, mask=inside, sem="relaxed")
     store_tile(dk, dk_acc * scale, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
     store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
 
@@ -56,7 +57,8 @@ PART = "scale * dot(tl.trans(ds_t), k_tile)"
 NO_MASK = "missing keys need a mask now, from key S_k on: all keys share dq, exp(0 − lse) may be inf, and inf · 0 is NaN, so put 0 for their p with tl.where"
 MISTAKES = {
     NO_MASK: (P, "tl.exp(s_t - lse[None, :])"),
-    "a store overwrites what other programs have added: use tl.atomic_add": ("tl.atomic_add(", "tl.store("),
+    "a store overwrites what other programs have added: use tl.atomic_add": [
+        ("tl.atomic_add(", "tl.store("), (', sem="relaxed"', "")],
     shared.TF32: (PART, PART.replace("dot", "tl.dot")),
     "dq is without the scale: dq = scale · ds k": (PART, "dot(tl.trans(ds_t), k_tile)"),
     "dq is scaled twice: dq = scale · ds k, and s has its own factor": (PART, f"scale * {PART}"),
@@ -81,7 +83,11 @@ def on_zeros(kernel, grid, *args, **meta):
 
 @shared.with_fresh((16, 32, 16), ragged="ragged")  # one or two programs add to an element, so that a GPU's sums have one order
 def inputs():
-    one = {"dq": "dq = scale · ds k, with the ds that dk is made of", "dk": "dk = scale · dsᵀ q, as in 7.3", "dv": "dv = pᵀ do, as in 7.3"}
+    one = {
+        "dq": "dq = scale · ds k: the ds that dk is made of stands on the left, and each part stays float32",
+        "dk": "dk = scale · dsᵀ q, as in 7.3",
+        "dv": "dv = pᵀ do, as in 7.3",
+    }
     yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one)
     yield shared.given((1, 1, 32, 16, 16), "S_q = 32, two blocks of queries", "a step's part belongs to the rows of dq from start_m on")
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two programs", "dq is the sum of what the programs add")
