@@ -39,6 +39,7 @@ def draw_model(ax: Axes) -> None:
     few = round(made["descriptors", steps.LARGER[D], D, False]["loop"] / 2)  # step 3's, for 64 x 64 scores
     draw_turns(ax, 0.25, f"chapter 5's loop, D = {D}: {4 * D} + {many} = {4 * D + many} cycles", D, many)
     draw_turns(ax, 2.25, f"a loop of {few} instructions: {4 * D} + 256 = {4 * D + 256} cycles, the wall", D, few)
+    legend(ax, 2.68, ((7.2, WAITS, "idle"),))
 
 
 def draw_turns(ax: Axes, top: float, title: str, D: int, instructions: int) -> None:

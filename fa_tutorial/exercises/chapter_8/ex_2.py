@@ -67,6 +67,8 @@ MISTAKES = {
     "log₂ e is multiplied twice: scale_log2 is scale · log₂ e already": ("* scale_log2", "* (scale_log2 * 1.4426950408889634)"),
     "alpha is upside down: it is 2^(m − m_new), at most 1": (ALPHA, "tl.exp2(shift - m)"),
     "your l is not rescaled when the maximum grows": (L_NEW, "l + tl.sum(p, axis=1)"),
+    "the old l alone is rescaled: the tile's p is relative to m_new already": (L_NEW, "alpha * (l + tl.sum(p, axis=1))"),
+    "l_new = alpha · l + Σ p adds p as it is, not rounded to fp16": (L_NEW, "alpha * l + tl.sum(p.to(tl.float16).to(tl.float32), axis=1)"),
     "a row that has seen nothing must keep m = −inf: only the shift is 0 there": ("return p, m_new", "return p, shift"),
     "a row that has seen nothing gives NaN: m_new is −inf, and −inf − (−inf) is NaN": (SHIFT, "m_new"),
 }  # fmt: skip

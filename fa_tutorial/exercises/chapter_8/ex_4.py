@@ -38,13 +38,14 @@ def inputs():
     any_tile = ", and 4 · D of matmuls with any tile"
     yield case(64, 64, 64, 4, 468, otherwise="chapter 5's tile: 256 cycles of matmuls and 468 of issuing, the exponentials among them")
     yield case(64, 64, 64, 8, 300, otherwise="8 warps on four schedulers: 300 · 8 / 4, and 4 · D of matmuls with any number of warps")
+    yield case(64, 64, 64, 2, 900, otherwise="two programs of 2 warps share four schedulers: 900 · 2 / 4, and 4 · D of matmuls")
     yield case(128, 64, 64, 4, 222, otherwise="222 are issued while the exponentials pass, which take 256 cycles: then those decide")
     yield case(64, 128, 64, 4, 631, otherwise=f"128 x 64 scores are two times 64 x 64: half the instructions, not rounded{any_tile}")
     yield case(64, 64, 128, 4, 455, otherwise=f"455 instructions make 227.5 for 64 x 64 scores, whose exponentials take 256{any_tile}")
     yield case(64, 32, 32, 4, 150, otherwise=f"32 x 32 scores are a quarter of 64 x 64: four times the program's instructions{any_tile}")
     for _ in range(10):
         sides = (random.choice((32, 64, 128)) for _ in range(2))
-        yield case(random.choice((64, 128)), *sides, random.choice((4, 8)), random.randint(100, 900), on="a random tile", fresh=True)
+        yield case(random.choice((64, 128)), *sides, random.choice((2, 4, 8)), random.randint(100, 900), on="a random tile", fresh=True)
 
 
 EXERCISE = Exercise(

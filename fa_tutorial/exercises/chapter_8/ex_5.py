@@ -46,7 +46,7 @@ def unseen_m(x, m_ptr, ATTEND: tl.constexpr):
 MISTAKES = {
     "a row that has seen no key gives NaN: m_new is −inf there, and −inf − (−inf) is NaN, so the loop with a mask needs a guard": (
         "shift = tl.where(m_new == -float(\"inf\"), 0.0, m_new)", "shift = m_new"),
-    "keys past last_seen are not hidden where MASK is True, and there some rows don't see all keys": ("    if MASK:\n", "    if not MASK:\n"),
+    "where MASK is True, keys past last_seen must be hidden": ("    if MASK:\n", "    if not MASK:\n"),
     "m_new is the maximum of s, and s · scale_log2 is subtracted from: both must be scaled": (
         "tl.max(s, axis=1) * scale_log2", "tl.max(s, axis=1)"),
     "s is not scaled: p = 2^(s · scale_log2 − m_new)": ("s * scale_log2 - shift", "s - shift"),
@@ -98,13 +98,11 @@ def inputs():
         "lse": "m_new is in units of s · scale_log2, and l = alpha · l + Σ p",
     }
     yield of(16, 16, False, "", first)
-    yield of(16, 48, False, "", "k and v come from row start_n on; when the maximum grows, l and acc shrink by alpha, a float32")
-    yield of(
-        32, 40, True, "", "where MASK is True, rows see keys up to last_seen; m never falls: where one sees none it keeps m, l and acc"
-    )
+    yield of(16, 48, False, "", "needed: k and v from row start_n on; l and acc that shrink by alpha, a float32, when the maximum grows")
+    yield of(32, 40, True, "", "needed where MASK is True: keys up to last_seen and no others, and m that never falls")
     yield of(40, 20, True, "", "the first 20 rows see no key: their m stays −inf, their l and acc 0")
     yield of(32, 40, True, ", large scores", "scores may be large: m is the maximum of s · scale_log2", factor=40.0)
-    low = of(32, 32, True, ", scores of −2³⁰", "scores may be as low as −2³⁰")
+    low = of(32, 32, True, ", scores of −2³⁰", "scores may be as low as −2³⁰, and what is subtracted is m itself")
     low.args[0].fill_(2.0**14), low.args[1].fill_(-(2.0**14))
     yield low
     yield of(16, 16, False, ", fp16", "only p v takes p in v's dtype: l adds p before it is rounded, in float32", dtype=torch.float16)
