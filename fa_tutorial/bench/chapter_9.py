@@ -515,10 +515,11 @@ def backward_with(order: Sequence[str]) -> str:
 
 def print_orders(card: dict[str, Any]) -> None:
     """The backward with s′ issued earlier, both orders with more stages of q and do, and each matmul waited for before
-    the next line: a call's cycles over those of the kernel's, and its time."""
+    the next line: cycles of an SM, their share of the kernel's, and a call's time."""
     found = results.select(card["kernels"], chapter=9, kernel="order").set_index("provider")
-    print(f"{f'{gpu(card)}, {NOTE}':44}cycles, as a share      ms")
+    print(f"{f'{gpu(card)}, {NOTE}':44}cycles for 64 x 64 scores   share      ms")
     usual = "the kernel's", "s′ right behind dp"
     for name in (*usual, *(f"{order}, three stages" for order in usual), "line by line"):
-        cycles, ms = found.loc[name, ["cycles", "ms"]]
-        print(f"{name:44}{cycles / found.loc[usual[0], 'cycles']:18.2f}{ms:8.3f}")
+        row = found.loc[name]
+        cycles = _cycles_a_block(card, row) / 2
+        print(f"{name:44}{cycles:25,.0f}{row.cycles / found.loc[usual[0], 'cycles']:8.2f}{row.ms:8.3f}")
