@@ -1,7 +1,6 @@
 """The drawings of chapters 0 and 1."""
 
 import math
-from collections.abc import Sequence
 from textwrap import fill
 
 import torch
@@ -118,13 +117,13 @@ def draw_memory_hierarchy(ax: Axes) -> None:
 END, LARGE = 1.15, 5.0  # where the tensors end and the arrows begin; the width of an arrow that carries S·S elements
 
 
-def draw_flow(ax: Axes, kernel: str, left: float, right: float, reads: list[float], stores: list[float], large: Sequence = ()) -> None:
-    """A kernel's box from `left` to `right`, with an arrow down at each x in `reads` and one up at each in `stores`, thick at those in `large`."""
+def draw_flow(ax: Axes, kernel: str, left: float, right: float, reads: list[float], stores: list[float], large: dict[float, float]) -> None:
+    """A kernel's box from `left` to `right`, with an arrow down at each x in `reads` and one up at each in `stores`; the width of the thick ones by x."""
     box(ax, left, END + 1.0, right - left, 0.5, kernel, "sky", line=1.6)
     for x in reads:
-        arrow(ax, (x, END), (x, END + 1.0), "blue", width=LARGE if x in large else 1.6)
+        arrow(ax, (x, END), (x, END + 1.0), "blue", width=large.get(x, 1.6))
     for x in stores:
-        arrow(ax, (x, END + 1.0), (x, END), "vermilion", width=LARGE if x in large else 1.6)
+        arrow(ax, (x, END + 1.0), (x, END), "vermilion", width=large.get(x, 1.6))
 
 
 def draw_hbm(ax: Axes, tensors: dict[str, str], name: str = "HBM") -> list[float]:
@@ -153,10 +152,11 @@ def draw_naive_kernels(ax: Axes) -> None:
     tensors = {"q": "S·D", "k": "S·D", "q kᵀ": "S·S", "s": "S·S", "p": "S·S", "v": "S·D", "o": "S·D"}
     q, k, qk, s, p, v, o = draw_hbm(ax, tensors)
     trips = [x + aside for x in (qk, s, p) for aside in (-0.25, 0.25)]
-    draw_flow(ax, "q kᵀ", q - 0.3, qk - 0.1, [q, k], [trips[0]], trips)
-    draw_flow(ax, "divide", qk + 0.1, s - 0.1, [trips[1]], [trips[2]], trips)
-    draw_flow(ax, "softmax", s + 0.1, p - 0.1, [trips[3]], [trips[4]], trips)
-    draw_flow(ax, "p v", p + 0.1, o + 0.3, [trips[5], v], [o], trips)
+    large = dict.fromkeys(trips, LARGE)
+    draw_flow(ax, "q kᵀ", q - 0.3, qk - 0.1, [q, k], [trips[0]], large)
+    draw_flow(ax, "divide", qk + 0.1, s - 0.1, [trips[1]], [trips[2]], large)
+    draw_flow(ax, "softmax", s + 0.1, p - 0.1, [trips[3]], [trips[4]], large)
+    draw_flow(ax, "p v", p + 0.1, o + 0.3, [trips[5], v], [o], large)
     draw_arrows(ax, "for 16 heads, a thick arrow carries 512 MiB and a thin one 8 MiB")
 
 
@@ -165,11 +165,11 @@ def draw_fused_kernel(ax: Axes) -> None:
     """What the blocks of one fused kernel read and write: k and v once for each block of queries."""
     S, D, block_m, itemsize = 4096, 64, 128, 2
     q, k, v, o = draw_hbm(ax, dict.fromkeys("qkvo", "S·D"), "memory: HBM or L2")
-    draw_flow(ax, "q kᵀ, divide, softmax, p v", q - 0.3, o + 0.3, [q, k, v], [o])
+    draw_flow(ax, "q kᵀ, divide, softmax, p v", q - 0.3, o + 0.3, [q, k, v], [o], {k: LARGE / 2, v: LARGE / 2})
     writes(ax, k + 0.1, END + 0.5, [f"{S // block_m} ×"] * 2, dx=v - k, ha="left", weight="bold")
     note(ax, 5.5, 0.3, f"{ledger.flash_hbm_bytes(S, S, D, block_m, itemsize) / 1e6:.0f} MB for each head", BODY, weight="bold")
     notes(ax, 5.5, 0.75, (f"k and v: read by each\nblock of {block_m} queries", "with o: one float32 per query"), BODY, 0.45)
-    draw_arrows(ax, f"S = {S:,}, D = {D}, fp16")
+    draw_arrows(ax, f"S = {S:,}, D = {D}, fp16; for 16 heads, a thick arrow carries {S // block_m * 8} MiB")
 
 
 @image("00_tiling.png", 5.35)

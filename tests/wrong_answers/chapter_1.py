@@ -42,7 +42,7 @@ def skips(condition: str, by: str = "continue") -> tuple[str, str]:
 
 WRONG_ANSWERS = (
     ("1.1", lambda x: torch.nn.functional.softmax(x, -1), "a library's function makes it"),
-    edit("1.1", "clamped at 80", ("wide - m", "wide.clamp(max=80)"), told="a score may be above 88.72, where float32's exp overflows: subtract"),
+    edit("1.1", "clamped at 80", ("wide - m", "wide.clamp(max=80)"), told="a score may be higher than exp can take"),
     edit("1.1", "the first value", (MAXIMUM, "wide[..., :1]"), told="so that the largest exponent is 0: x = [0, 2000]"),
     edit("1.1", "the last value", (MAXIMUM, "wide[..., -1:]"), (PROMOTED, "x.double()"), told="so that the largest exponent is 0: x = [2000, 0]"),
     edit("1.1", "masked by −1e9", (PROMOTED, f"torch.where(x == -torch.inf, -1e9, {PROMOTED})"),

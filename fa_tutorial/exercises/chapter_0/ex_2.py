@@ -24,6 +24,7 @@ def tensor_to_keep(ms, heads, S, D, bandwidth):
 SAVED, SIZES = "ms[a] + ms[b] - moved / bandwidth * 1e3", "2 * heads * S * S, 2 * heads * S * D"
 MISTAKES = {
     "the two are exchanged: return tensor first, then saved": ("return best, saved[best]", "return saved[best], best"),
+    "that is what the call takes afterwards: asked is what it saves": ("saved[best]", "sum(ms.values()) - saved[best]"),
     "the heads are missing: each of them has its own scores and vectors": (SIZES, "2 * S * S, 2 * S * D"),
     "that is the pair that takes longest: it may also have the highest floor": (
         "max(saved, key=saved.get)", "max(ways, key=lambda tensor: ms[ways[tensor][0]] + ms[ways[tensor][1]])"),

@@ -26,7 +26,7 @@ MISTAKES = {
     "that is the largest tensor alone: count what all tensors in memory hold together": [
         (FULLER, "size > most"), (MOST, "most, held = size, [name]")],
     "held names only the tensor that is made last: the others are still in memory": (MOST, MOST.replace("list(now)", "[name]")),
-    "held names what is in memory at the end: asked is the time when it is most": ("return most, held", "return most, list(now)"),
+    "held names what is in memory at the end: keep a copy of the names when memory is fullest": ("return most, held", "return most, list(now)"),
     "where memory is as full twice, the first time counts": (FULLER, FULLER.replace(">", ">=")),
 }  # fmt: skip
 

@@ -16,7 +16,7 @@ def safe_softmax(x):
     return (p / p.sum(dim=-1, keepdim=True)).to(x.dtype)
 
 
-HIGH = "a score may be above 88.72, where float32's exp overflows: subtract the row's maximum, so that the largest exponent is 0"
+HIGH = "a score may be higher than exp can take, 88.72 in float32 and 709 in float64: subtract the row's maximum, so that the largest exponent is 0"
 LOW = "exp(−1000) is 0, and 0 / 0 is NaN: subtract the row's own maximum, so that its largest exponent is 0"
 ROUNDED = {
     torch.float16: (1.05 * 2**-11, 4e-8),

@@ -92,10 +92,9 @@ def inputs():
         return case(scores, torch.eye(len(scores)), block, on=on, **options)
 
     first = {
-        "o": "one block: o = acc / l, of shape (D,), with acc = p @ v and l = Σ p",
+        "o": "one block: o = acc / l, of shape (D,), with acc = p @ v and l = Σ p; divide once, return o before lse; blocks come once, so a second loop finds none",
         "lse": "one block: lse = m + log l, and p is measured from m",
     }
-    first["o"] += "; blocks can be gone through only once, so a second loop finds none"
     nan = "NaN: a block is used late (its memory holds NaN after you ask for the next, and list(blocks) asks for all), a second loop over blocks finds none, or you compute ∞ · 0, ∞ − ∞ or 0 / 0"
     yield weights([1.0, 2.0], 2, otherwise=first, infinite=nan)
     grows = "two blocks: when the maximum grows, measure the new block from it, rescale the old acc and l by one factor, and set m to it"

@@ -41,7 +41,10 @@ def inputs():
     def parts(o_a, lse_a, o_b, lse_b, dtype=torch.float32, **options):
         return case(*(torch.tensor(value, dtype=dtype) for value in (o_a, lse_a, o_b, lse_b)), **options)
 
-    shares = {"o": "the plain sums are exp(lse): each output counts with its part's share", "lse": "the plain sums exp(lse) add up"}
+    shares = {
+        "o": "the plain sums are exp(lse): each output counts with its part's share",
+        "lse": "the plain sums exp(lse) add up; measured from M, their log needs M added",
+    }
     on = "o = [1, 0] with lse = 0, o = [0, 1] with lse = log 3"
     yield parts([1.0, 0.0], 0.0, [0.0, 1.0], math.log(3.0), on=on, otherwise=shares)
     far = "exp(1000) overflows, and exp(−1000) is 0: only differences of lse may be exponents"
