@@ -70,7 +70,7 @@ def one_warp(softmax, q, k, v, last_seen, share, shared, unset,
         p, row_max, row_sum, scaled = softmax(  # 342 to 344
             s, row_max, row_sum, acc, SCALE * math.log2(math.e), is_first
         )  # fmt: skip
-        acc = (scaled if rescale else acc) + p @ shared["v"]  # 367
+        acc = (scaled if rescale else acc) + p.half().float() @ shared["v"]  # 347, 367
     l = row_sum.sum(dim=1, keepdim=True)
     yield acc / torch.where(l > 0, l, 1.0)  # softmax.h, 172 to 183
 

@@ -16,7 +16,7 @@ from fa_tutorial.exercises.chapter_12.ex_7 import ruined
 from fa_tutorial.reading import BLOCK_N
 
 
-@image("12_kernel_lines.png", 2.8)
+@image("12_kernel_lines.png", 3.05)
 def draw_kernel_lines(ax: Axes) -> None:
     """The lines of FA2's forward kernel in their order, each in the colour of what it does."""
     # Lines of csrc/flash_attn/src/flash_fwd_kernel.h at v2.8.3: compute_attn_1rowblock's first line, and the first one after it.
@@ -37,7 +37,7 @@ def draw_kernel_lines(ax: Axes) -> None:
     parts_of_kernel = ((52, 91, "bounds"), (92, 128, "early exit"), (138, 245, "each thread's shares"), (250, 281, "first copies"),
                        (302, 375, "loop with a mask"), (378, 429, "without"), (431, 494, "o and lse"))  # fmt: skip
     counts = {"y": 62, "t": 136, "f": 51, "e": 30, "d": 15, ".": 150}  # as the page has them
-    left, wide, top, high = 0.15, WIDTH - 0.3, 0.92, 0.55
+    left, wide, top, high = 0.15, WIDTH - 0.3, 1.17, 0.55
     per_line = wide / (after - start)
     letters = "".join(kind * int(times) for times, kind in re.findall(r"(\d+)(\D)", lines))
     assert len(letters) == after - start and Counter(letters) == counts
@@ -51,9 +51,10 @@ def draw_kernel_lines(ax: Axes) -> None:
     heading(ax, left, 0.2, "flash_fwd_kernel.h, line by line")
     for first, last, name in parts_of_kernel:
         bracket(ax, at(first), at(last + 1), top - 0.06)
-        write(ax, at((first + last) // 2), top - 0.3, name)
+        write(ax, at((first + last) // 2), top - 0.55, name)
+        write(ax, at((first + last) // 2), top - 0.28, f"{first}–{last}", size=8.5)
     for n, (kind, (name, colour, share)) in enumerate(kinds.items()):
-        x, y = (0.15, 1.95, 5.2)[n % 3], 2.05 + n // 3 * 0.4
+        x, y = (0.15, 1.95, 5.2)[n % 3], 2.3 + n // 3 * 0.4
         legend(ax, y, ((x, {"colour": colour, "share": share}, f"{counts[kind]} {name}"),))
 
 
@@ -132,6 +133,7 @@ def draw_schedules(ax: Axes) -> None:
             box(ax, left + 3 * wide, top, idle * wide, 0.4, **WAITS)
         for below, begin, text in copies:
             box(ax, left + begin * wide, top + 0.44 + below * lane, long * wide, lane, text, **looks[1 + below])
+    note(ax, 0.05, 3.25, "time →, not to scale")
     words = "block n, and the next one", "copy of k", "copy of v", "waits for the copies"
     legend(ax, 3.72, tuple(zip((0.1, 3.3, 4.95, 6.6), looks, words, strict=True)))
 

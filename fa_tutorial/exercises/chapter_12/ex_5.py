@@ -24,8 +24,8 @@ def fa3_step():
 
 GIVEN = [call for call in FA3_CALLS if not call.startswith("release")]
 WAIT_1, WAIT_0 = '        "warpgroup_wait<1>",  # p v, issued last, may be under way\n', '        "warpgroup_wait<0>",\n'
-K, V, GEMM_PV, MASK, MAX, CONVERT, LAST = (
-    f'        "{call}",\n' for call in ("release k", "release v", "gemm p v", "mask_fn", "max_get_scale", "convert_type_out", "rescale_o")
+K, V, MASK, MAX, CONVERT, LAST = (
+    f'        "{call}",\n' for call in ("release k", "release v", "mask_fn", "max_get_scale", "convert_type_out", "rescale_o")
 )
 MISTAKES = {
     "the mask needs s, so q kᵀ must have ended: a wait stands before mask_fn": [(WAIT_1 + K, ""), (MASK, MASK + WAIT_1 + K)],
@@ -34,7 +34,6 @@ MISTAKES = {
     "the producer overwrites k's buffer as soon as it is given back: q kᵀ must have ended before release k": [(K, ""), (WAIT_1, K + WAIT_1)],
     "the producer overwrites v's buffer as soon as it is given back: p v must have ended before release v": [(V, ""), (WAIT_0, V + WAIT_0)],
     "p v has ended before the softmax begins, so the tensor cores idle during it: wait for q kᵀ alone there": (WAIT_1, WAIT_0),
-    "the tensor cores idle between q kᵀ and p v: issue both, and then wait for q kᵀ": [(WAIT_1, ""), (GEMM_PV, WAIT_0 + GEMM_PV)],
     "p v could run longer: the first call that changes what it reads or writes is convert_type_out": [
         (WAIT_0 + V, ""), (MAX, MAX + WAIT_0 + V)],
     "k's buffer is held too long: nothing reads it once q kᵀ has ended, and the producer waits for it": [(K, ""), (V, K + V)],
@@ -53,16 +52,18 @@ def adapt(answer):
     added = ", ".join(sorted(call for call in step if call not in GIVEN))
     if not re.fullmatch(r"release k, release v, warpgroup_wait<\d>, warpgroup_wait<\d>", added):
         raise Wrong(f"adds {added or 'nothing'} to the seven calls, want release k, release v and two of warpgroup_wait<N>")
+    between = step[step.index(MATMULS[0]) + 1]
+    if between != MATMULS[1]:
+        raise Wrong(f"{between} stands between the two matmuls: issue both first")
     rows = under_way(step)
     early = next((f"{call}: {clash}" for call, _, clash in rows if clash), "none")
     beside = [call for call, running, _ in rows if "gemm p v" in running and call in GIVEN]
-    is_alone = MATMULS[0] not in rows[step.index(MATMULS[1])][1]
     late = "none"
     for matmul, name in zip(MATMULS, ("release k", "release v"), strict=True):
         ended = [call for call, running, _ in rows[step.index(matmul) + 1 :] if matmul not in running]
         if late == "none" and name in ended and any(call in GIVEN for call in ended[: ended.index(name)]):
             late = name
-    return early, "p v is issued after q kᵀ has ended" if is_alone else ", ".join(beside) or "none", late
+    return early, ", ".join(beside) or "none", late
 
 
 def truth():
@@ -86,7 +87,7 @@ EXERCISE = Exercise(
     "p v. convert_type_out writes the p that p v reads, so there p v must have ended. A buffer is free once the matmul that reads it has ended.",
     inputs=inputs,
     truth=truth,
-    rule="q kᵀ has ended before the mask, p v runs beside the softmax and has ended before p changes, and each buffer is given back at once",
+    rule="wanted: q kᵀ has ended before the mask, p v runs beside the softmax and has ended before p changes, and each buffer is given back at once",
     mistakes=MISTAKES,
     adapt=adapt,
     parts=("the first call that comes too early", "the calls beside p v", "the first buffer given back too late"),
