@@ -21,6 +21,24 @@ WORK = {"multiply": ("FMUL", "FFMA"), "compare": ("FMNMX", "FSETP"), "add": ("FA
 WORK |= {"exponential": ("MUFU",), "round to fp16": ("F2FP",)}
 
 
+def outcome(kernel: Any, *args: Any) -> str:
+    """What one program of a kernel does with these arguments: "works", or its compiler's own words."""
+    try:
+        kernel[(1,)](*args)
+    except Exception as error:
+        while error.__cause__:
+            error = error.__cause__
+        return str(error)
+    return "works"
+
+
+def show_rates(card: dict) -> None:
+    """Print the rate of a matmul in fp16, and in float32 that isn't rounded. card: results.load's."""
+    for name in ("fp16", "fp32_ieee"):
+        rate = card["provenance"]["ceilings"][f"matmul_{name}_tflops"]
+        print(f"matmul, {name:9}: {rate:3.0f} TFLOP/s   (stored, H200)")
+
+
 def show_one_loop(card: dict) -> None:
     """Print the times of naive attention, of one loop that masks each tile, and of two, for one sequence of
     16,384 tokens. card: results.load's."""
@@ -44,6 +62,7 @@ def show_times(card: dict, names: dict[str, str]) -> None:
         found = rows.set_index("S_q")
         times = [f"{found['ms'][S]:7.3f}" for S in lengths]
         print(f"{names[provider]:17}", *times, f"{found['peak_bytes'][4_096] / 2**20:14,.2f}")
+    print("at 512 FlashAttention-2 takes 5 MiB: it splits the keys (chapter 11), each part's o in float32")
 
 
 def time_here(flash: Callable) -> None:

@@ -71,7 +71,9 @@ CONDITIONS = {
 @cases.with_fresh(*cases.ANY_LENGTH, is_causal=True)
 def inputs():
     causal = partial(cases.attention_case, is_causal=True)
-    yield from one_tile_inputs("one tile, on the diagonal: query i sees keys 0 to i, so the loop with a mask takes it", is_causal=True)
+    yield from one_tile_inputs(
+        "one tile, on the diagonal, so full_n is 0: query i sees keys 0 to i, so the loop with a mask takes it", is_causal=True
+    )
     yield heads_input(is_causal=True)
     square = cases.draw_qkv(1, 1, 32, 32, 16)
     rows = "full_n is a multiple of BLOCK_N, from the block's first row, and end_n one past the last key of its last row"

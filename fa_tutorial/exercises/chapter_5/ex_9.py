@@ -51,7 +51,7 @@ def truth(D, softmax_instructions, all_instructions, peak):
 
 
 RULES = {
-    "in_series": "a score takes the cycles of its products, its exponential and its other instructions together",
+    "in_series": "peak times the products' share of a score's cycles, which are those of its products, exponential and other instructions together",
     "in_turns": "the longer of the exponential's 1/16 of a cycle and the softmax's instructions joins the products' cycles; the other "
     "instructions go on during the products",
     "at_once": "the longest of 4 D / 4096, 1/16 and all_instructions / 128 decides: where it's the first, the tensor cores never wait",

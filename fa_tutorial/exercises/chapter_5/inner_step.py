@@ -71,7 +71,7 @@ def one_tile_inputs(one_tile="", **options):
     zeros = torch.zeros(1, 1, 16, 16)
     mean = "all scores are 0, so p is 1 for each key that a row sees, l is their number, and o is acc / l, the mean of v, 100001 (tl.dot would round it to TF32)"
     yield attention_case(zeros, zeros, zeros + 100001, "one tile, q = k = 0, v all 100001", mean, **options)
-    softmax = "one tile gives softmax(scale · q kᵀ) v, and neither a cast nor tl.dot (TF32) rounds it: maximum and sum run over a row's keys, axis 1, and acc is divided by l"
+    softmax = "one tile gives softmax(scale · q kᵀ) v: the scale enters once, maximum and sum run over a row's keys, axis 1, acc is divided by l, and neither a cast nor tl.dot (TF32) rounds it"
     yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one_tile or softmax, **options)
     k = zeros.clone()
     k[:, :, 0] = 10
@@ -88,6 +88,6 @@ def heads_input(**options):
 def two_tiles_input():
     q, k, v = draw_qkv(1, 1, 16, 32, 16)
     k[:, :, 16:] *= 3  # most rows' maximum grows
-    joins = "a second tile, of k and of v, joins m, l and acc by (4.2) and (4.3), and no key is left out or counts twice"
+    joins = "a second tile, of k and of v, joins m, l and acc by (4.2) and (4.3), where m and s are scaled alike, and no key is left out or counts twice"
     stray = "an iteration takes keys start_n to start_n + BLOCK_N − 1, and start_n stays below S_k"
     return attention_case(q, k, v, "S_k = 32, two tiles of keys", joins, stray=stray)

@@ -145,7 +145,7 @@ FP16_SUMS = {  # q, k, v, do and blocks: a sum in float16 loses a 1, over the bl
 def ladder(sums, rule, *parts):
     """The fixed inputs of a loop over tiles. sums: which gradient is summed over what, in words. parts: the gradients that the loop makes."""
     seed = torch.Generator().manual_seed(0)
-    yield from one_tile(f"one tile holds all rows and all keys: {rule}")
+    yield from one_tile(f"one tile, and is_causal is False, so all rows and all keys count: {rule}")
     q, k, v, do = [1.0, 2.0, 0.5, 1.5], [1.0, 0.5, 2.0, -1.0], [3.0, 5.0, 1.0, 2.0], [2.0, 1.0, 3.0, 1.0]
     yield head(q[:2], k[:2], v[:2], do[:2], blocks=(1, 1), otherwise=f"four tiles: {sums}")
     rows = "3 rows and 2 keys in blocks of 2: there are S_q rows, and their last block has one"
