@@ -59,6 +59,9 @@ M_NEW, SHIFT = "tl.maximum(m, tl.max(s, axis=1) * scale_log2)", 'tl.where(m_new 
 P, ALPHA, L_NEW = "tl.exp2(s * scale_log2 - shift[:, None])", "tl.exp2(m - shift)", "alpha * l + tl.sum(p, axis=1)"
 MISTAKES = {
     "p and alpha are in base e: scale_log2 holds log₂ e already, so both take tl.exp2": ("tl.exp2", "tl.exp"),
+    "p is in base e: scale_log2 holds log₂ e already, so it takes tl.exp2": (P, P.replace("exp2", "exp")),
+    "s is not scaled in the exponent: p = 2^(s · scale_log2 − m_new)": (P, "tl.exp2(s - shift[:, None])"),
+    "nothing is scaled: s arrives without its scale, so the maximum and the exponent both multiply it by scale_log2": (" * scale_log2", ""),
     "alpha is in base e: use tl.exp2 there, too": (ALPHA, "tl.exp(m - shift)"),
     "m_new is the maximum of s, and s · scale_log2 is subtracted from: both must be scaled": (M_NEW, "tl.maximum(m, tl.max(s, axis=1))"),
     "m_new is scaled a second time: it is in units of s · scale_log2 already": (P, "tl.exp2((s - shift[:, None]) * scale_log2)"),
