@@ -37,7 +37,7 @@ def numbers(*values):
 
 def inputs():
     stays, swap = torch.eye(2, dtype=torch.float64), numbers([0.0, 1.0], [-1.0, 0.0])
-    offset = "both keys have 10 in channel 1, which gives both scores of a query the same: take each channel's mean over the keys from k"
+    offset = "both keys have 10 in channel 1, which gives both scores of a query the same: take each channel's mean over the keys from k, whose rows stay keys"
     yield case(numbers([1.0, 1.0]), numbers([1.0, 10.0], [-1.0, 10.0]), stays, otherwise=offset)
     mean = "channel 1 of k is 0, 0 and 9: its mean, 3, goes, and 4.5 is its middle"
     yield case(numbers([1.0, 1.0]), numbers([1.0, 0.0], [-1.0, 0.0], [0.0, 9.0]), stays, otherwise=mean)
