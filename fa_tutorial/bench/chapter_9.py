@@ -387,9 +387,9 @@ MASKS = {True: "causal", False: "no mask"}  # not full, which is a barrier here
 
 
 def print_compared(card: dict[str, Any], mode: str, *others: str) -> None:
-    """The speed of hopper over that of others, at the twelve points: its mean, the most and the least."""
+    """The speed of hopper over that of others, at the twelve points: its geometric mean, the most and the least."""
     rates = tables.table(card["rows"], GRIDS["points"], mode, "fp16")
-    print(f"{MODES[mode]}, {gpu(card)}: speed of the hopper kernel over another's, twelve cases")
+    print(f"{MODES[mode]}, {gpu(card)}: speed of the hopper kernel over another's, twelve cases, geometric mean")
     for peer in others:
         of = rates["hopper"] / rates[peer]
         mean, (D, is_causal, S) = np.exp(np.log(of).mean()), of.idxmin()
