@@ -364,10 +364,9 @@ def print_power(*names: str) -> None:
 def print_steps(predicted: dict[str, dict[int, float]], whole: bool = False) -> None:
     """Print of the last two of LADDER or REPAIRS, or of all: the cycles for 64 x 64 scores, full, that are predicted,
     by D, those of the H200, how these change from line to line, and how far off the model is; clock and rate. Of
-    LADDER also the rate under the causal mask, and, where it's whole, the energy of a call that is repeated."""
+    LADDER also the rate under the causal mask."""
     print("H200, full: cycles for 64 x 64 scores, and TFLOP/s; model: of its Triton's code; off: cycles − model")
-    measured = [{(row["D"], row["provider"]): row for row in kernels_of_h200(name)} for name in ("waste", "power")]
-    repairs, power = measured
+    repairs = {(row["D"], row["provider"]): row for row in kernels_of_h200("waste")}
     names = list(predicted) if whole else list(predicted)[-2:]
     for D in (64, 128):
         before = None
@@ -381,7 +380,6 @@ def print_steps(predicted: dict[str, dict[int, float]], whole: bool = False) -> 
             told |= {"MHz": f"{mhz(row):,.0f}", "TFLOP/s": f"{row['tflops']:.0f}"}
             if name not in REPAIRS:
                 told["causal"] = f"{stored_steps()[D, True][name]['tflops']:.0f}"
-                told |= {"joules": f"{power[D, name]['watts'] * power[D, name]['ms'] / 1e3:.2f}"} if whole else {}
             if before is None:
                 print(f"{f'D = {D:3}, the wall {4 * D + 256}':24}" + "".join(f"{head:>8}" for head in told))
             print(f"  {(LADDER | REPAIRS)[name]:22}" + "".join(f"{text:>8}" for text in told.values()))
