@@ -125,7 +125,7 @@ def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -
     """Print what HBM delivered in row order and in bands, beside what (3.4) predicts, how long it takes at a copy's
     rate, and the kernel's time. wave_bytes: (n, group) -> of each wave, what it reads."""
     rate = card["provenance"]["ceilings"]["copy_gb_s"] * 1e9
-    heads = "     n   order        mean wave   by (3.4)   measured"
+    heads = "     n   order        mean wave   by (3.4)   from HBM"
     print(f"{heads}   at {rate / 1e12:.2f} TB/s   the kernel   (stored, H200)")
     for n, group in itertools.product((4_096, 8_192, 16_384), ORDERS):
         select = partial(results.select, card["kernels"], dtype="fp16", M=n, provider=ORDERS[group])

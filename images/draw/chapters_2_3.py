@@ -421,6 +421,7 @@ def draw_operands(ax: Axes) -> None:
                 arrow(ax, (middle, registers + tall), (own + aside, cores))
             else:
                 ax.plot((middle, middle), (shared + tall, fork), color="black", linewidth=1.6)
+                note(ax, middle + 0.08, registers + tall / 2, "16 rows\nto each" if x == left else "all of it\nto each")
         note(ax, left + 1.95, shared + tall + 0.18, "128 bytes in a cycle")
         if columns > 16:  # every tensor core reads a and b
             middles = [left + (core + 0.5) * wide / 4 - 0.3 for core in range(4)]

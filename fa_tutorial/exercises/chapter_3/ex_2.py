@@ -88,7 +88,7 @@ def inputs():
     yield digits(16, 16, 16, "one tile and one step", "one tile of c is a's tile times b's", stray=fits)
     both = "each pointer needs both strides of its own tensor"
     yield digits(16, 16, 16, "a column-major, b and c with gaps", both, layouts="columns spaced wide", stray=fits)
-    further = "c sums over all steps along K: each goes BLOCK_K columns of a and BLOCK_K rows of b further, and masks them by K"
+    further = "c sums over all steps along K: each is BLOCK_K · stride_ak elements of memory further in a and BLOCK_K · stride_bk in b, and masks by what is left of K"
     yield digits(16, 16, 48, "three steps along K, a column-major", further, layouts="columns padded rows")
     row_order = "program pid computes tile (pid // tiles_n, pid % tiles_n), where tiles_n = ceil(N / BLOCK_N), and stores its rows below M and columns below N"
     for rows, words in ((32, "2 × 3 tiles"), (16, "only programs 0 to 2 of 6 run")):

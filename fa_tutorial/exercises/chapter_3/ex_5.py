@@ -82,14 +82,14 @@ def inputs():
         return attention(*whole_numbers(S_q + S_k + D, (S_q, D), (S_k, D), (S_k, D)), on, otherwise, **options)
 
     fits = "no mask is missing, for whole blocks fit here: an offset is wrong, or the loop goes too far"
-    alone = "o is (q kᵀ) v here, without a softmax, summed in float32, and each pointer needs both of its strides"
+    alone = "o is (q kᵀ) v here and nothing else, without a softmax, a causal mask or a factor such as 1/√D; each pointer needs both of its strides"
     yield digits(16, 16, 16, "one tile of each, scale = 1", alone, stray=fits)
     yield digits(16, 16, 16, "one tile of each, scale = 3", "scale multiplies s, once", scale=3.0)
     rows = "a program has BLOCK_M rows of q and o, from tl.program_id(0) · BLOCK_M on, and all S_k keys: each step takes its own BLOCK_N keys, rows of k and v, and its s starts from 0"
     yield digits(48, 96, 16, "scale = 3, BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), scale=3.0, stray=fits)
     own, mixed = "each tensor has its own two strides", "columns wider spaced wide"
     yield digits(16, 32, 16, "q column-major, k, v and o with gaps", own, layouts=mixed, stray=own)
-    past = "the last blocks may be smaller: go on to them, and mask rows of q and o by S_q, keys by S_k, columns by D, with other=0.0; a missing key's score stays 0, for −∞ · 0 is NaN"
+    past = "the last blocks may be smaller: go on to them, and mask rows of q and o by S_q, keys by S_k, columns by D, with other=0.0; a missing key's score must be 0, not −∞"
     for sizes, block in (((16, 20, 16), "BLOCK_N"), ((20, 16, 16), "BLOCK_M"), ((16, 16, 12), "BLOCK_D")):
         yield digits(*sizes, f"{block} = 16", past, edge="ragged", stray=past)
     ones, v = torch.zeros(16, 16, dtype=torch.float16), torch.zeros(48, 16, dtype=torch.float16)
