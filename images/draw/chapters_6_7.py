@@ -353,7 +353,7 @@ def draw_missing(ax: Axes) -> None:
                 y = top + (row + 0.5) * side
                 arrow(ax, (right, y), (right + 0.3, y), "vermilion", dashed=True)
                 box(ax, right + 0.3, top + row * side, 0.5, side, "dq", "blue", share=0.5)
-            lines = ("p = exp(0 − lse), and k = 0:", "it adds ds · 0 to every row,", "which is NaN where ds is infinite")
+            lines = ("p = exp(0 − lse) has no bound, k = 0:", "it adds ds · 0 to every row,", "which is NaN where ds is infinite")
             notes(ax, left, top + real * side + 0.3, lines)
 
 

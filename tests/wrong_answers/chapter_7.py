@@ -44,12 +44,15 @@ WRONG_ANSWERS = (
     *(edit(number, "ds from the rounded p", (p, f"{p}.to(do_tile.dtype)"), told="ds is computed from the p that isn't rounded")
       for number, p in (("7.2", EXP), ("7.3", EXP), ("7.5", P), ("7.6", MASKED_P))),
     *(edit(number, f"{of} scaled and rounded for its gradient", (old, old.replace(f"{of}_tile", f"(scale * {of}_tile).to({of}_tile.dtype)")),
-           (f"{scaled} * scale", scaled), told="multiplied as they are, and then scaled")
+           (f"{scaled} * scale", scaled), told="multiplied as they are, and scale multiplies float32 numbers only")
       for number, of, old, scaled in (("7.2", "q", " q_tile)  #", "dk_acc"), ("7.5", "k", "k_tile, acc)", "acc"))),
+    *(edit(number, "ds scaled in fp16", (f"{ds}.to({of}_tile.dtype)", f"({ds}.to({of}_tile.dtype) * scale).to({of}_tile.dtype)"),
+           (f"{scaled} * scale", scaled), told="scale multiplies float32 numbers only")
+      for number, ds, of, scaled in (("7.2", "ds_t", "q", "dk_acc"), ("7.3", "ds_t", "q", "dk_acc"), ("7.5", "ds", "k", "acc"))),
     edit("7.6", "k scaled and rounded for dq", ("scale * dot(tl.trans(ds_t), k_tile)", "dot(tl.trans(ds_t), (scale * k_tile).to(k_tile.dtype))"),
-         told="multiplied as they are, and then scaled"),
+         told="multiplied as they are, and scale multiplies float32 numbers only"),
     edit("7.5", "k scaled and rounded", ("scale * dot(q_tile, tl.trans(k_tile))", "dot(q_tile, tl.trans((scale * k_tile).to(q_tile.dtype)))"),
-         told="q and k are multiplied as they are, and then scaled"),
+         told="scale multiplies float32 numbers only"),
     *(edit(number, f"{name} rounded before it is scaled", (f"{acc} * scale, b", f"{acc}.to({name}.ptr.dtype.element_ty) * scale, b"),
            told="scaled in float32, and then rounded once") for number, name, acc in (("7.2", "dk", "dk_acc"), ("7.5", "dq", "acc"))),
     edit("7.2", "tl.dot for dk's product", ("dk_acc = dot(", "dk_acc = tl.dot("), told="all in float32's digits", gpu=None),
@@ -118,10 +121,10 @@ WRONG_ANSWERS = (
     edit("7.7", "sums rounded after each query head", ("        h = h_k", "        dv_acc = dv_acc.to(dv.ptr.dtype.element_ty).to(tl.float32)\n        h = h_k"),
          told="the sums over the group are kept in float32"),
     edit("7.8", "matrix saved", (SAVE, f"{SAVE[:-1]}, torch.softmax(q @ k.mT, dim=-1))"), ("lse = ctx.saved", "lse, _ = ctx.saved"),
-         told="save_for_backward gets other tensors than q, k, v, o and lse"),
-    edit("7.8", "tensors on ctx", (SAVE, "ctx.tensors = [q, k, v, o, lse]"), ("ctx.saved_tensors", "ctx.tensors"), told="the shapes are none"),
+         told="keep q, k, v, o and lse by it, and no others"),
+    edit("7.8", "tensors on ctx", (SAVE, "ctx.tensors = [q, k, v, o, lse]"), ("ctx.saved_tensors", "ctx.tensors"), told="save_for_backward gets no tensor"),
     edit("7.8", "forward run again", (SAVE, "ctx.save_for_backward(q, k, v)"), ("q, k, v, o, lse = ctx.saved_tensors", RUN_AGAIN),
-         told="the result is right, but save_for_backward gets other tensors"),
+         told="the result is right, but with S_q = S_k = 24 and D = 4, save_for_backward gets"),
     edit("7.8", "lse returned", ("return o\n", "return o, lse\n"), told="forward returns a tuple of 2: o alone is the result"),
     edit("7.8", "do.view", ("o, do, lse", "o, do.view(-1).view(o.shape), lse"), told="do a (B, S, H, D) tensor seen as"),
     edit("7.8", "no dv", ("return dq, dk, dv,", "return dq, dk, None,"), told="dv is None"),

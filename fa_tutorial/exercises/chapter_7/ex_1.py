@@ -67,7 +67,8 @@ def inputs():
 
     yield whole(1, 1, 16, 16, "one head, S_q = D = 16, one tile")
     yield whole(1, 1, 32, 16, "S_q = 32, two programs", "a program's rows begin at start_m, in o, do and delta")
-    yield whole(2, 2, 32, 16, "B = H = 2, S_q = 32", f"batch_head is b · H + h: // H gives b, % H gives h, and {PLACE}")
+    pair = f"a program's number gives a block of rows and a batch_head, b · H + h, each pair once, and {PLACE}"
+    yield whole(2, 2, 32, 16, "B = H = 2, S_q = 32", pair)
     yield whole(1, 1, 16, 12, "D = 12, BLOCK_D = 16", "load_tile takes D and BLOCK_D, and puts zeros past D")
     past = "give load_tile S_q, mask the store by offs_m < S_q, and count tl.cdiv(S_q, BLOCK_M) row blocks to a head"
     yield whole(1, 2, 20, 16, "H = 2, S_q = 20, BLOCK_M = 16", f"{past}; {PLACE}", edge="ragged")

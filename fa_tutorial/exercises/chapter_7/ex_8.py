@@ -76,8 +76,8 @@ def refused(answer):
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         o = answer.apply(*leaves, False, 0.5)
     if sum(x.numel() for x in saved) != H * S * (4 * D + 1):
-        shapes = ", ".join(str(tuple(x.shape)) for x in saved) or "none"
-        return f"save_for_backward gets other tensors than q, k, v, o and lse: with S_q = S_k = {S} and D = {D} the shapes are {shapes}"
+        shapes = ", ".join(str(tuple(x.shape)) for x in saved) or "no tensor"
+        return f"with S_q = S_k = {S} and D = {D}, save_for_backward gets {shapes}: keep q, k, v, o and lse by it, and no others"
     loss = (o * o).sum()
     try:
         gradients = torch.autograd.grad(loss, leaves, create_graph=True)

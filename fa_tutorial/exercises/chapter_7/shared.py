@@ -235,13 +235,13 @@ def rounding():
     on = "fp16, q kᵀ near 66,560 before it is scaled, s near 2,080, dp and delta near 2,050"
     rule = "s, dp and delta are kept in float32: fp16 numbers are 2 apart from 2,048 on, and end at 65,504"
     yield given(None, on, rule, tensors=[x.half() for x in tensors], scale=2.0**-5, edge="half")
-    q, k, v, do = zeros()  # ds is ±1, + + − + over the queries, + + − − over the keys
+    q, k, v, do = zeros()  # ds is 11 a b, with a and b 3, 5, −3, −5 over queries and keys, so ds / 11 is whole
     q[..., 0], q[..., 1], k[:, :, ::2, 0], k[:, :, ::2, 1] = 5, -1, 4096, 20480
-    q[..., 2] = k[..., 3] = torch.tensor([4096, 16384, 20480, 0]).repeat(4)
-    do[..., 0], v[..., 0] = (torch.tensor(x).repeat(4) for x in ([16, 16, -16, 16], [1, 1, -1, -1]))
-    on = "fp16, scale = 0.3, sums of 0 such as 5 · 4096 − 20480 in s, and 4096 + 16384 − 20480 in dk and dq"
-    rule = "in s, dk and dq, q and k are multiplied as they are, and then scaled, because 0.3 · 4096 is no fp16 number"
-    yield given(None, on, rule, tensors=(q, k, v, do), scale=0.3, near=0.1, edge="half")
+    q[..., 2] = k[..., 3] = torch.tensor([20480, -12288, 0, 0]).repeat(4)
+    do[..., 0], v[..., 0] = (torch.tensor(x).repeat(4) for x in ([528, 880, -528, -880], [3, 5, -3, -5]))
+    on = "fp16, scale = 1/11, sums of 0 such as 5 · 4096 − 20480 in s, and 99 · 20480 − 165 · 12288 in dk and dq"
+    rule = "in s, dk and dq, q and k are multiplied as they are, and scale multiplies float32 numbers only, because fp16 has no 1/11"
+    yield given(None, on, rule, tensors=(q, k, v, do), scale=1 / 11, near=0.1, edge="half")
     q, k, v, do = zeros()  # key 15 has p = 2e-8, which is 0 in fp16, and dp = 32,768
     q[..., 0], k[:, :, 15, 0], v[:, :, 15, 0], do[..., 0] = 1, -15, 32768, 1
     rule = "p is rounded to fp16 right before its product, and ds is computed from the p that isn't rounded"
