@@ -323,14 +323,22 @@ def loop_order(kernel: Any, stages: int) -> list[str]:
     return steps
 
 
-def split_shared_bytes(kernel: Any) -> int:
-    """Bytes of shared memory that a block of exercise 11.3's kernel takes on an H200 as the chapter launches it: in
-    fp16, with D = 128 and tiles of 64 keys."""
+def split_resources(kernel: Any, *stages: int) -> list[tuple[int, int]]:
+    """(registers a thread, bytes of shared memory a block) of exercise 11.3's kernel, or 11.5's, on an H200.
+
+    For each number of stages, as the chapter launches it: in fp16, with D = 128, and tiles and pages of 64 keys.
+    """
     tensors = [heads(torch.empty(1, 8, n, 128, dtype=torch.float16, device="meta")) for n in (8, 128, 128)]
     o, lse = heads(torch.empty(2, 8, 8, 128, device="meta")), torch.empty(2, 8, 8, device="meta")
-    sizes = (8, 1, 8, 128, 128, 128**-0.5)
-    compiled, _ = compiled_by(kernel[(8, 2)], *tensors, o, lse, *sizes, BLOCK_M=16, BLOCK_N=64, BLOCK_D=128)
-    return compiled.metadata.shared
+    paged = "PAGE_SIZE" in kernel.arg_names
+    tables = [torch.empty(n, dtype=torch.int32, device="meta") for n in (2, 1)] if paged else []
+    blocks = {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_D": 128} | ({"PAGE_SIZE": 64} if paged else {})
+    found = []
+    for each in stages:
+        call = (*tensors, *tables, o, lse, 8, 1, 8, 128, 128, 128**-0.5)  # 11.3's S, or 11.5's pages, then D
+        compiled, log = compiled_by(kernel[(8, 2)], *call, **blocks, num_stages=each)
+        found.append((read_ptxas(log)[0], compiled.metadata.shared))
+    return found
 
 
 def scored_loops(scores: dict[str, Any], D: int) -> dict[str, list[int]]:

@@ -47,9 +47,10 @@ def windowed(split_heads: Any, bound: str) -> Any:
     return defined(source_of(split_heads), names)[split_heads.fn.__name__]
 
 
-def split_shared_bytes(split_heads: Any) -> int:
-    """compiling.split_shared_bytes of 11.3's kernel, or a reader's."""
-    return compiling.of_a_kernel(catalogue.find("11.3").solution)(compiling.split_shared_bytes)(split_heads)
+def split_resources(kernel: Any, *stages: int) -> list[tuple[int, int]]:
+    """compiling.split_resources of 11.3's kernel or 11.5's, or a reader's."""
+    course = catalogue.find("11.5" if "PAGE_SIZE" in kernel.arg_names else "11.3").solution
+    return compiling.of_a_kernel(course)(compiling.split_resources)(kernel, *stages)
 
 
 def two_lanes(start: float, tiles: float, transfer: float, merge: float, measured: float) -> Figure:

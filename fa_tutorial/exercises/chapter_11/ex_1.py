@@ -17,12 +17,14 @@ TIME = f"max(part * programs * tile_us, {MEMORY})"
 MISTAKES = {
     "keys are counted once per query head: the cache holds H_k heads, and each is read once": (BYTES, "4 * B * H_q * S * D"),
     "the values are missing, or a number's second byte: the cache holds a key and a value for each token, in fp16": (BYTES, "2 * B * H_k * S * D"),
+    "keys and values are counted with 4 bytes a number: fp16 has 2": (BYTES, "8 * B * H_k * S * D"),
     "programs are counted once per query head: each of the H_k key heads has one program a part": (PROGRAMS, "math.ceil(B * H_q * splits / sms)"),
     "the programs of one split are counted: each key head has one program a part": (PROGRAMS, "math.ceil(B * H_k / sms)"),
     "the faster of SMs and memory is taken: the slower one decides": (TIME, TIME.replace("max", "min")),
     "the times of SMs and memory are added: both go on at once, so the slower one alone decides": (
         TIME, f"part * programs * tile_us + {MEMORY}"),
     "an SM with several programs computes only one of them: it computes them one after another": (PROGRAMS, "1"),
+    "the programs of the busiest SM are not rounded up, though it has a whole number of them": (PROGRAMS, "(B * H_k * splits / sms)"),
     "programs whose part has no tile are left out: count every program, as a whole part": (
         PROGRAMS, "math.ceil(B * H_k * math.ceil(math.ceil(S / 64) / part) / sms)"),
     "the parts are not rounded up: a part is whole tiles, ceil(tiles / splits)": (PART, "math.ceil(S / 64) / splits"),
@@ -37,7 +39,10 @@ def truth(B, H_q, H_k, S, D, splits, sms, tile_us, copy_gb_s):
 
 def inputs():
     for numbers, otherwise in (
-        ((1, 8, 2, 640, 10, 1, 100, 2.0), "2 key heads are 2 programs of 10 tiles, so 20 µs; their 51,200 bytes take 12.8 µs"),
+        (
+            (1, 8, 2, 640, 10, 1, 100, 2.0),
+            "2 key heads are 2 programs, each with 10 tiles on one SM, so 20 µs; their 51,200 bytes take 12.8 µs",
+        ),
         ((1, 8, 2, 640, 10, 1, 100, 1.0), "10 tiles take 10 µs, and 51,200 bytes at 4 GB/s take 12.8 µs; a GB is 10⁹"),
         ((1, 6, 3, 640, 10, 1, 100, 0.5), "3 key heads are 76,800 bytes, so 19.2 µs, and 10 tiles take 5 µs"),
         ((1, 8, 2, 610, 10, 9, 100, 8.0), "610 keys are 10 tiles, the last of them with 34 keys, so the longest of 9 parts has 2"),
@@ -47,7 +52,7 @@ def inputs():
         ((1, 8, 2, 640, 10, 5, 5, 8.0), "10 programs on 5 SMs are 2 on each, of 2 tiles"),
         ((1, 8, 2, 640, 10, 5, 4, 8.0), "10 programs on 4 SMs: some SMs have 3, one after another"),
         ((1, 8, 2, 640, 10, 6, 10, 8.0), "12 programs on 10 SMs are 2 on some; each counts as a whole part, also one without a tile"),
-        ((2, 12, 3, 640, 10, 2, 5, 8.0), "2 sequences with 3 key heads in 2 splits are 12 programs, up to 3 on each of 5 SMs"),
+        ((25, 12, 3, 640, 10, 2, 5, 80.0), "25 sequences with 3 key heads in 2 splits are 150 programs, 30 on each of 5 SMs"),
     ):
         yield case(*numbers, 4.0, otherwise=otherwise)
 

@@ -89,7 +89,7 @@ def inputs():
     yield parts(1, 1, 8, 90, 1, 2, wide, block_n=32)
     yield parts(2, 3, 4, 32, 1, 2, f"q, k, v are views; program i has batch entry i // H_k, key head i % H_k; {PLACE}")
     yield parts(2, 2, 4, 70, 2, 3, "the tensors may be fp16, and D less than BLOCK_D", D=20, dtype=torch.float16)
-    nothing = "where a row sees nothing l is 0: divide by 1 instead, and lse is −∞"
+    nothing = "where a row sees nothing m stays −∞ and l 0: divide by 1, and lse is m + log 1 = −∞"
     yield parts(1, 1, 8, 20, 1, 4, nothing, edge="empty")
     last = "the last part, keys 16 and 17, counts for the two newest tokens alone; for the two before o = 0 and lse = −∞"
     yield parts(1, 1, 8, 18, 4, 2, last, edge="empty", infinite=nothing)

@@ -47,13 +47,13 @@ ALONE, SHARED = {1: 0.9}, {1: 0.9, 2: 0.6, 3: 0.5}
 
 
 def inputs():
-    first = "16 splits take 28.8 µs, and 15 take 31.5; 17 would put two programs on some SMs, and `prices` has no price for two"
-    yield case(8, 512, 132, ALONE, otherwise=first)
-    yield case(7, 70, 132, ALONE, otherwise="at most 17 splits have 4 tiles each; 17 have parts of 5, and so have 14 splits")
+    first = "12 splits take 38.7 µs, and 11 take 42.3; 13 would put two programs on some SMs, and `prices` has no price for two"
+    yield case(8, 512, 100, ALONE, otherwise=first)
+    yield case(7, 70, 132, ALONE, otherwise="at most 17 splits have 4 tiles each; 14 to 17 have parts of 5, and fewer have longer ones")
     yield case(8, 298, 132, {1: 1.0}, otherwise="16 splits are 19 tiles an SM, the fewest; 15 splits are 20, over 5 % more than 19")
     yield case(12, 540, 132, {1: 0.9, 2: 0.6}, otherwise="22 splits take the least, 2 · 25 · 0.6 = 30 µs; 21 take 31.2, within 5 % of that")
-    yield case(64, 512, 132, SHARED, otherwise="6 splits are 3 programs of 86 tiles on an SM, 3 · 86 · 0.5 = 129 µs, the least")
-    yield case(66, 512, 132, {1: 0.9, 2: 0.9}, otherwise="two programs that take turns gain nothing: 2 splits, one program on an SM")
+    yield case(64, 512, 110, SHARED, otherwise="5 splits are 3 programs of 103 tiles on an SM, 3 · 103 · 0.5 = 154.5 µs, the least")
+    yield case(66, 12, 132, {1: 0.9, 2: 0.9}, otherwise="2 splits are one program of 6 tiles, 5.4 µs; 3 are two of 4 on some SMs, 7.2 µs")
     yield case(
         512, 512, 132, SHARED, on="choose_splits(512, 512, 132, prices), one split already needs more than `prices` has, so one split"
     )
