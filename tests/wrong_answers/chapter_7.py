@@ -47,7 +47,7 @@ WRONG_ANSWERS = (
            (f"{scaled} * scale", scaled), told="multiplied as they are, and scale multiplies float32 numbers only")
       for number, of, old, scaled in (("7.2", "q", " q_tile)  #", "dk_acc"), ("7.5", "k", "k_tile, acc)", "acc"))),
     *(edit(number, "ds scaled in fp16", (f"{ds}.to({of}_tile.dtype)", f"({ds}.to({of}_tile.dtype) * scale).to({of}_tile.dtype)"),
-           (f"{scaled} * scale", scaled), told="scale multiplies float32 numbers only")
+           (f"{scaled} * scale", scaled), told="scale multiplies float32 numbers only", gpu=None)
       for number, ds, of, scaled in (("7.2", "ds_t", "q", "dk_acc"), ("7.3", "ds_t", "q", "dk_acc"), ("7.5", "ds", "k", "acc"))),
     edit("7.6", "k scaled and rounded for dq", ("scale * dot(tl.trans(ds_t), k_tile)", "dot(tl.trans(ds_t), (scale * k_tile).to(k_tile.dtype))"),
          told="multiplied as they are, and scale multiplies float32 numbers only"),
@@ -71,7 +71,7 @@ WRONG_ANSWERS = (
                                      ("7.7", "range(first_m, full_m, BLOCK_M)", "BLOCK_M", "BLOCK_N"))),
     *(edit("7.4", f"{name} not clamped", (f"tl.maximum({first} + S_q - S_k, 0)", f"({first} + S_q - S_k)"),
            told="no loop starts before query 0", gpu=gpu)
-      for name, first, gpu in (("start", "start_n", "takes the query"), ("full_m", "last_key", "takes the query"))),
+      for name, first, gpu in (("start", "start_n", "takes the query"), ("full_m", "last_key", "i + S_k − S_q"))),
     edit("7.4", "IS_CAUSAL ignored", ("if IS_CAUSAL:\n        first", "if True:\n        first"), ("if IS_CAUSAL:\n        for", "if True:\n        for"),
          told="the loop without a mask takes every query, and the loop with it none"),
     *(edit(number, "dv scaled", ("dv_acc, b", "dv_acc * scale, b"), told=told) for number, told in (("7.4", "dv = Σ pᵀ do"), ("7.6", "dv = pᵀ do"))),

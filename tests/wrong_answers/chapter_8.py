@@ -54,7 +54,7 @@ WRONG_ANSWERS = (
     edit("8.3", "k's row counts tiles", ("k_desc.load([b, h, start_n, 0])", "k_desc.load([b, h, start_n // BLOCK_N, 0])"),
          told="the second tile has the coordinates [b, h, BLOCK_N, 0], in k and in v"),
     edit("8.3", "the loop takes D keys", ("range(0, S_k, BLOCK_N)", "range(0, S_k, D)"), told="BLOCK_N keys at a time"),
-    edit("8.3", "o's row is 0", ("o_desc.store([b, h, start_m", "o_desc.store([b, h, 0"), told="o's row is q's"),
+    edit("8.3", "o's row is 0", ("o_desc.store([b, h, start_m", "o_desc.store([b, h, 0"), told="o's row is q's", gpu="S_q = 128, S_k = 48"),
     edit("8.3", "v of head 0", ("v_desc.load([b, h", "v_desc.load([b, 0"), told="the same in q, k, v and o"),
     edit("8.4", "four instructions at a time", ("num_warps * instructions / 4", "num_warps * (instructions // 4)"), told="not rounded"),
     edit("8.4", "the limit for the whole tile", ("max(256, issuing)", "tiles * max(256, issuing / tiles)"),
