@@ -230,15 +230,14 @@ class Block(NamedTuple):
 def by_stamps(card: dict[str, Any], loop: str) -> Block:
     """A mean block of a clocked loop."""
     row = clocked(card, loop)
+    cycles = row["cycles"]
     if loop == "chapter 8's":
-        cycles = row["cycles"]
         return Block(cycles["p v to asked"] + cycles["k to stop"], cycles["asked to k"], cycles["away"])
     if loop == "finished":
-        cycles = row["cycles"]
         return Block(cycles["k"], cycles["packed"], cycles["s"])
     parts: collections.Counter[str] = collections.Counter()
-    for part, cycles in mean_parts(row):
-        parts[part] += cycles
+    for part, length in mean_parts(row):
+        parts[part] += length
     return Block(parts["matmul"], parts["tiles"], parts["softmax"] + parts["rest"])
 
 
@@ -254,10 +253,10 @@ def print_blocks(card: dict[str, Any], *names: str) -> None:
         call = round(_cycles_a_block(card, clocked(card, name), "call"))
         numbers = *parts, call - sum(parts), call
         print(f"{name:34}" + "".join(f"{x:7,}" for x in numbers) + f"{plain[name]:17,.0f}")
-    for name, waits in (
-        ("at best", one),
-        *[("at best, overlapped", one // 2)] * bool({"overlapped", "finished"} & {*names}),
-    ):
+    best = {"at best": one}
+    if {"overlapped", "finished"} & {*names}:
+        best["at best, overlapped"] = one // 2
+    for name, waits in best.items():
         print(f"{name:34}" + "".join(f"{x:7,}" for x in (waits, 0, 2 * one - waits, 0, 2 * one)))
 
 
