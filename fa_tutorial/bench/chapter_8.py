@@ -82,6 +82,9 @@ UNSEEN = [(32, 64, 4, 2), (64, 32, 4, 3), (64, 64, 4, 1), (64, 64, 8, 2), (64, 1
 UNSEEN += [(128, 32, 4, 3), (128, 64, 4, 3), (128, 64, 8, 2), (128, 128, 4, 2)]
 # Of D = 128: those among which the reader chooses.
 SIX = [(64, 64, 4, 1), (64, 64, 4, 3), (64, 128, 4, 1), (128, 64, 4, 2), (128, 128, 4, 1), (128, 128, 8, 2)]
+# By D: those whose waits are counted.
+WAITING = {D: [(64, 64, 4, stages) for stages in (1, 2, 3)] for D in (64, 128)}
+WAITING[128] += [(64, 128, 4, 1), (128, 64, 4, 2)]
 
 
 def tiles_of(D: int) -> list[tuple[int, int, int, int]]:
@@ -292,6 +295,24 @@ def tiles_of_h200() -> pd.DataFrame:
             | {"alone": alone[D, words] * 4096 / (block_m * block_n)}
         )
     return pd.DataFrame(rows)
+
+
+def print_waits(tiles: pd.DataFrame) -> None:
+    """Print of WAITING's tiles, which are among tiles_of_h200's: their "programs" on an SM, an SM's cycles for 64 x 64
+    scores, those of a program that is alone there, divided by the programs, and in which share of the time, by ncu, a
+    warp waits for k and v, and for its matmuls."""
+    print("H200, full: cycles for 64 x 64 scores, and how long, by ncu, a warp waits for k and v, and for matmuls")
+    waits = {(row["D"], row["provider"]): row for row in kernels_of_h200("waits")}
+    before = None
+    for row in tiles.sort_values(["D", "tile"]).to_dict("records"):
+        if row["tile"] not in WAITING[row["D"]]:
+            continue
+        if row["D"] != before:
+            print(f"D = {row['D']:3}                     programs  alone / programs  cycles  k and v  matmuls")
+        told = f"{row['programs']:10}{row['alone'] / row['programs']:18,.0f}{row['cycles']:8,}"
+        shares = (f"{waits[row['D'], row['name']][key]:9.0%}" for key in ("tiles", "matmuls"))
+        print(f"  {row['name']:24}{told}", *shares, sep="")
+        before = row["D"]
 
 
 BLACK_LINE: dict = {"marker": "|", "linestyle": "", "markersize": 12, "markeredgewidth": 2, "color": "black"}

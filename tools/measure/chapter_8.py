@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 
 from fa_tutorial import compiling, sass, tuned
@@ -25,7 +26,7 @@ from fa_tutorial.source import defined, edited, source_of
 from fa_tutorial.tiles import TileConfig
 from fa_tutorial.tuned import ideas, steps
 from measure.clocks import cycles_in_turns, powered_in_turns
-from measure.profiler import counted, launched_twice, python
+from measure.profiler import counted, launched_twice, python, sampled
 from measure.turns import by_shape, in_turns
 
 
@@ -291,8 +292,37 @@ def launch(provider: str) -> None:
     launched_twice([partial(attend, *inputs(POINT), False)])
 
 
+def wait_cases() -> Iterator[Measurement]:
+    """The finished kernel with pages.WAITING's tiles, full, S = 4,096, by ncu: its cycles, and the shares of a warp's
+    time in which it waits for tiles and for matmuls."""
+    for D, of_D in pages.WAITING.items():
+        tiles = list(itertools.starmap(TileConfig, of_D))
+        abouts = {tile: about(8, "waits", in_words(tile), **vars(at_4096(D, False))) for tile in tiles}
+        yield from in_turns(abouts, _waits_of, D, tiles)
+
+
+def _waits_of(D: int, tiles: Sequence[TileConfig]) -> dict[TileConfig, dict[str, Any]]:
+    launches = sampled("forward_kernel", python("chapter_8", f"launch_tiles({D})"))
+    return {tile: _waits(*launch) for tile, launch in zip(tiles, launches, strict=True)}
+
+
+def _waits(cycles: int, lines: pd.DataFrame) -> dict[str, Any]:
+    """A warp that waits for a TMA's barrier stands at a branch, until shared memory answers (long scoreboard)."""
+    branches = lines["Source"].str.contains("BRA")
+    matmuls = lines["Source"].str.contains("WARPGROUP.DEPBAR")
+    found = {"tiles": lines["stall_long_sb"][branches], "matmuls": lines["# Samples"][matmuls]}
+    return {"cycles": cycles} | {name: round(at.sum() / lines["# Samples"].sum(), 4) for name, at in found.items()}
+
+
+def launch_tiles(D: int) -> None:
+    """What ncu samples."""
+    given = *inputs(at_4096(D, False)), False, D**-0.5
+    tiles = itertools.starmap(TileConfig, pages.WAITING[D])
+    launched_twice([partial(tuned.flash_forward, *given, tile=tile) for tile in tiles])
+
+
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module."""
     of_steps = itertools.chain(step_cases(), order_cases(), waste_cases())
-    tiles = itertools.chain(tile_cases(), unseen_cases(), alone_cases())
+    tiles = itertools.chain(tile_cases(), unseen_cases(), alone_cases(), wait_cases())
     return itertools.chain(of_steps, tiles, experiment_cases(), short_cases(), power_cases(), counter_cases())

@@ -4,6 +4,7 @@ import io
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,42 @@ def counted(kernel: str, command: list[str], *options: str) -> pd.DataFrame:
     One row for each launch of a kernel whose name matches `kernel`. RuntimeError, with its reason, where ncu counts
     nothing.
     """
+    return _raw(_ncu("--page", "raw", *_launches_of(kernel), *options, *command))
+
+
+def sampled(kernel: str, command: list[str]) -> list[tuple[int, pd.DataFrame]]:
+    """Of each launch that `counted` would count: its cycles, and its instructions ("Source") with how often ncu found a
+    warp about to issue each ("# Samples"), and why that warp didn't ("stall_…")."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = str(Path(folder, "samples.ncu-rep"))
+        wanted = "--section", "SourceCounters", "--metrics", CYCLES
+        _ncu("--export", report, *_launches_of(kernel), *wanted, *command)
+        cycles = _raw(_ncu("--import", report, "--page", "raw"))[CYCLES]
+        listings = _ncu("--import", report, "--page", "source").split('"Kernel Name"')[1:]
+    tables = [pd.read_csv(io.StringIO(listing), skiprows=1) for listing in listings]
+    return list(zip(cycles.astype(int), tables, strict=True))
+
+
+CYCLES = "sm__cycles_elapsed.max"
+
+
+def _launches_of(kernel: str) -> list[str]:
+    return ["--kernel-name", f"regex:{kernel}", "--profile-from-start", "off"]
+
+
+def _ncu(*words: str) -> str:
+    """What ncu prints. RuntimeError where it fails."""
     ncu = shutil.which("ncu")
     if ncu is None:
         raise RuntimeError("ncu is not installed")
-    words = ["--csv", "--page", "raw", "--kernel-name", f"regex:{kernel}", "--profile-from-start", "off"]
-    run = subprocess.run([ncu, *words, *options, *command], capture_output=True, text=True)
-    lines = [line for line in run.stdout.splitlines() if line.startswith('"')]
-    if run.returncode or len(lines) < 3:
+    run = subprocess.run([ncu, "--csv", *words], capture_output=True, text=True)
+    if run.returncode:
         raise RuntimeError(f"ncu measured nothing: {(run.stdout + run.stderr).strip().splitlines()[-1:]}")
+    return run.stdout
+
+
+def _raw(printed: str) -> pd.DataFrame:
+    lines = [line for line in printed.splitlines() if line.startswith('"')]
+    if len(lines) < 3:
+        raise RuntimeError(f"ncu measured nothing: {printed.strip().splitlines()[-1:]}")
     return pd.read_csv(io.StringIO("\n".join([lines[0], *lines[2:]])), thousands=",")  # lines[1] holds the units
