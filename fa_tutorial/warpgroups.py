@@ -63,10 +63,10 @@ def _needed(kind: str, block: int, overlap: bool) -> list[tuple[str, int]]:
     return [(other, j) for other, j in before if j >= 0]
 
 
-def cycles_per_block(D: int, warpgroups: int = 1, overlap: bool = False) -> float:
-    """Cycles between two blocks of keys, whichever warpgroup's, once the timeline has become regular."""
+def cycles_per_round(D: int, warpgroups: int = 1, overlap: bool = False) -> float:
+    """Cycles of a round, two blocks, whichever warpgroups', once the timeline has become regular."""
     short, long = (max(op.end for op in timeline(D, warpgroups, overlap, blocks)) for blocks in (20, 40))
-    return (long - short) / (20 * warpgroups)
+    return (long - short) / (10 * warpgroups)
 
 
 class Loop(NamedTuple):
@@ -83,7 +83,7 @@ TWO_STOPS, ONE_STOP, GAP = Loop((512, 512), 1190, 121), Loop((1024,), 1141, 447)
 
 
 def two_consumers(loop: Loop, gap: int = GAP, late: int = 0, blocks: int = 300) -> tuple[float, list[float]]:
-    """Cycles a block of an SM whose tensor cores serve whoever of two consumers asks first; the shares of the time in
+    """Cycles a round of an SM whose tensor cores serve whoever of two consumers asks first; the shares of the time in
     which 0, 1, 2 of them are at a softmax. gap: from the end of a block's last matmul until its consumer asks for the
     next q kᵀ, in a loop with two stops; late: when consumer 1 starts. images/explore/in_step.html draws it."""
     free, changes = 0, []  # when the tensor cores are free; when a softmax begins (+1) and ends (-1)
@@ -100,4 +100,4 @@ def two_consumers(loop: Loop, gap: int = GAP, late: int = 0, blocks: int = 300) 
     for (start, change), (end, _) in itertools.pairwise(sorted(changes)):
         n += change
         times[n] += end - start
-    return free / (2 * blocks), [time / sum(times) for time in times]
+    return free / blocks, [time / sum(times) for time in times]

@@ -9,13 +9,13 @@ from fa_tutorial import warpgroups
 from fa_tutorial.bench import chapter_9, results
 from fa_tutorial.exercises import catalogue
 from fa_tutorial.source import source_of
-from fa_tutorial.warpgroups import cycles_per_block, timeline
+from fa_tutorial.warpgroups import cycles_per_round, timeline
 
 
 @pytest.mark.parametrize("D", [64, 128, 256])
 def test_one_warpgroup_takes_the_cycles_of_the_formulas(D):
-    assert cycles_per_block(D) == 8 * D + 512  # (9.2)
-    assert cycles_per_block(D, overlap=True) == 4 * D + max(4 * D, 512)  # (9.3)
+    assert cycles_per_round(D) == 16 * D + 1024  # (9.2)
+    assert cycles_per_round(D, overlap=True) == 8 * D + max(8 * D, 1024)  # (9.3)
 
 
 @pytest.mark.parametrize("overlap", [False, True])
@@ -23,7 +23,7 @@ def test_one_warpgroup_takes_the_cycles_of_the_formulas(D):
 @pytest.mark.parametrize("D", [64, 128, 256])
 def test_several_warpgroups_keep_one_unit_busy_and_end_together(D, warpgroups, overlap):
     each = max(8 * D, 512)
-    assert cycles_per_block(D, warpgroups, overlap) == each  # (9.3)
+    assert cycles_per_round(D, warpgroups, overlap) == 2 * each  # (9.3)
     operations = timeline(D, warpgroups, overlap, blocks=20)
     ends = [max(op.end for op in operations if op.warpgroup == w) for w in range(warpgroups)]
     assert max(ends) - min(ends) <= each * (warpgroups - 1), "none is served last again and again"
@@ -42,8 +42,8 @@ def test_the_model_alternates_where_the_gpu_does():
     ):
         _, shares = warpgroups.two_consumers(loop, late=late)
         assert (shares[1] > 0.6) == (one[name] > 0.6), name
-    assert warpgroups.two_consumers(warpgroups.TWO_STOPS, 0)[0] < 1250
-    assert all(warpgroups.two_consumers(warpgroups.TWO_STOPS, gap)[0] == pytest.approx(1423.5, abs=1) for gap in (1, 100, 500))
+    assert warpgroups.two_consumers(warpgroups.TWO_STOPS, 0)[0] < 2500
+    assert all(warpgroups.two_consumers(warpgroups.TWO_STOPS, gap)[0] == pytest.approx(2847, abs=2) for gap in (1, 100, 500))
 
 
 def test_a_block_of_the_backward_idles_where_the_text_says_so():

@@ -38,6 +38,7 @@ SUM = "        acc, p = warpgroup_mma_wait(0, [acc, p])\n"
 PASS = "mbarrier.arrive(turns.index(1 - C), count=1)\n"
 SUM_9_3 = "        acc = warpgroup_mma(p, v.index(stage), rescaled(acc, alpha), is_async=True)\n"
 TAKES_TURNS = ("empty, zeros", "empty, turns, zeros", 1), ("scale_log2, blocks):", "scale_log2, blocks, C):", 1)
+ROUND = 4 * matmul_cycles(128)  # the cycles that a round's matmuls take (9.1)
 NOTE = "D = 128, no mask, S = 4,096"
 # What makes another loop of the solution of 9.3, which has two stops, and of 9.4's, which ptxas leaves half overlapped.
 # A turn of 9.6 lasts from p v to the next q kᵀ.
@@ -90,19 +91,19 @@ BLOCKS = {
 
 
 def loops(card: dict[str, Any], **shape: int) -> pd.DataFrame:
-    """The kernels that were timed in turns, D = 128, full, S = 4,096, by name: "cycles" of an SM for 64 x 128 scores,
+    """The kernels that were timed in turns, D = 128, full, S = 4,096, by name: "cycles" of an SM for a round,
     "mhz", "tflops", "instructions" of a block where they were counted, and as "one" the share of the time in which
     exactly one consumer is at a softmax, where there are stamps. shape: another than 16 heads."""
     found = results.select(card["kernels"], kernel="loop", **{"H_q": 16} | shape).set_index("provider")
     table = found[["mhz", "tflops", "instructions"]].copy()
     for column in ("cycles", "cycles_20", "cycles_80"):
-        table[column] = [_cycles_a_block(card, row, column) for _, row in found.iterrows()]
+        table[column] = [_cycles_a_round(card, row, column) for _, row in found.iterrows()]
     table["one"] = [of[1] if isinstance(of, list) else None for of in found["softmax_at_once"]]
     return table
 
 
 def print_kernels(card: dict[str, Any]) -> None:
-    """The chapter's six kernels: what a block does, the cycles of an SM for 64 x 128 scores, and the rate."""
+    """The chapter's six kernels: what a block does, the cycles of an SM for a round, and the rate."""
     table = loops(card)
     print(f"{f'{gpu(card)}, {NOTE}':74}cycles  TFLOP/s")
     for name, block in BLOCKS.items():
@@ -110,7 +111,7 @@ def print_kernels(card: dict[str, Any]) -> None:
 
 
 def print_cycles(card: dict[str, Any], *names: str) -> None:
-    """The cycles of an SM for 64 x 128 scores, of these loops."""
+    """The cycles of an SM for a round, of these loops."""
     cycles = loops(card)["cycles"]
     print(f"{f'{gpu(card)}, {NOTE}':50}cycles")
     for name in names:
@@ -151,23 +152,23 @@ def draw_account(card: dict[str, Any]) -> Figure:
     (9.1)."""
     table = loops(card).loc[list(CHANGES)]
     figure = Figure(figsize=(10, 2.9))
-    ax, matmuls = figure.subplots(), 2 * matmul_cycles(128)
+    ax, matmuls = figure.subplots(), ROUND
     before = None
     for n, (name, row) in enumerate(table.iterrows()):
         cycles = round(row["cycles"])
         ax.barh(n, cycles, facecolor="0.9", **EDGE)
         spread = (row.cycles_80 - row.cycles_20) / row.cycles / 2
-        ax.text(20, n, f"{cycles:,} ± {spread:.1%}", va="center", size="small")
+        ax.text(40, n, f"{cycles:,} ± {spread:.1%}", va="center", size="small")
         if before:
             ax.barh(n, before - cycles, left=cycles, facecolor=CHANGES[name][1], **EDGE)
-            ax.text(before + 15, n, f"−{before - cycles:,}", va="center", size="small")
+            ax.text(before + 30, n, f"−{before - cycles:,}", va="center", size="small")
         before = cycles
     ax.barh(n, matmuls - before, left=before, facecolor="white", hatch="////", **EDGE)
     ax.text((matmuls + before) / 2, n + 0.42, f"{before - matmuls:,} left", ha="center", va="top", size="small")
     ax.axvline(matmuls, color="black", linestyle="--", linewidth=1.3)
-    ax.text(matmuls + 10, -0.55, f"the matmuls alone (9.1): {matmuls:,}", ha="left", va="bottom", size="small")
-    ax.set(xlim=(0, 1_900), ylim=(len(table) - 0.2, -1.05))
-    ax.set_xlabel(f"cycles for 64 x 128 scores, {gpu(card)}, {NOTE}", loc="left")
+    ax.text(matmuls + 20, -0.55, f"the matmuls alone (9.1): {matmuls:,}", ha="left", va="bottom", size="small")
+    ax.set(xlim=(0, 3_800), ylim=(len(table) - 0.2, -1.05))
+    ax.set_xlabel(f"cycles a round, {gpu(card)}, {NOTE}", loc="left")
     _lanes(ax, list(table.index))
     told = [change for change in CHANGES.values() if change[0]]
     handles = [Patch(facecolor=colour, edgecolor="black") for _, colour in told]
@@ -175,10 +176,10 @@ def draw_account(card: dict[str, Any]) -> Figure:
     return figure
 
 
-def _cycles_a_block(card: dict[str, Any], row: pd.Series, column: str = "cycles") -> float:
-    """Cycles of an SM for 64 x 128 scores that are seen."""
-    blocks = row["B"] * row["H_q"] * ledger.visible_pairs(row["S_q"], row["S_q"], row["is_causal"]) / (ROWS * KEYS)
-    return row[column] / blocks * card["provenance"]["multiprocessors"]
+def _cycles_a_round(card: dict[str, Any], row: pd.Series, column: str = "cycles") -> float:
+    """Cycles of an SM for a round of scores that are seen."""
+    pairs = row["B"] * row["H_q"] * ledger.visible_pairs(row["S_q"], row["S_q"], row["is_causal"])
+    return row[column] / pairs * 2 * ROWS * KEYS * card["provenance"]["multiprocessors"]
 
 
 def clocked(card: dict[str, Any], loop: str) -> pd.Series:
@@ -200,6 +201,7 @@ PARTS = {
     "tiles": ("releases, waits for tiles", {"facecolor": "white", "hatch": "....."}),
 }
 IDLE = {"facecolor": "white", "hatch": "////"}
+ON_DOTS = {"facecolor": "white", "pad": 1, "linewidth": 0}  # behind a number
 
 
 def parts_of(block: Sequence[int], after: Sequence[int]) -> list[tuple[str, int, int]]:
@@ -241,23 +243,45 @@ def by_stamps(card: dict[str, Any], loop: str) -> Block:
     return Block(parts["matmul"], parts["tiles"], parts["softmax"] + parts["rest"])
 
 
-def print_blocks(card: dict[str, Any], *names: str) -> None:
-    """Of these kernels the cycles of an SM for 64 x 128 scores: by_stamps of a block, halved, as two consumers share an
-    SM; what a call with stamps takes more than its blocks, the ends of its programs; that call; and a call without
-    stamps. What is best: a consumer waits for its own matmuls, or where they overlap for q kᵀ, and is away while the
-    other's run (9.1)."""
-    plain, one = loops(card)["cycles"], matmul_cycles(128)
-    print(f"{f'{gpu(card)}, {NOTE}':34}  waits  tiles   away   ends   call   without stamps")
+def draw_blocks(card: dict[str, Any], *names: str) -> Figure:
+    """A bar for a round of each of these kernels, as one consumer spends it: by_stamps of its block, and what a call
+    with stamps takes more than its blocks, the ends of its programs. First what is best: it waits for its own matmuls,
+    or where they overlap for q kᵀ, and is away while the other's run (9.1)."""
+    plain, own = loops(card)["cycles"], 2 * matmul_cycles(128)
+    best = {"at best": own} | ({"at best, overlapped": own // 2} if {"overlapped", "finished"} & {*names} else {})
+    rows: dict[str, tuple[int, ...]] = {name: (waits, 0, ROUND - waits, 0) for name, waits in best.items()}
     for name in names:
-        parts = [cycles // 2 for cycles in by_stamps(card, name)]
-        call = round(_cycles_a_block(card, clocked(card, name), "call"))
-        numbers = *parts, call - sum(parts), call
-        print(f"{name:34}" + "".join(f"{x:7,}" for x in numbers) + f"{plain[name]:17,.0f}")
-    best = {"at best": one}
-    if {"overlapped", "finished"} & {*names}:
-        best["at best, overlapped"] = one // 2
-    for name, waits in best.items():
-        print(f"{name:34}" + "".join(f"{x:7,}" for x in (waits, 0, 2 * one - waits, 0, 2 * one)))
+        block = by_stamps(card, name)
+        rows[name] = *block, round(_cycles_a_round(card, clocked(card, name), "call")) - sum(block)
+    figure = Figure(figsize=(10, 0.42 * len(rows) + 1.2))
+    ax = figure.subplots()
+    looks = [PARTS["matmul"][1], PARTS["tiles"][1], PARTS["softmax"][1], {"facecolor": "white"}]
+    for y, (name, parts) in enumerate(rows.items()):
+        left = 0
+        for x, look in zip(parts, looks, strict=True):
+            ax.barh(y, x, left=left, **EDGE, **look)
+            ink = {"color": "white"} if look["facecolor"].startswith("C") else {"bbox": ON_DOTS}
+            if x:
+                ax.text(left + x / 2, y, f"{x:,}", ha="center", va="center", size="small", **ink)
+            left += x
+        told = f"{left:,}" + (f", without stamps {plain[name]:,.0f}" if name in plain else "")
+        ax.text(left + 30, y, told, va="center", size="small")
+    ax.set(xlim=(0, 5_000), xlabel=f"cycles a round, {gpu(card)}, {NOTE}")
+    _lanes(ax, list(rows))
+    handles = [Patch(edgecolor="black", **look) for look in looks]
+    figure.legend(handles, ["waits", "tiles", "away", "ends"], loc="outside lower center", ncols=4)
+    return figure
+
+
+SAMPLED = ("half overlapped", "overlapped")
+
+
+def print_waits(card: dict[str, Any]) -> None:
+    """How long in a round a consumer of each of SAMPLED waits for its matmuls: ncu's share, of loops' cycles."""
+    cycles = loops(card)["cycles"]
+    for loop in SAMPLED:
+        row = results.select(card["kernels"], chapter=9, kernel="waits", provider=loop).iloc[0]
+        print(f"{gpu(card)}, without stamps, by ncu: {loop} waits {row['matmuls'] * cycles[loop]:.0f} cycles")
 
 
 def draw_clocked(card: dict[str, Any], *loops: str) -> Figure:
@@ -309,24 +333,24 @@ def _lanes(ax: Axes, names: Sequence[str], places: Sequence[float] | None = None
 
 def draw_parts(card: dict[str, Any]) -> Figure:
     """The finished kernel, with 33 heads in place of 16, whose work tiles 132 SMs share evenly, without parts of its
-    softmax, and with exponentials by a polynomial, D = 128, full, S = 4,096: an SM's cycles for 64 x 128 scores beyond
+    softmax, and with exponentials by a polynomial, D = 128, full, S = 4,096: an SM's cycles for a round beyond
     those of the matmuls, and instructions a block."""
     found, shared = loops(card), loops(card, H_q=33).rename({"finished": "finished, SMs share evenly"})
     found = found[found.index.str.match("finished($|, with)")]
     found = pd.concat([found[:1], shared, found[1:]])
     figure = Figure(figsize=(10, 3.3))
-    ax, matmuls = figure.subplots(), 2 * matmul_cycles(128)
+    ax, matmuls = figure.subplots(), ROUND
     places = [n + 0.4 * (n > 1) for n in range(len(found))]  # the softmax's parts are another experiment
     for n, (name, row) in zip(places, found.iterrows(), strict=True):
         beyond = round(row.cycles - matmuls)
         colour = "C3" if "polynomial" in name else "C1" if "without" in name else "0.85"
         ax.barh(n, beyond, facecolor=colour, **EDGE)
-        ax.text(beyond + 4, n, f"{beyond:,}", va="center", size="small")
-        ax.text(440, n, f"{row.instructions:.0f}", va="center", ha="right", size="small")
-    ax.text(440, -0.6, "instructions", va="bottom", ha="right", size="small")
-    ax.set(xlim=(0, 445), ylim=(len(found) - 0.1, -1.2))
+        ax.text(beyond + 8, n, f"{beyond:,}", va="center", size="small")
+        ax.text(880, n, f"{row.instructions:.0f}", va="center", ha="right", size="small")
+    ax.text(880, -0.6, "instructions", va="bottom", ha="right", size="small")
+    ax.set(xlim=(0, 890), ylim=(len(found) - 0.1, -1.2))
     _lanes(ax, [name.removeprefix("finished, ").removeprefix("with ") for name in found.index], places)
-    ax.set_xlabel(f"cycles for 64 x 128 scores beyond the matmuls' {matmuls:,}, {gpu(card)}, {NOTE}", loc="left")
+    ax.set_xlabel(f"cycles a round beyond the matmuls' {matmuls:,}, {gpu(card)}, {NOTE}", loc="left")
     return figure
 
 
@@ -514,11 +538,11 @@ def backward_with(order: Sequence[str]) -> str:
 
 def print_orders(card: dict[str, Any]) -> None:
     """The backward with s′ issued earlier, both orders with more stages of q and do, and each matmul waited for before
-    the next line: cycles of an SM, their share of the kernel's, and a call's time."""
+    the next line: cycles of an SM for 64 queries and 128 keys, their share of the kernel's, and a call's time."""
     found = results.select(card["kernels"], chapter=9, kernel="order").set_index("provider")
-    print(f"{f'{gpu(card)}, {NOTE}':44}cycles for 64 x 64 scores   share      ms")
+    print(f"{f'{gpu(card)}, {NOTE}':44}cycles for 64 queries, 128 keys   share      ms")
     usual = "the kernel's", "s′ right behind dp"
     for name in (*usual, *(f"{order}, three stages" for order in usual), "line by line"):
         row = found.loc[name]
-        cycles = _cycles_a_block(card, row) / 2
-        print(f"{name:44}{cycles:25,.0f}{row.cycles / found.loc[usual[0], 'cycles']:8.2f}{row.ms:8.3f}")
+        cycles = _cycles_a_round(card, row) / 2
+        print(f"{name:44}{cycles:31,.0f}{row.cycles / found.loc[usual[0], 'cycles']:8.2f}{row.ms:8.3f}")

@@ -2,10 +2,10 @@
 
 from matplotlib.axes import Axes
 
-from draw.drawing import arrow, box, grid, heading, image, note, notes, outline, write
+from draw.drawing import arrow, box, bracket, grid, heading, image, note, notes, outline, write
 from draw.look import BODY, WAITS
 from fa_tutorial.barriers import ring, ring_consumer, ring_producer, run
-from fa_tutorial.warpgroups import GAP, KEYS, ROWS, TWO_STOPS, cycles_per_block, matmul_cycles, timeline
+from fa_tutorial.warpgroups import GAP, KEYS, ROWS, TWO_STOPS, cycles_per_round, matmul_cycles, timeline
 
 LOOKS = {"s": {"colour": "blue", "share": 0.45}, "o": {"colour": "green", "share": 0.5}, "exp": {"colour": "orange", "share": 0.55}}
 INCH, LANE, LANES_LEFT = 0.0016, 0.34, 1.45  # inches: of a cycle, of a lane's height, where time 0 is
@@ -21,8 +21,22 @@ def draw_one_warpgroup(ax: Axes) -> None:
 @image("09_two_warpgroups.png", 2.5)
 def draw_two_warpgroups(ax: Axes) -> None:
     """The same for two warpgroups, each with one stop a block (9.3)."""
-    draw_timeline(ax, 0.25, "two warpgroups, one stop: a block every {} cycles, cores {} busy", 128, 2, warpgroups=2)
+    draw_timeline(ax, 0.25, "two warpgroups, one stop: a round every {} cycles, cores {} busy", 128, 2, warpgroups=2)
     draw_key(ax, 1.85, "; B (darker): the second warpgroup")
+
+
+@image("09_waits_and_away.png", 1.8)
+def draw_waits_and_away(ax: Axes) -> None:
+    """Two rounds of two warpgroups at best: each waits for its own matmuls, and is away while the other's run."""
+    heading(ax, 0.1, 0.25, "D = 128 at best: each is away while the other's matmuls run")
+    own, parts = 2 * matmul_cycles(128), (("waits", "blue", 0.6), ("away", "orange", 0.55))
+    for c in range(2):
+        y = 0.5 + c * (LANE + 0.1)
+        note(ax, 0.1, y + LANE / 2, f"warpgroup {'AB'[c]}")
+        for n in range(4):
+            words, colour, share = parts[(n + c) % 2]
+            span(ax, n * own, (n + 1) * own, y, f"{words}: {own:,}", colour=colour, share=share)
+    bracket(ax, LANES_LEFT, LANES_LEFT + 2 * own * INCH, 1.38, f"a round: {2 * own:,} cycles", -0.08)
 
 
 @image("09_overlapped.png", 4.1)
@@ -35,8 +49,9 @@ def draw_overlapped(ax: Axes) -> None:
 
 def draw_timeline(ax: Axes, top: float, title: str, D: int, blocks: int = 3, warpgroups: int = 1, overlap: bool = False) -> None:
     """Two lanes, the tensor cores and the exponentials, with what is idle hatched."""
-    each = cycles_per_block(D, warpgroups, overlap)
-    heading(ax, 0.1, top, f"D = {D}, " + title.format(f"{each:,.0f}", f"{2 * matmul_cycles(D) / each:.0%}"))
+    each = cycles_per_round(D, warpgroups, overlap) / 2 * warpgroups  # a block of each
+    busy = 2 * warpgroups * matmul_cycles(D) / each
+    heading(ax, 0.1, top, f"D = {D}, " + title.format(f"{each:,.0f}", f"{busy:.0%}"))
     operations = timeline(D, warpgroups, overlap, blocks)
     end = max(op.end for op in operations)
     for lane, (unit, kinds) in enumerate((("tensor cores", ("s", "o")), ("exponentials", ("exp",)))):
@@ -74,7 +89,7 @@ def draw_turns(ax: Axes) -> None:
     """Two consumers with two stops by turns, two blocks each, and who has the turn."""
     (p_v, q_k), softmax, rest = TWO_STOPS
     turn, period = p_v + GAP + q_k, p_v + GAP + q_k + softmax + rest
-    heading(ax, 0.1, 0.25, f"two stops, by turns: a block every {period / 2:,.0f} cycles")
+    heading(ax, 0.1, 0.25, f"two stops, by turns: a round every {period:,.0f} cycles")
     for c in range(2):
         y = 0.5 + 0.75 * c
         note(ax, 0.1, y + LANE / 2, f"consumer {c}")
