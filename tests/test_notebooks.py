@@ -1,6 +1,7 @@
 """The rules of notebook_rules.py hold of every notebook, and each rule is seen to fail on a notebook that breaks it."""
 
 import copy
+import re
 from pathlib import Path
 
 import nbformat
@@ -149,6 +150,19 @@ def test_a_starter_may_be_made_from_the_exercise_before_and_no_further():
         starter = code(f"def any_length_kernel(q):\n    raise NotImplementedError\n{lines}")
         notebook = notebook_of(*cells, starter, code('check("5.4", any_length_kernel)'))
         assert (rules.solutions_shown(notebook, [before, after]) == []) is fits
+
+
+def test_nothing_disturbed_the_run_that_chapter_0_stores():
+    """It teaches floors on the reader's CPU, so nothing may be stored below one, or contradict the text that follows."""
+    cells = rules.code_cells(NOTEBOOKS["00_why_attention_is_slow.ipynb"])
+    stored = next(text for cell in cells for text in rules.output_texts(cell) if "used memory, ms" in text)
+    rows = re.findall(r"^ *(\S.*?)((?: +[\d.]+){4})$", stored, re.MULTILINE)
+    ms = {kernel: [float(number) for number in numbers.split()] for kernel, numbers in rows}
+    assert all(used > 0.9 * max(counts) for *counts, _, used in ms.values()), "no kernel is faster than its floor"
+    assert int(re.search(r"flash: (\d+)", stored)[1]) >= ms["q kᵀ"][0] + ms["p v"][0], "nor is flash attention"
+    _, copied, new, used = ms["divide"]
+    assert used < 1.4 * copied and new > 2 * used
+    assert ms["p v"][3] < 1.2 * ms["p v"][2]
 
 
 def test_metadata_are_those_that_jupyterlab_writes():

@@ -19,9 +19,9 @@ from fa_tutorial.figures import COLOURS, GREY
 KERNELS = {"q kᵀ": "sky", "divide": "yellow", "softmax": "vermilion", "p v": "green"}  # with their colours
 
 
-def measured(card: dict, provider: str, S: int, B: int = 1, H: int = 16, D: int = 64) -> pd.Series:
-    """The row of full attention's forward at length S, in fp16. card: results.load's."""
-    case = {"mode": "fwd", "dtype": "fp16", "B": B, "H_q": H, "D": D, "is_causal": False}
+def measured(card: dict, provider: str, S: int) -> pd.Series:
+    """The row of full attention's forward at length S, with 16 heads of D = 64 in fp16. card: results.load's."""
+    case = {"mode": "fwd", "dtype": "fp16", "B": 1, "H_q": 16, "D": 64, "is_causal": False}
     return results.select(card["rows"], provider=provider, S_q=S, **case).iloc[0]
 
 
@@ -59,21 +59,25 @@ def memory_events(call: Callable[..., torch.Tensor], *args: torch.Tensor) -> lis
     return record
 
 
-def draw_memory(events: list[tuple[str, int]], names: dict[str, str]) -> Figure:
-    """What is in memory after each of memory_events' events, as a stack of tensors. names: of each tensor made. The
-    axis says chapter 0's sizes."""
+def draw_memory(events: list[tuple[str, int]], names: dict[str, str], spared: str) -> Figure:
+    """What is in memory after each of memory_events' events, as a stack of tensors. names: of each tensor made. spared:
+    the one that a `del` before the last is made would free. The axis says chapter 0's sizes."""
     figure = Figure(figsize=(7.5, 3.4))
     ax = figure.subplots()
     colours = dict(zip(names, KERNELS.values(), strict=True))
     held, totals = {}, []
+    last = max(place for place, (_, size) in enumerate(events) if size > 0)
     for place, (name, size) in enumerate(events):
         held = {**held, name: size} if size > 0 else {other: held[other] for other in held if other != name}
         bottom = 0.0
         for other, count in held.items():
-            mib = count / 2**20
-            ax.bar(place, mib, 0.8, bottom, color=COLOURS[colours[other]], edgecolor="black", linewidth=0.8, alpha=0.8)
+            mib, goes = count / 2**20, place == last and other == spared
+            look = {"edgecolor": "black", "linewidth": 0.8, "alpha": 0.8, "hatch": "///" if goes else ""}
+            ax.bar(place, mib, 0.8, bottom, color=COLOURS[colours[other]], **look)
             if mib > 100:
-                ax.text(place, bottom + mib / 2, names[other], ha="center", va="center")
+                text = f"{names[other]}, unless\ndel {names[other]}" if goes else names[other]
+                box = {"facecolor": "white", "edgecolor": "none", "pad": 1.5} if goes else None
+                ax.text(place, bottom + mib / 2, text, ha="center", va="center", fontsize=9 if goes else None, bbox=box)
             bottom += mib
         totals.append(bottom)
         total = f"{bottom:,.0f}"
@@ -92,14 +96,18 @@ def draw_summary(ms: pd.Series, floors: dict[str, float], flash_floor: float) ->
     """What was measured, filled, and the floors of naive and of flash attention, in outline. ms: naive_steps', whose
     compiled call is cuDNN's. floors: of each of naive attention's kernels; all in milliseconds."""
     naive = {name: ms[name] for name in KERNELS}
-    bars = {"naive": naive, "its floors": floors, "naive, q scaled": {"": ms["naive, q scaled"]}}
+    bars = {"naive": naive, "its floors": floors}
+    bars |= {
+        "naive, q scaled": {"": ms["naive, q scaled"]},
+        "q scaled, compiled": {"": ms["naive, q scaled, compiled"]},
+    }
     bars |= {"flash": {"": ms["flash"]}, "cuDNN": {"": ms["naive, compiled"]}, "their floor": {"": flash_floor}}
     figure = Figure(figsize=(7.5, 3.4))
     ax = figure.subplots()
     for place, (bar, parts) in enumerate(bars.items()):
         left = 0.0
         for name, part in parts.items():
-            colour = COLOURS[KERNELS.get(name, "orange" if bar == "naive, q scaled" else "blue")]
+            colour = COLOURS[KERNELS.get(name, "orange" if "q scaled" in bar else "blue")]
             face = "white" if "floor" in bar else colour
             ax.barh(place, part, 0.65, left, color=face, edgecolor=colour, linewidth=1.5)
             ax.text(left + part / 2, place, name, ha="center", va="center", fontsize=9)
@@ -152,7 +160,7 @@ def measure_here(attentions: dict[str, Callable]) -> Here:
         peak, bandwidth = ceilings["matmul_fp16_tflops"] * 1e12, ceilings["copy_gb_s"] * 1e9
     else:  # in turns, so that what else the machine does hits all of them, and twice, so that caches hold what they can
         calls["copy"] = partial(matrix.copy_, s)
-        turns = [{name: _fastest(call, 2) for name, call in calls.items()} for _ in range(3)]
+        turns = [{name: _fastest(call, 2) for name, call in calls.items()} for _ in range(5)]
         ms = {name: min(turn[name] for turn in turns) for name in calls}
         bandwidth = 2 * s.nbytes / ms.pop("copy") * 1e3
         peak = max(2 * n**3 / _fastest(partial(torch.mm, *torch.randn(2, n, n)), 3) for n in (512, 1_024, 2_048)) * 1e3

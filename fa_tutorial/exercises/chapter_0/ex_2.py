@@ -54,10 +54,10 @@ def inputs():
     def measured(times, sizes, on, **options):
         return case(dict(zip(("q kᵀ", "divide", "softmax", "p v"), times, strict=True)), *sizes, on=on, **options)
 
-    count = {
-        "tensor": "a tensor joins the kernel that writes it and the one that reads it: compute what each of the three saves by these times",
-        "saved": "fusing saves the times of two kernels less the floor of one: with S = 4 and D = 1 it moves 48 bytes to keep q kᵀ or p, and 64 to keep s",
-    }
+    count = (
+        "compute what each of q kᵀ, s and p saves: the times of the kernel that writes it and of the one that reads it, less the floor of one, "
+        "which with S = 4 and D = 1 moves 48 bytes for q kᵀ or p, and 64 for s"
+    )
     for times in ((50, 60, 200, 90), (50, 65, 130, 50), (50, 65, 130, 48), (60, 90, 70, 55)):
         on = f"1 head, S = 4, D = 1, 1,000 bytes/s, times {', '.join(map(str, times))} ms"
         yield measured(times, (1, 4, 1, 1e3), on, otherwise=count)

@@ -21,6 +21,7 @@ def most_memory(events):
 
 FREED, FULLER, MOST = "del now[name]", "sum(now.values()) > most", "most, held = sum(now.values()), list(now)"
 MISTAKES = {
+    "the two are exchanged: return most first, then held": ("return most, held", "return held, most"),
     "you add up all tensors that are ever made, but a tensor that was freed holds nothing any more": (FREED, "pass"),
     "that is what is in memory at the end, but there may have been more before": (FULLER, "True"),
     "that is the largest tensor alone: count what all tensors in memory hold together": [
@@ -48,6 +49,8 @@ def inputs():
     yield made_of(("c", 2), ("b", 9), ("b", -9), ("a", 3), ("d", 1))
     yield made_of(("a", 5), ("b", 3), ("b", -3), ("c", 3), otherwise="where memory is as full twice, the first time counts")
     yield made_of(("a", 1), ("b", 9), otherwise="memory is fullest after the last event: b counts, too")
+    for freed, size in ("a", 1), ("b", 2):
+        yield made_of(("a", 1), ("b", 2), (freed, -size), ("c", 9), otherwise="an event frees the tensor that it names")
     for _ in range(20):
         events, now = [], {}
         for number in range(random.randint(5, 40)):

@@ -37,8 +37,8 @@ def inputs():
     yield case(1, 64, 128, 1, otherwise="4,096 scores with D = 128: 512 cycles of products and 256 of exponentials")
     yield case(1, 64, 32, 1, otherwise="4,096 scores with D = 32: 128 cycles of products and 256 of exponentials")
     yield case(6, 64, 256, 2, otherwise="each of 2 SMs has 3 heads of 4,096 scores: 3,072 cycles of products and 768 of exponentials")
-    equal = "SMs share the scores equally and nothing is rounded: 36 scores on 4 SMs are 9 each, 1.125 cycles of products and 0.5625 of exponentials"
-    yield case(1, 6, 128, 4, otherwise=equal)
+    equal = "SMs share the scores equally and nothing is rounded: 36 scores on 5 SMs are 7.2 each, 0.9 cycles of products and 0.45 of exponentials"
+    yield case(1, 6, 128, 5, otherwise=equal)
     for _ in range(40):
         yield case(*(random.randint(1, high) for high in (64, 8192, 256, 200)), on="random sizes", fresh=True)
 
