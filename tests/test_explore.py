@@ -353,6 +353,8 @@ def test_splits_is_the_chapter_s_rule(page):
         programs = -(-n * splits // 132)
         assert shown["busiest"] == pytest.approx(part * programs * prices()[programs])
         assert shown["busiest"] == shown["rows"][splits - 1]
+        copy = results.load("h200")["provenance"]["ceilings"]["copy_gb_s"]
+        assert shown["bytes"] == pytest.approx(4 * 64 * tiles * n * 128 / copy / 1e3, rel=1e-4)
 
 
 def test_splits_accepts_what_11_4_chooses(page):

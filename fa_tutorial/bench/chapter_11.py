@@ -79,7 +79,8 @@ def two_lanes(start: float, tiles: float, transfer: float, merge: float, measure
 
 def by_splits(model_us: Callable[[int, int, int], float]) -> Figure:
     """The measured µs of a step by the number of splits, and a model's with up to three programs on each SM, for one
-    sequence and for eight; a line where the busiest SM gets one program more."""
+    sequence and for eight, above the bytes' at a copy's rate; a line where the busiest SM gets one program more."""
+    copy = results.load("h200")["provenance"]["ceilings"]["copy_gb_s"]
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.4), layout="constrained", width_ratios=(3, 2))
     sms, cases = 132, ((1, 34_816, 8, "one sequence"), (8, 32_768, 2, "eight sequences"))
     for ax, (B, S, least, words) in zip(axes, cases, strict=True):
@@ -87,15 +88,19 @@ def by_splits(model_us: Callable[[int, int, int], float]) -> Figure:
         possible = range(least, 3 * sms // (8 * B) + 1)
         modelled = [model_us(B, S, splits) for splits in possible]
         ax.plot(possible, modelled, "-", color=COLOURS["blue"], label="our model")
-        ax.plot(list(us), list(us.values()), "o", color=COLOURS["vermilion"], markersize=5, label="measured")
+        inside = {splits: one for splits, one in us.items() if splits in possible}
+        for dots, face, label in ((us, "white", "measured, programs wait"), (inside, None, "measured")):
+            look = {"color": COLOURS["vermilion"], "markerfacecolor": face, "markersize": 5, "label": label}
+            ax.plot(list(dots), list(dots.values()), "o", **look)
+        transfer = 4 * 8 * B * S * 128 / copy / 1e3
+        ax.axhline(transfer, color=COLOURS["green"], linestyle="--", label="bytes, at a copy's rate")
         for programs in (1, 2, 3):
             x = programs * sms / (8 * B)
             ax.axvline(x, color="gray", linestyle=":", zorder=0)
             first = "1 on an SM " if programs == 1 and B == 1 else f"{programs} "
             ax.text(x, 0.98, first, ha="right", va="top", transform=ax.get_xaxis_transform(), size="small")
-        low, high = min(us.values()), max(us.values())
-        ax.set(title=words, xlabel="splits", ylabel="µs of a step", ylim=(0.93 * low, 1.1 * high))
+        ax.set(title=words, xlabel="splits", ylabel="µs of a step", ylim=(0, 1.1 * max(us.values())))
     axes[0].set_xlim(left=-1)
     axes[1].set_xticks(range(2, 13, 2))
-    axes[0].legend(loc="upper right", fontsize="small")
+    axes[0].legend(loc="lower right", fontsize="small")
     return figure

@@ -176,7 +176,7 @@ def draw_pages(ax: Axes) -> None:
     note(ax, 0.15, 4.25, f"page {free} is free; the white rows of the other pages wait for their sequence's next keys")
 
 
-@image("11_window.png", 2.75)
+@image("11_window.png", 2.95)
 def draw_window(ax: Axes) -> None:
     """The tiles of 100 keys, those that two tokens with a window of 36 need, in two splits, and what the mask hides of them."""
     windowed, a_tile, window, new = 100, 16, 36, 2  # keys, keys a tile, the keys that a token sees, new tokens
@@ -184,7 +184,7 @@ def draw_window(ax: Axes) -> None:
     needed = range((windowed - new - window + 1) // a_tile, math.ceil(windowed / a_tile))
     part = math.ceil(len(needed) / len(SPLITS))
     for token in range(new):
-        y = top + token * 0.75
+        y = top + token * 0.95
         last, seen = windowed - new + token, windowed - new + token - window + 1
         write(ax, left - 0.1, y + high / 2, f"token {token}", ha="right", weight="bold")
         for tile in range(math.ceil(windowed / a_tile)):
@@ -201,5 +201,5 @@ def draw_window(ax: Axes) -> None:
     writes(ax, left, y + high + 0.15, range(0, windowed, a_tile), dx=a_tile * cell, size=10)
     split_0, split_1 = SPLITS
     legend(
-        ax, 2.5, ((0.3, {}, "not read"), (2.0, {"hatch": MASKED}, "read, and masked"), (4.5, split_0, "split 0"), (6.2, split_1, "split 1"))
+        ax, 2.7, ((0.3, {}, "not read"), (2.0, {"hatch": MASKED}, "read, and masked"), (4.5, split_0, "split 0"), (6.2, split_1, "split 1"))
     )

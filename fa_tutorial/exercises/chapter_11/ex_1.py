@@ -18,6 +18,8 @@ MISTAKES = {
     "keys are counted once per query head: the cache holds H_k heads, and each is read once": (BYTES, "4 * B * H_q * S * D"),
     "the values are missing, or a number's second byte: the cache holds a key and a value for each token, in fp16": (BYTES, "2 * B * H_k * S * D"),
     "keys and values are counted with 4 bytes a number: fp16 has 2": (BYTES, "8 * B * H_k * S * D"),
+    "the bytes are counted once a split, but each split reads only its own part": (BYTES, "4 * B * H_k * S * D * splits"),
+    "q and o are counted: leave them out": (BYTES, "4 * B * H_k * S * D + 4 * B * H_q * D"),
     "programs are counted once per query head: each of the H_k key heads has one program a part": (PROGRAMS, "math.ceil(B * H_q * splits / sms)"),
     "the programs of one split are counted: each key head has one program a part": (PROGRAMS, "math.ceil(B * H_k / sms)"),
     "the faster of SMs and memory is taken: the slower one decides": (TIME, TIME.replace("max", "min")),
@@ -51,7 +53,7 @@ def inputs():
         ((1, 8, 2, 610, 10, 1, 100, 0.5), "610 keys are read, so 48,800 bytes, though a tile has room for more"),
         ((1, 8, 2, 640, 10, 5, 5, 8.0), "10 programs on 5 SMs are 2 on each, of 2 tiles"),
         ((1, 8, 2, 640, 10, 5, 4, 8.0), "10 programs on 4 SMs: some SMs have 3, one after another"),
-        ((1, 8, 2, 640, 10, 6, 10, 8.0), "12 programs on 10 SMs are 2 on some; each counts as a whole part, also one without a tile"),
+        ((1, 8, 2, 128, 10, 6, 10, 8.0), "12 programs on 10 SMs are 2 on some; each counts as a whole part, also one without a tile"),
         ((25, 12, 3, 640, 10, 2, 5, 80.0), "25 sequences with 3 key heads in 2 splits are 150 programs, 30 on each of 5 SMs"),
     ):
         yield case(*numbers, 4.0, otherwise=otherwise)

@@ -73,9 +73,11 @@ def launch(q, k, v, S_q, splits, block_n):
 
 
 def inputs():
-    def parts(B, H_k, rows, S, S_q, splits, otherwise="", *, D=16, dtype=torch.float32, block_n=16, **options):
+    def parts(B, H_k, rows, S, S_q, splits, otherwise="", *, D=16, dtype=torch.float32, block_n=16, score=0, **options):
         draw = torch.Generator().manual_seed(0)
         q, k, v = (torch.randn(shape, generator=draw).to(dtype) for shape in ((B, H_k, rows, D), *[(B, H_k, S, D)] * 2))
+        if score:
+            q, k = torch.full_like(q, 4.0), torch.full_like(k, score / D)
         on = f"splits = {splits}, B = {B}, H_k = {H_k}, rows = {rows}, S_q = {S_q}, S = {S}, D = {D}, BLOCK_N = {block_n}"
         return case(q, k, v, S_q, splits, block_n, on=on, otherwise=otherwise, stray=STRAY, **options)
 
@@ -85,6 +87,7 @@ def inputs():
     yield parts(1, 1, 6, 32, 3, 2, TOKEN)
     three = "three tiles for two splits, so ceil(3 / 2) = 2 a part: tiles 0 and 1, then tile 2 with its single key"
     yield parts(1, 1, 8, 33, 1, 2, three)
+    yield parts(1, 1, 8, 32, 1, 1, "each score is −128: m begins at −∞, so that it becomes −128 and no p underflows", score=-128)
     wide = "three tiles of BLOCK_N = 32 keys for two splits, 2 and 1: BLOCK_M = 16 is the height of q's tile alone"
     yield parts(1, 1, 8, 90, 1, 2, wide, block_n=32)
     yield parts(2, 3, 4, 32, 1, 2, f"q, k, v are views; program i has batch entry i // H_k, key head i % H_k; {PLACE}")

@@ -47,7 +47,7 @@ ALONE, SHARED = {1: 0.9}, {1: 0.9, 2: 0.6, 3: 0.5}
 
 
 def inputs():
-    first = "12 splits take 38.7 µs, and 11 take 42.3; 13 would put two programs on some SMs, and `prices` has no price for two"
+    first = "of all numbers of splits 12 take the least, 38.7 µs; 11 take 42.3, over 5 % more; 13 would put two programs on some SMs, and `prices` has no price for two"
     yield case(8, 512, 100, ALONE, otherwise=first)
     yield case(7, 70, 132, ALONE, otherwise="at most 17 splits have 4 tiles each; 14 to 17 have parts of 5, and fewer have longer ones")
     yield case(8, 298, 132, {1: 1.0}, otherwise="16 splits are 19 tiles an SM, the fewest; 15 splits are 20, over 5 % more than 19")
@@ -58,7 +58,7 @@ def inputs():
         512, 512, 132, SHARED, on="choose_splits(512, 512, 132, prices), one split already needs more than `prices` has, so one split"
     )
     yield case(300, 512, 132, SHARED, otherwise="one split puts 3 programs on an SM; two would put 5, more than `prices` has")
-    yield case(150, 8, 132, SHARED, otherwise="one split is 2 · 8 · 0.6 = 9.6 µs; two splits are 3 · 4 · 0.5 = 6")
+    yield case(150, 8, 132, SHARED, otherwise="two splits have exactly 4 tiles each, 3 · 4 · 0.5 = 6 µs; one split is 2 · 8 · 0.6 = 9.6")
     yield case(2, 2, 132, SHARED, on="choose_splits(2, 2, 132, prices), fewer than 4 tiles, so one split")
 
 

@@ -48,6 +48,7 @@ MISTAKES = {
     "keys beyond the sequence's end are loaded, and 0 times what stands there may be NaN: shift S, too": ("S - first,", "S,"),
     "last_seen and S are positions in the sequence, and attend compares them with rows of a page: shift both": [
         (SEEN, "last_seen,"), ("S - first,", "S,")],
+    "the sequence's last key is left out: S is the end of the keys, one more than the last": ("S - first,", "S - first - 1,"),
     "the parts are cut from the table's width: count the tiles of this sequence's own S": (
         "tl.cdiv(S, BLOCK_N)", "tl.cdiv(pages * PAGE_SIZE, BLOCK_N)"),
 }  # fmt: skip
@@ -74,11 +75,13 @@ count from its first key, and a tile, a step of the loop and a part's measure ar
 
 
 def inputs():
-    def paged(lengths, H_k, page_size, splits, otherwise="", *, S_q=1, D=16, block_n=16, dtype=torch.float32):
+    def paged(lengths, H_k, page_size, splits, otherwise="", *, S_q=1, D=16, block_n=16, score=0, dtype=torch.float32):
         B, pages, draw = len(lengths), -(-max(lengths) // page_size), torch.Generator().manual_seed(0)
         table = torch.arange(B * pages).flip(0).view(B, pages)
         q = torch.randn((B, H_k, 4 * S_q, D), generator=draw).to(dtype)
         k, v = (torch.randn((B * pages, H_k, page_size, D), generator=draw).to(dtype) for _ in range(2))
+        if score:
+            q, k = torch.full_like(q, 4.0), torch.full_like(k, score / D)
         for b, length in enumerate(lengths):  # what a cache holds beyond a sequence's end may be anything
             for x in (k, v):
                 x[table[b, length // page_size :].long(), :, length % page_size :] = math.nan
@@ -92,6 +95,7 @@ def inputs():
     yield paged((32,), 1, 16, 2, "key n is row n % 16 of page table[b, n // 16], so each tile starts at its page's row 0")
     yield paged((16,), 1, 16, 1, "each row sees the keys up to its own token's position", S_q=4)
     yield paged((40,), 1, 16, 2, "split 0 sees two whole pages, split 1 the first half of the third")
+    yield paged((32,), 1, 16, 1, "each score is −128: m begins at −∞, so that it becomes −128 and no p underflows", score=-128)
     tiles = "pages of 32 keys hold two tiles: a tile starts at row start_n % PAGE_SIZE, and last_seen and S count from the page's first key"
     yield paged((64,), 1, 32, 1, tiles)
     wide = "three tiles of BLOCK_N = 32 keys for two splits, 2 and 1: BLOCK_M = 16 is the height of q's tile alone"
