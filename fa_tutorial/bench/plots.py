@@ -135,45 +135,53 @@ def backward_speed(card: dict[str, Any], yours: dict[int, float]) -> Figure:
     return figure
 
 
+ONE_LOOP_COLORS = {
+    "dkdv_kernel": "C0",
+    "dkdv's steps": "C0",
+    "dq_kernel": "C2",
+    "matmul": "C5",
+    "trans": "C3",
+    "adds": "C1",
+}
+
+
 def one_loop(card: dict[str, Any]) -> Figure:
-    """Chapter 7's trial, 16 heads with D = 64 and S = 4,096: what the time of two loops is made of, and that of
-    one, whose parts were added one by one."""
-    ms = results.select(card["kernels"], kernel="one_loop", D=64).set_index("provider")["ms"]
-    two, dkdv, tile, matmul, turned, placed, one = (
-        ms[name] for name in (
-            "two loops", "dkdv_kernel", "in the one loop's tile", "with a fifth matmul", "of transposed ds",
-            "with dq's matmul", "one loop",
-        )
-    )  # fmt: skip
-    bars = {
-        "two loops": [("dkdv_kernel", dkdv, "C0"), ("dq_kernel", two - dkdv, "C2")],
-        "one loop": [
-            ("dkdv_kernel", tile, "C0"), ("matmul", matmul - tile, "C5"), ("trans", turned - matmul, "C3"),
-            ("dq to its\nplaces", placed - turned, "C4"), ("adds", one - placed, "C1"),
-        ],
-    }  # fmt: skip
-    figure, ax = plt.subplots(figsize=(9, 2.9), layout="constrained")
-    for place, parts in enumerate(bars.values()):
-        start = 0.0
-        for name, took, color in parts:
-            bar = ax.barh(place, took, 0.7, start, color=color, edgecolor="black")
-            label, look = f"{name}\n{took:.2f}", {"fontsize": "x-small", "fontweight": "bold"}
-            if took < 0.05:  # above its part, and away from its neighbour's
-                side = "right" if name == "matmul" else "left"
-                edge = start + took - 0.003 if side == "right" else start + 0.003
-                ax.text(edge, place - 0.37, f"{name} {took:.2f}", ha=side, va="bottom", **look)
-            else:
-                ax.bar_label(bar, [label], label_type="center", color="black" if color == "C4" else "white", **look)
-            start += took
-        ax.text(start, place, f"  {start:.2f} ms", va="center")
-    ax.set_yticks(range(len(bars)), bars)
-    ax.set(xlabel="ms, 16 heads of D = 64, S = 4,096; one loop in the tile 64x64", xlim=(0, 1.12 * one))
-    ax.invert_yaxis()
+    """Chapter 7's trial, 16 heads and S = 4,096: what the time of two loops is made of, and that of one, whose parts
+    were added one by one."""
+    figure, axes = plt.subplots(2, figsize=(9, 5), layout="constrained", sharex=True)
+    for ax, D in zip(axes, (64, 128), strict=True):
+        rows = results.select(card["kernels"], kernel="one_loop", D=D).set_index("provider")
+        ms, tile = rows["ms"], rows.loc["with dq's matmul", "tile"].split(",")[0]
+        steps = {"dkdv's steps": "in the one loop's tile"}
+        if D == 64:
+            steps |= {"matmul": "with a fifth matmul", "trans": "of transposed ds"}
+        steps["dq to its\nplaces" if D == 64 else "matmul, trans,\nplaces"] = "with dq's matmul"
+        ends = {name: ms[step] for name, step in steps.items()} | {"adds": ms["one loop"]}
+        bars = {"two loops": {"dkdv_kernel": ms["dkdv_kernel"], "dq_kernel": ms["two loops"]}, "one loop": ends}
+        for place, parts in enumerate(bars.values()):
+            start = 0.0
+            for name, end in parts.items():
+                color = ONE_LOOP_COLORS.get(name.split("\n")[0], "C4")
+                bar = ax.barh(place, end - start, 0.7, start, color=color, edgecolor="black")
+                label, look = f"{name}\n{end - start:.2f}", {"fontsize": "x-small", "fontweight": "bold"}
+                if end - start < 0.05:  # above its part, and away from its neighbour's
+                    edge, side = (end - 0.003, "right") if name == "matmul" else (start + 0.003, "left")
+                    ax.text(edge, place - 0.37, label.replace("\n", " "), ha=side, va="bottom", **look)
+                else:
+                    dark = "black" if color == "C4" else "white"
+                    ax.bar_label(bar, [label], label_type="center", color=dark, **look)
+                start = end
+            ax.text(start, place, f"  {start:.2f} ms", va="center")
+        ax.set_yticks(range(len(bars)), bars)
+        ax.set_title(f"D = {D}, one loop in its fastest tile, {tile}", fontsize="medium", loc="left")
+        ax.set_xlim(0, 1.12 * ms["one loop"])
+        ax.invert_yaxis()
+    axes[-1].set_xlabel("ms, 16 heads, S = 4,096")
     return figure
 
 
 def training_losses(runs: dict[str, Sequence[float]], guess: float) -> Figure:
-    """Chapter 7's training with a spoiled gradient: the loss at each step, by a run's name. guess: that of guessing."""
+    """Chapter 7's training, right and spoiled: the loss at each step, by a run's name. guess: of guessing."""
     figure, ax = plt.subplots(figsize=(8.5, 2.8), layout="constrained")
     for (name, losses), style in zip(runs.items(), ("-", "--", ":"), strict=True):
         ax.plot(pd.Series(losses).rolling(5, min_periods=1, center=True).mean(), label=name, linestyle=style)

@@ -18,7 +18,8 @@ Attention = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class Setup:
-    """Sizes of the model and of its training. half: tokens in the part that is repeated."""
+    """Sizes of the model and of its training. half: tokens in the part that is repeated. positions: how large their
+    embeddings are at first, where those of tokens are 1."""
 
     vocabulary: int
     half: int
@@ -28,9 +29,12 @@ class Setup:
     batch: int
     steps: int
     learning_rate: float  # reached in a straight line over the first tenth of the steps
+    positions: float = 0.02
 
 
-# for the interpreter
+# Chapter 7's, which learns by the interpreter in seconds: where a token lies is as plain as which it is.
+QUICK = Setup(vocabulary=16, half=8, width=64, heads=2, layers=1, batch=4, steps=60, learning_rate=1e-2, positions=1.0)
+# of chapters 11 and 14, whose copiers take their own steps and learning rate
 SMALL = Setup(vocabulary=16, half=20, width=32, heads=2, layers=2, batch=2, steps=4, learning_rate=3e-3)
 
 
@@ -57,7 +61,7 @@ class TinyTransformer(nn.Module):
     def __init__(self, setup: Setup, attention: Attention):
         super().__init__()
         self.tokens = nn.Embedding(setup.vocabulary, setup.width)
-        self.positions = nn.Parameter(0.02 * torch.randn(2 * setup.half, setup.width))
+        self.positions = nn.Parameter(setup.positions * torch.randn(2 * setup.half, setup.width))
         self.blocks = nn.Sequential(*(Block(setup.width, setup.heads, attention) for _ in range(setup.layers)))
         self.head = nn.Sequential(nn.LayerNorm(setup.width), nn.Linear(setup.width, setup.vocabulary))
 

@@ -292,7 +292,7 @@ def draw_transposed_tile(ax: Axes) -> None:
 @image("07_kernels.png", 6.6)
 def draw_kernels(ax: Axes) -> None:
     """The three kernels of backward in order: what streams past a program, what it holds and adds up, what it writes."""
-    for x, text in ((0.1, "streams past"), (2.5, "a program, and what it holds"), (7.45, "writes")):
+    for x, text in ((0.1, "streams past"), (2.3, "a program, and what it holds"), (7.45, "writes")):
         note(ax, x, 0.25, text, BODY, weight="bold")
     for i, (name, what, work, past, held, summed, written) in enumerate((
         ("1  delta_kernel", "a block of rows", "rowsum(do ∘ o)", (), ("o", "do"), (), ("delta",)),
@@ -300,19 +300,19 @@ def draw_kernels(ax: Axes) -> None:
         ("3  dq_kernel", "a block of queries", "matmuls: s, dp, dq", ("k", "v"), ("lse", "delta", "q", "do"), ("dq",), ("dq",)),
     )):  # fmt: skip
         top, middle = 0.5 + i * 1.6, 0.5 + i * 1.6 + 0.65
-        box(ax, 2.5, top, 4.3, 1.3, line=2)
+        box(ax, 2.3, top, 4.5, 1.3, line=2)
         for y, text, look in ((0.22, name, {"size": BODY, "weight": "bold"}), (0.63, what, {}), (1.02, work, {})):
-            note(ax, 2.65, top + y, text, **look)
+            note(ax, 2.42, top + y, text, **look)
         tensor_group(ax, 0.1, middle, past, hatch="..")
         tensor_group(ax, 5.3, middle, held, line=2)
         tensor_group(ax, 4.6, middle, summed, "+=", columns=1, line=2)
         tensor_group(ax, 7.45, middle, written)
         if past:
-            arrow(ax, (1.6, middle), (2.5, middle), "blue")
+            arrow(ax, (1.6, middle), (2.3, middle), "blue")
         arrow(ax, (6.8, middle), (7.45, middle), "vermilion", dashed=True)
     note(ax, 7.45, 1.55, "read by 2 and 3")
     sample(ax, 0.1, 5.5, "read at every step", "blue")
-    legend(ax, 5.5, ((2.5, {"line": 2.4}, "the program holds it"),))
+    legend(ax, 5.5, ((2.3, {"line": 2.4}, "the program holds it"),))
     note(ax, 4.9, 5.5, "+=", BODY, weight="bold")
     note(ax, 5.3, 5.5, "added up")
     sample(ax, 6.9, 5.5, "written once", "vermilion", dashed=True)

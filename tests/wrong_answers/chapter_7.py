@@ -25,8 +25,8 @@ P = "tl.where(seen, tl.exp(s - lse[:, None]), 0.0)"
 END = "end_n = tl.minimum(start_m + BLOCK_M, S_q) + S_k - S_q"
 STORES = """    store_tile(dk, dk_acc * scale, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
     store_tile(dv, dv_acc, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)"""
-HEAD = "dq.ptr + b * dq.strides[0] + h * dq.strides[1]"
-PLACES = "offs_m[:, None] * dq.strides[2] + offs_d[None, :] * dq.strides[3]"
+HEAD = "dq.ptr + b.to(tl.int64) * dq.strides[0] + h.to(tl.int64) * dq.strides[1]"
+PLACES = "offs_m.to(tl.int64)[:, None] * dq.strides[2] + offs_d[None, :] * dq.strides[3]"
 SAVE = "ctx.save_for_backward(q, k, v, o, lse)"
 RUN_AGAIN = "q, k, v = ctx.saved_tensors\n        o, lse = forward.flash_forward(q, k, v, ctx.is_causal, ctx.scale)"
 SEVEN = (
@@ -40,7 +40,7 @@ WRONG_ANSWERS = (
     edit("7.1", "products in fp16", ("o_tile.to(tl.float32) * do_tile.to(tl.float32)", "(o_tile * do_tile).to(tl.float32)"),
          told="products and sums are float32: fp16 ends at 65504"),
     edit("7.2", "exp divided by exp", (EXP, "tl.exp(s_t) / tl.exp(lse)[None, :]"), told="exp(s − lse) is at most 1: compute it in one step"),
-    edit("7.2", "scores in fp16", ("tl.exp(s_t", "tl.exp(s_t.to(q_tile.dtype).to(tl.float32)"), told="s, dp and delta are kept in float32"),
+    edit("7.2", "scores in fp16", ("tl.exp(s_t", "tl.exp(s_t.to(q_tile.dtype).to(tl.float32)"), told="s, dp, delta stay float32"),
     *(edit(number, "ds from the rounded p", (p, f"{p}.to(do_tile.dtype)"), told="ds is computed from the p that isn't rounded")
       for number, p in (("7.2", EXP), ("7.3", EXP), ("7.5", P), ("7.6", MASKED_P))),
     *(edit(number, f"{of} scaled and rounded for its gradient", (old, old.replace(f"{of}_tile", f"(scale * {of}_tile).to({of}_tile.dtype)")),
@@ -56,6 +56,11 @@ WRONG_ANSWERS = (
     *(edit(number, f"{name} rounded before it is scaled", (f"{acc} * scale, b", f"{acc}.to({name}.ptr.dtype.element_ty) * scale, b"),
            told="scaled in float32, and then rounded once") for number, name, acc in (("7.2", "dk", "dk_acc"), ("7.5", "dq", "acc"))),
     edit("7.2", "tl.dot for dk's product", ("dk_acc = dot(", "dk_acc = tl.dot("), told="all in float32's digits", gpu=None),
+    *(edit(number, "k scaled and rounded for s", ("scale * dot(k_tile,", "dot((scale * k_tile).to(k_tile.dtype),"),
+           told="scale multiplies float32 numbers only") for number in ("7.2", "7.3")),
+    edit("7.2", "dp − delta rounded", ("(dp_t - delta[None, :])", "(dp_t - delta[None, :]).to(q_tile.dtype).to(tl.float32)"),
+         told="and from a float32 dp − delta"),
+    edit("7.3", "exp divided by exp", (EXP, "tl.exp(s_t) / tl.exp(lse)[None, :]"), told="exp(s − lse) takes one step"),
     edit("7.2", "a softmax of the tile", (f"p_t = {EXP}", "e = tl.exp(s_t)\n    p_t = e / tl.sum(e, axis=0)[None, :]"),
          told="a row has keys in other tiles, and lse counts them all"),
     edit("7.2", "do widened", ("dot(p_t.to(do_tile.dtype), do_tile)", "dot(p_t, do_tile.to(tl.float32))"), told=TOO_WIDE, gpu=None),
@@ -93,7 +98,7 @@ WRONG_ANSWERS = (
     edit("7.6", "p bounded by 1", (MASKED_P, "tl.minimum(tl.exp(s_t - lse[None, :]), 1.0)"), told="may pass fp16's 65,504"),
     edit("7.6", "infinite ds made 0", (MASKED_P, EXP), ("(p_t * (dp_t - delta[None, :])).to", "(p_t * (dp_t - delta[None, :]))\n        ds_t = tl.where(ds_t - ds_t == 0, ds_t, 0.0).to"),
          told="may pass fp16's 65,504", gpu="dq = scale · ds k"),
-    edit("7.6", "every batch's heads apart by the heads' stride", ("b * dq.strides[0] + h * dq.strides[1]", "batch_head * dq.strides[1]"),
+    edit("7.6", "every batch's heads apart by the heads' stride", (HEAD, "dq.ptr + batch_head.to(tl.int64) * dq.strides[1]"),
          told="dq has four strides of its own"),
     edit("7.5", "a block that sees nothing returns", ("    for start_n", "    if end_n <= 0:\n        return\n    for start_n"),
          told="rows that see no key have dq = 0"),

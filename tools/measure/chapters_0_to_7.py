@@ -408,13 +408,13 @@ def _backward_arguments(shape: Shape) -> tuple[Any, ...]:
 
 SIXTEEN_HEADS = {D: Shape(1, 16, 16, 4096, 4096, D, False) for D in (64, 128)}
 NOW, LATER = TRANSPOSED = ("as computed", "transposed later")
-# Each way's faster of two tiles. With 32 queries, products that are transposed later can't take wgmma, which needs 64
-# rows. With 64 queries at D = 128 and three stages a program would be alone on its SM.
+# 32 queries are too few rows for the wgmma of products that are transposed later; 64 are enough for both ways. At
+# D = 128 each way has its faster tile: with 32 queries and three stages, Triton 3.6 gives a wrong dk where p and ds are
+# transposed later, and with 64 queries and three stages a program would be alone on its SM.
 FEW = TileConfig(32, 64, 4, 3)
 TRANSPOSED_TILES = {
-    Shape(4, 32, 32, 4096, 4096, 64, False): {NOW: FEW, LATER: TileConfig(64, 64, 4, 3)},
-    Shape(4, 16, 16, 4096, 4096, 128, False): {NOW: FEW, LATER: TileConfig(64, 64, 4, 2)},
-    SIXTEEN_HEADS[64]: {NOW: FEW, LATER: FEW},
+    Shape(4, 32, 32, 4096, 4096, 64, False): list(itertools.product(TRANSPOSED, (FEW, TileConfig(64, 64, 4, 3)))),
+    Shape(4, 16, 16, 4096, 4096, 128, False): [(NOW, FEW), (LATER, TileConfig(64, 64, 4, 2))],
 }
 TRANSPOSED_LATER = (
     ("dot(k_tile, tl.trans(q_tile))", "dot(q_tile, tl.trans(k_tile))"),
@@ -435,29 +435,30 @@ def transposed_later() -> Any:
 
 def transposed_cases() -> Iterator[Measurement]:
     """Chapter 7: dk and dv from transposed tiles of scores, and from the forward's tiles, transposed later."""
-    for shape, tiles in TRANSPOSED_TILES.items():
-        words = {how: about(7, "transposed", how, tile=in_words(tile), **vars(shape)) for how, tile in tiles.items()}
+    for shape, ways in TRANSPOSED_TILES.items():
+        words = {way: about(7, "transposed", way[0], tile=in_words(way[1]), **vars(shape)) for way in ways}
         yield from in_turns(words, _transposed_in_turns, shape)
 
 
-def _transposed_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+def _transposed_in_turns(shape: Shape) -> dict[tuple[str, TileConfig], dict[str, Any]]:
     """The times are those of dkdv_kernel alone. With what the compiler made of it."""
     q, k, v, o, do, lse, *_ = _backward_arguments(shape)
     delta = backward.row_delta(o, do)
     kernels = dict(zip(TRANSPOSED, (backward.dkdv_kernel, transposed_later()), strict=True))
     launches, compiled, right = {}, {}, None
-    for how, tile in TRANSPOSED_TILES[shape].items():
+    for way in TRANSPOSED_TILES[shape]:
+        how, tile = way
         dk, dv = torch.empty_like(k), torch.empty_like(v)
-        launches[how] = launch = partial(
+        launches[way] = launch = partial(
             kernels[how][(-(-shape.S_k // tile.block_n) * shape.B * shape.H_k,)],
             *map(heads, (q, k, v, do, dk, dv)), lse, delta, shape.H_k, shape.S_q, shape.S_k, shape.D, shape.D**-0.5,
             IS_CAUSAL=shape.is_causal, GROUP=shape.H_q // shape.H_k, BLOCK_D=padded_d(shape.D), **tile.launch(),
         )  # fmt: skip
-        compiled[how] = launch()
+        compiled[way] = launch()
         right = right or (dk, dv)
         require_alike((dk, dv), right)
     rows = graphs_in_turns(launches, rounds=6)
-    return {name: row | room_of(compiled[name]) for name, row in rows.items()}
+    return {way: row | room_of(compiled[way]) for way, row in rows.items()}
 
 
 def masked_loop_cases() -> Iterator[Measurement]:

@@ -44,8 +44,8 @@ def one_loop_kernel(
         dk_acc = dot(ds_t, q_tile, dk_acc)  # [BLOCK_N, BLOCK_D]
 
         dq_part = scale * dot(tl.trans(ds_t), k_tile)  # [BLOCK_M, BLOCK_D]
-        head = dq.ptr + b * dq.strides[0] + h * dq.strides[1]
-        places = head + offs_m[:, None] * dq.strides[2] + offs_d[None, :] * dq.strides[3]
+        head = dq.ptr + b.to(tl.int64) * dq.strides[0] + h.to(tl.int64) * dq.strides[1]
+        places = head + offs_m.to(tl.int64)[:, None] * dq.strides[2] + offs_d[None, :] * dq.strides[3]
         inside = (offs_m[:, None] < S_q) & (offs_d[None, :] < D)
         tl.atomic_add(places, dq_part, mask=inside, sem="relaxed")
     store_tile(dk, dk_acc * scale, b, h, start_n, S_k, D, BLOCK_N, BLOCK_D)
@@ -64,7 +64,7 @@ MISTAKES = {
     "dq is scaled twice: dq = scale · ds k, and s has its own factor": (PART, f"scale * {PART}"),
     "ds is not transposed for dq: dq = scale · ds k, and ds_t is the transpose of ds": (PART, "scale * dot(ds_t, k_tile)"),
     "dq's strides of batch and head are exchanged: a head's rows start at b · strides[0] + h · strides[1]": (
-        "b * dq.strides[0] + h * dq.strides[1]", "b * dq.strides[1] + h * dq.strides[0]"),
+        "strides[0] + h.to(tl.int64) * dq.strides[1]", "strides[1] + h.to(tl.int64) * dq.strides[0]"),
     "each part of dq is rounded to the inputs' dtype before it is added: keep it in float32": ("places, dq_part,", "places, dq_part.to(k_tile.dtype),"),
 }  # fmt: skip
 
@@ -84,7 +84,7 @@ def on_zeros(kernel, grid, *args, **meta):
 @shared.with_fresh((16, 32, 16), ragged="ragged")  # one or two programs add to an element, so that a GPU's sums have one order
 def inputs():
     one = {
-        "dq": "dq = scale · ds k: the ds that dk is made of stands on the left, and each part stays float32",
+        "dq": "dq = scale · ds k: ds is the transpose of the ds_t that dk is made of, and each part stays float32",
         "dk": "dk = scale · dsᵀ q, as in 7.3",
         "dv": "dv = pᵀ do, as in 7.3",
     }
@@ -125,7 +125,7 @@ EXERCISE = shared.exercise(
     reasoning="s and dp are computed once, so five matmuls are enough. But every block of keys adds to every row of dq, and nobody says in "
     "which order. For one of dk and dq a computed tile must be transposed, whichever of s and s_t you compute. And a missing key, which only "
     "spoiled rows of its own, would spoil all of dq where its p is inf.",
-    more="Chapter 7 compares it with two loops, in bits and in time, and there computes its places in int64.",
+    more="Chapter 7 compares it with two loops, in bits and in time. Its places are in int64, because a tensor may hold more than 2³¹ elements.",
     inputs=inputs,
     rule="dq = scale · Σ ds k over the blocks of keys, beside dv = Σ pᵀ do and dk = scale · Σ dsᵀ q",
     mistakes=MISTAKES,

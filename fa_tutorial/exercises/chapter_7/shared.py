@@ -217,7 +217,7 @@ def low_logits():
     past = "a key past S_k has p = 0: exp(0 − lse) may be inf, and inf · 0 is NaN, so choose with tl.where"
     low = torch.ones_like(q), k - 50, v, do
     yield given(None, "all logits near −200, S_k = 20", past, tensors=low, edge="range")
-    half = "a key past S_k has p = 0: else its ds, −exp(0 − lse) · delta, may pass fp16's 65,504, and ∞ · 0 is NaN"
+    half = "a key past S_k has p = 0 and a float32 dp − delta: else −exp(0 − lse) · delta, or delta alone, may pass fp16's 65,504, and ∞ · 0 is NaN"
     low = [x.half() for x in (torch.ones_like(q), k - 3.5, v + 75, do + 75)]
     yield given(None, "fp16, all logits near −14, delta near 90,000, S_k = 20", half, tensors=low, edge="range")
 
@@ -233,19 +233,20 @@ def rounding():
     for x, first in zip(tensors, (256, 260, 1367, 1.5), strict=True):
         x[..., 0] = first
     on = "fp16, q kᵀ near 66,560 before it is scaled, s near 2,080, dp and delta near 2,050"
-    rule = "s, dp and delta are kept in float32: fp16 numbers are 2 apart from 2,048 on, and end at 65,504"
+    rule = "s, dp, delta stay float32: fp16 numbers are 2 apart from 2,048 on, and end at 65,504; exp(s − lse) takes one step: exp(2080) is inf"
     yield given(None, on, rule, tensors=[x.half() for x in tensors], scale=2.0**-5, edge="half")
     q, k, v, do = zeros()  # ds is 11 a b, with a and b 3, 5, −3, −5 over queries and keys, so ds / 11 is whole
-    q[..., 0], q[..., 1], k[:, :, ::2, 0], k[:, :, ::2, 1] = 5, -1, 4096, 20480
+    q[:, :, ::4, 0], q[:, :, ::4, 1], k[:, :, ::2, 0], k[:, :, ::2, 1] = 5, -1, 4096, 20480
     q[..., 2] = k[..., 3] = torch.tensor([20480, -12288, 0, 0]).repeat(4)
     do[..., 0], v[..., 0] = (torch.tensor(x).repeat(4) for x in ([528, 880, -528, -880], [3, 5, -3, -5]))
     on = "fp16, scale = 1/11, sums of 0 such as 5 · 4096 − 20480 in s, and 99 · 20480 − 165 · 12288 in dk and dq"
     rule = "in s, dk and dq, q and k are multiplied as they are, and scale multiplies float32 numbers only, because fp16 has no 1/11"
     yield given(None, on, rule, tensors=(q, k, v, do), scale=1 / 11, near=0.1, edge="half")
-    q, k, v, do = zeros()  # key 15 has p = 2e-8, which is 0 in fp16, and dp = 32,768
-    q[..., 0], k[:, :, 15, 0], v[:, :, 15, 0], do[..., 0] = 1, -15, 32768, 1
-    rule = "p is rounded to fp16 right before its product, and ds is computed from the p that isn't rounded"
-    yield given(None, "fp16, a p of 2e-8, which fp16 rounds to 0", rule, tensors=(q, k, v, do), scale=1.0, edge="half")
+    q, k, v, do = zeros()  # key 15 has p = 2e-8, which is 0 in fp16, and dp = 131,072
+    q[..., 0], k[:, :, 15, 0], v[:, :, 15, 0], do[..., 0] = 1, -15, 32768, 4
+    on = "fp16, a p of 2e-8, which fp16 rounds to 0, and a dp of 131,072, past its end"
+    rule = "p is rounded to fp16 right before its product, and ds is computed from the p that isn't rounded, and from a float32 dp − delta"
+    yield given(None, on, rule, tensors=(q, k, v, do), scale=1.0, edge="half")
     q, k, v, do = zeros()
     q[..., 0], k[:, :, ::2, 1], do[..., 0] = 4096, 4096, 64
     v[:, :, 0::2, 0], v[:, :, 1::2, 0] = 1, -1
