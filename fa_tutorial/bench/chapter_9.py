@@ -90,6 +90,13 @@ BLOCKS = {
 }
 
 
+def finished_block() -> str:
+    """A block of the finished kernel's loop, as it is compiled for D = 128 without a mask, where nobody takes turns."""
+    choices = source_of(hopper.forward.next_block).replace("flags.OVERLAP", "OVERLAP")
+    block = specialised(choices, OVERLAP=True, MASK=False)
+    return excerpt(edited(block, ("    pass_turn(turns, C, flags.TURNS)\n", "", 1)), "s = issue_qk", "release(shared.v")
+
+
 def loops(card: dict[str, Any], **shape: int) -> pd.DataFrame:
     """The kernels that were timed in turns, D = 128, full, S = 4,096, by name: "cycles" of an SM for a round,
     "mhz", "tflops", "instructions" of a block where they were counted, and as "one" the share of the time in which
@@ -271,17 +278,6 @@ def draw_blocks(card: dict[str, Any], *names: str) -> Figure:
     handles = [Patch(edgecolor="black", **look) for look in looks]
     figure.legend(handles, ["waits", "tiles", "away", "ends"], loc="outside lower center", ncols=4)
     return figure
-
-
-SAMPLED = ("half overlapped", "overlapped")
-
-
-def print_waits(card: dict[str, Any]) -> None:
-    """How long in a round a consumer of each of SAMPLED waits for its matmuls: ncu's share, of loops' cycles."""
-    cycles = loops(card)["cycles"]
-    for loop in SAMPLED:
-        row = results.select(card["kernels"], chapter=9, kernel="waits", provider=loop).iloc[0]
-        print(f"{gpu(card)}, without stamps, by ncu: {loop} waits {row['matmuls'] * cycles[loop]:.0f} cycles")
 
 
 def draw_clocked(card: dict[str, Any], *loops: str) -> Figure:

@@ -14,7 +14,7 @@ INCH, LANE, LANES_LEFT = 0.0016, 0.34, 1.45  # inches: of a cycle, of a lane's h
 @image("09_one_warpgroup.png", 2.5)
 def draw_one_warpgroup(ax: Axes) -> None:
     """One warpgroup with one stop a block, three blocks of keys, D = 128: matmuls, softmax, matmuls (9.2)."""
-    draw_timeline(ax, 0.25, "one warpgroup, one stop: {} cycles a block, the tensor cores {} busy", 128)
+    draw_timeline(ax, 0.25, "one warpgroup, one stop: a round every {} cycles, cores {} busy", 128)
     draw_key(ax, 1.85)
 
 
@@ -43,14 +43,14 @@ def draw_waits_and_away(ax: Axes) -> None:
 def draw_overlapped(ax: Axes) -> None:
     """The same for one warpgroup, D = 64 and 128, whose p v runs under the next block's softmax (9.3)."""
     for D, top in ((64, 0.25), (128, 1.8)):
-        draw_timeline(ax, top, "one warpgroup, overlapped: a block every {} cycles, cores {} busy", D, overlap=True)
+        draw_timeline(ax, top, "one warpgroup, overlapped: a round every {} cycles, cores {} busy", D, overlap=True)
     draw_key(ax, 3.45)
 
 
 def draw_timeline(ax: Axes, top: float, title: str, D: int, blocks: int = 3, warpgroups: int = 1, overlap: bool = False) -> None:
     """Two lanes, the tensor cores and the exponentials, with what is idle hatched."""
-    each = cycles_per_round(D, warpgroups, overlap) / 2 * warpgroups  # a block of each
-    busy = 2 * warpgroups * matmul_cycles(D) / each
+    each = cycles_per_round(D, warpgroups, overlap)
+    busy = 4 * matmul_cycles(D) / each
     heading(ax, 0.1, top, f"D = {D}, " + title.format(f"{each:,.0f}", f"{busy:.0%}"))
     operations = timeline(D, warpgroups, overlap, blocks)
     end = max(op.end for op in operations)
@@ -89,7 +89,7 @@ def draw_turns(ax: Axes) -> None:
     """Two consumers with two stops by turns, two blocks each, and who has the turn."""
     (p_v, q_k), softmax, rest = TWO_STOPS
     turn, period = p_v + GAP + q_k, p_v + GAP + q_k + softmax + rest
-    heading(ax, 0.1, 0.25, f"two stops, by turns: a round every {period:,.0f} cycles")
+    heading(ax, 0.1, 0.25, f"two stops, by turns: by the model a round every {period:,.0f} cycles")
     for c in range(2):
         y = 0.5 + 0.75 * c
         note(ax, 0.1, y + LANE / 2, f"consumer {c}")

@@ -102,6 +102,10 @@ WRONG_ANSWERS = (
          told="more integer comparisons, as of a mask"),
     edit("8.5", "m at least −10³⁰", ("tl.maximum(m, tl.max(s, axis=1) * scale_log2)", "tl.maximum(tl.maximum(m, tl.max(s, axis=1) * scale_log2), -1e30)"),
          told="m stays −∞ for a row that has seen no key: yours is -1e+30"),
+    edit("8.5", "the maximum of hidden keys, too", ("    if MASK:\n        offs_n = start_n + tl.arange(0, BLOCK_N)  # [BLOCK_N]\n        s = tl.where(offs_n[None, :] <= last_seen[:, None], s, -float(\"inf\"))\n", ""),
+         ("    shift = m_new\n", "    if MASK:\n        m_new = tl.where(start_n <= last_seen, m_new, m)\n    shift = m_new\n"),
+         ("    alpha = tl.exp2", "    if MASK:\n        p = tl.where((start_n + tl.arange(0, BLOCK_N))[None, :] <= last_seen[:, None], p, 0.0)\n    alpha = tl.exp2"),
+         told="a hidden one may be far above them"),
     edit("8.5", "shift at least −10⁹ under the mask", ("tl.where(m_new == -float(\"inf\"), 0.0, m_new)", "tl.maximum(m_new, -1e9)"),
          told="causal, 32 queries, 32 keys, scores of −2³⁰"),
 )  # fmt: skip

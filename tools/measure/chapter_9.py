@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-import pandas as pd
 import torch
 
 from fa_tutorial import hardware, hopper, reference, tuned
@@ -20,12 +19,11 @@ from fa_tutorial.tuned import steps
 from measure import backward_orders, chapter_8_clock, finished_clock, finished_parts, loops
 from measure.chapter_8 import repeated_us
 from measure.clocks import cycles_in_turns, settled_in_turns
-from measure.profiler import launched_twice, python, sampled
 from measure.stamps import completed, mean_parts, mean_shares, of_the_usual
 from measure.turns import by_shape, in_turns
 
 hardware.require_triton("Chapter 9's measurements")
-from fa_tutorial.bench.chapter_9 import LATER, LOOP_CHANGES, SAMPLED, STAMPS  # noqa: E402
+from fa_tutorial.bench.chapter_9 import LATER, LOOP_CHANGES, STAMPS  # noqa: E402
 from fa_tutorial.hopper import ladder  # noqa: E402
 
 SPEEDS = ("hopper", "tuned", "basic", "sdpa_cudnn", "sdpa_flash", "flash_attn_4")
@@ -148,30 +146,6 @@ def _settled_rows(forwards: dict[str, Call], shape: Shape) -> dict[str, dict[str
     return rows
 
 
-def wait_cases() -> Iterator[Measurement]:
-    """Two loops as they are, without stamps, full, S = 4,096, by ncu: the share of a consumer's time in which it waits
-    for matmuls."""
-    abouts = {loop: about(9, "waits", loop, **vars(at_4096(128, False))) for loop in SAMPLED}
-    return in_turns(abouts, _waits_in_turns)
-
-
-def _waits_in_turns() -> dict[str, dict[str, Any]]:
-    launches = sampled("forward_kernel", python("chapter_9", "launch_loops()"))
-    return {loop: {"matmuls": _share_at_waits(lines)} for loop, (_, lines) in zip(SAMPLED, launches, strict=True)}
-
-
-def _share_at_waits(lines: pd.DataFrame) -> float:
-    """Eight of a program's twelve warps are consumers'. The others only load, or sleep."""
-    at_waits = lines["# Samples"][lines["Source"].str.contains("WARPGROUP.DEPBAR")]
-    return round(at_waits.sum() / lines["# Samples"].sum() * 12 / 8, 4)
-
-
-def launch_loops() -> None:
-    """What ncu samples."""
-    given = *inputs(at_4096(128, False)), False, 128**-0.5
-    launched_twice([partial(loops_of()[loop], *given) for loop in SAMPLED])
-
-
 def error_cases() -> Iterator[Measurement]:
     """The largest errors of the ladder's kernels, and of plain attention."""
     yield about(9, "ladder_errors", "hopper"), _error_row
@@ -216,7 +190,7 @@ def _auto_rule_row(provider: str, S: int, D: int, heads: int, is_causal: bool, m
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module but the speeds, whose rows are attention's."""
     return itertools.chain(
-        step_cases(), loop_cases(), clocked_cases(), wait_cases(),
+        step_cases(), loop_cases(), clocked_cases(),
         chapter_8_clock.clocked_cases(), finished_clock.clocked_cases(),
         backward_orders.order_cases(), error_cases(), auto_rule_cases(),
     )  # fmt: skip

@@ -105,6 +105,15 @@ def inputs():
     low = of(32, 32, True, ", scores of −2³⁰", "scores may be as low as −2³⁰, and what is subtracted is m itself")
     low.args[0].fill_(2.0**14), low.args[1].fill_(-(2.0**14))
     yield low
+    high = of(
+        32,
+        32,
+        True,
+        ", each key far above the one before",
+        "m is the maximum of the keys that a row sees: a hidden one may be far above them",
+    )
+    high.args[0][..., 0], high.args[1][..., 0] = 1.0, 600.0 * torch.arange(32, device=high.args[1].device)
+    yield high
     yield of(16, 16, False, ", fp16", "only p v takes p in v's dtype: l adds p before it is rounded, in float32", dtype=torch.float16)
     yield of(40, 56, True, ", random", draw=generator())
 
