@@ -84,6 +84,7 @@ UNSEEN += [(128, 32, 4, 3), (128, 64, 4, 3), (128, 64, 8, 2), (128, 128, 4, 2)]
 SIX = [(64, 64, 4, 1), (64, 64, 4, 3), (64, 128, 4, 1), (128, 64, 4, 2), (128, 128, 4, 1), (128, 128, 8, 2)]
 # By D: those whose waits are counted.
 WAITING = {D: [(64, 64, 4, stages) for stages in (1, 2, 3)] for D in (64, 128)}
+WAITING[64].append((128, 128, 4, 2))
 WAITING[128] += [(64, 128, 4, 1), (128, 64, 4, 2)]
 
 
@@ -298,21 +299,28 @@ def tiles_of_h200() -> pd.DataFrame:
 
 
 def print_waits(tiles: pd.DataFrame) -> None:
-    """Print of WAITING's tiles, which are among tiles_of_h200's: their "programs" on an SM, an SM's cycles for 64 x 64
-    scores, those of a program that is alone there, divided by the programs, and in which share of the time, by ncu, a
-    warp waits for k and v, and for its matmuls."""
-    print("H200, full: cycles for 64 x 64 scores, and how long, by ncu, a warp waits for k and v, and for matmuls")
+    """Print of WAITING's tiles, which are among tiles_of_h200's: their "programs" on an SM; the cycles of a program
+    that is alone there, divided by the programs; an SM's cycles for 64 x 64 scores; and a program's, which are as many
+    for each program, with how long, by ncu, it waits for k and v, and for its matmuls."""
     waits = {(row["D"], row["provider"]): row for row in kernels_of_h200("waits")}
-    before = None
+    heads = "programs  alone / programs     SM  a program  waits for k and v  for matmuls"
+    print(f"H200, full, cycles for 64 x 64 scores\n{'':26}{heads}")
     for row in tiles.sort_values(["D", "tile"]).to_dict("records"):
-        if row["tile"] not in WAITING[row["D"]]:
-            continue
-        if row["D"] != before:
-            print(f"D = {row['D']:3}                     programs  alone / programs  cycles  k and v  matmuls")
-        told = f"{row['programs']:10}{row['alone'] / row['programs']:18,.0f}{row['cycles']:8,}"
-        shares = (f"{waits[row['D'], row['name']][key]:9.0%}" for key in ("tiles", "matmuls"))
-        print(f"  {row['name']:24}{told}", *shares, sep="")
-        before = row["D"]
+        D, name, programs = row["D"], row["name"], row["programs"]
+        if row["tile"] in WAITING[D]:
+            own = programs * row["cycles"]
+            told = f"{programs:8}{row['alone'] / programs:18,.0f}{row['cycles']:7,}{own:11,}"
+            shares = (waits[D, name][key] * own for key in ("tiles", "matmuls"))
+            print(f"{D:3}, {name.replace(', 4 warps', ''):21}{told}{{:19,.0f}}{{:13,.0f}}".format(*shares))
+
+
+def print_capped(programs: Callable[[int, int, int], int]) -> None:
+    """Print chapter 5's kernel, D = 64, full, as it is and with fewer registers. programs: exercise 8.1's."""
+    print("H200, D = 64, full, 64x64   registers  programs  cycles  TFLOP/s")
+    for row in kernels_of_h200("capped"):
+        fit = programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"])
+        cycles = tile_cycles(row, 64, False)
+        print(f"{row['provider']:28}{row['registers']:9}{fit:10}{cycles:8.0f}{row['tflops']:9.0f}")
 
 
 BLACK_LINE: dict = {"marker": "|", "linestyle": "", "markersize": 12, "markeredgewidth": 2, "color": "black"}
@@ -334,10 +342,11 @@ def draw_tiles(tiles: pd.DataFrame) -> Figure:
         one_of_six = row["D"] == 128 and row["tile"] in SIX
         if one_of_six or off > 1.2:
             look: dict = {"weight": "bold" if one_of_six else "normal", "ha": "right" if side < 0 else "left"}
+            look |= {"bbox": {"facecolor": "0.9" if abs(off - 1) < 0.05 else "none", "pad": 0, "linewidth": 0}}
             words = row["name"].replace(", 4 warps", "")
             place = row["programs"], side
             heights[place] = height = max(
-                180 * math.log(off), heights.get(place, -3) + 11
+                180 * math.log(off), heights.get(place, -99) + 11
             )  # in points; none on another
             up = height - 180 * math.log(off) if side > 0 else -9
             ax.annotate(words, at, (9 * side, up), textcoords="offset points", fontsize=9, va="center", **look)

@@ -78,7 +78,12 @@ def draw_pipeline_timeline(ax: Axes) -> None:
     draw_pipeline(ax, 2.0, 2, "as compiled, block 0 asks for block 1 at its\np v, which hides half of the load")
     draw_pipeline(ax, 4.1, 3, "as compiled, block 0 asks for block 2 at its\np v, so p v and block 1 hide all of the load")
     legend(ax, 6.5, ((0.1, LOADS, "load of k, v"), (2.05, HELD, "in shared memory"), (4.5, WAITS, "nothing to work on")))
-    note(ax, 0.1, 6.85, f"numbers: blocks of keys. A load takes {LOAD} units of time; q kᵀ, the exponentials and p v take 1 each.")
+    note(
+        ax,
+        0.1,
+        6.85,
+        f"numbers: blocks of keys. A load takes {LOAD} units of time, of one tile or two; q kᵀ, the exponentials and p v take 1 each.",
+    )
 
 
 def draw_parts(ax: Axes, start: int, y: float, parts: Sequence[str], tile: int) -> int:

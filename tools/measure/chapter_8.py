@@ -292,6 +292,27 @@ def launch(provider: str) -> None:
     launched_twice([partial(attend, *inputs(POINT), False)])
 
 
+class Capped(TileConfig):
+    """A tile whose kernel may take 128 registers a thread."""
+
+    def launch(self) -> dict[str, int]:
+        return super().launch() | {"maxnreg": 128}
+
+
+def capped_cases() -> Iterator[Measurement]:
+    """Chapter 5's kernel with steps.TILE, as it is and with at most 128 registers, in turns: D = 64, full."""
+    return by_shape(8, "capped", _capped_in_turns, [at_4096(64, False)], ("as it is", "maxnreg=128"))
+
+
+def _capped_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+    tiles = {"as it is": steps.TILE, "maxnreg=128": Capped(*astuple(steps.TILE))}
+    given = *inputs(shape), False, shape.D**-0.5
+    calls = {name: partial(steps.launched, *given, step="chapter 5", tile=tile) for name, tile in tiles.items()}
+    facts = {name: pages.room_of(call()[2]) for name, call in calls.items()}
+    rows = counted_in_turns(calls, flops=flops_of(shape))
+    return {name: row | facts[name] for name, row in rows.items()}
+
+
 def wait_cases() -> Iterator[Measurement]:
     """The finished kernel with pages.WAITING's tiles, full, S = 4,096, by ncu: its cycles, and the shares of a warp's
     time in which it waits for tiles and for matmuls."""
@@ -323,6 +344,6 @@ def launch_tiles(D: int) -> None:
 
 def kernels_cases() -> Iterator[Measurement]:
     """Everything of this module."""
-    of_steps = itertools.chain(step_cases(), order_cases(), waste_cases())
+    of_steps = itertools.chain(step_cases(), capped_cases(), order_cases(), waste_cases())
     tiles = itertools.chain(tile_cases(), unseen_cases(), alone_cases(), wait_cases())
     return itertools.chain(of_steps, tiles, experiment_cases(), short_cases(), power_cases(), counter_cases())
