@@ -61,8 +61,8 @@ def inputs():
     # growths of 1.5, 2.5, 0.5, 1, 3.5 and 5; two powers of two are 1.39
     s = [[0.5, 0.0], [2.5, 0.0], [1.0, 0.0], [3.0, 0.0], [3.5, 0.0], [5.0, 0.0]]
     yield step(s, [-1.0, 0.0, 0.5, 2.0, 0.0, 0.0], [1.0, 2.0, 1.5, 3.0, 2.0, 0.5], 2.0, otherwise=RULES)
-    # of 6, 5 and −2; 6 · log₂ e is 8.7, and 5 · log₂ e 7.2
-    yield step([[6.0, 0.0], [5.0, 1.0], [1.0, 0.0]], [0.0, 0.0, 3.0], [1.0, 1.0, 2.0], 8.0, otherwise=RULES)
+    # of 6, 5 and −19; 6 · log₂ e is 8.7, and 5 · log₂ e 7.2
+    yield step([[6.0, 0.0], [5.0, 1.0], [1.0, 0.0]], [0.0, 0.0, 20.0], [1.0, 1.0, 2.0], 8.0, otherwise=RULES)
     # of 0.5 and 1, so both rows stay
     yield step([[1.0, 0.0], [2.0, 1.0]], [0.5, 1.0], [1.0, 1.0], 8.0, otherwise=RULES)
     draw = generator()

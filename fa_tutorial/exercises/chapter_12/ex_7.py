@@ -33,8 +33,8 @@ def adapt(answer, S_q, S_k):
     """The rows in their order."""
     rows = answer(S_q, S_k)
     rows = rows.tolist() if hasattr(rows, "tolist") else rows  # a tensor of them
-    if not isinstance(rows, list | tuple | range | set) or not all(type(row) is int for row in rows):
-        raise Wrong(f"returns {kind(rows)}, want a list of whole numbers")
+    if not isinstance(rows, list | tuple | range | set) or not all(type(row) is int and row in range(32) for row in rows):
+        raise Wrong(f"returns {kind(rows)}, want a list of whole numbers from 0 to 31")
     return tuple(sorted(rows))
 
 
