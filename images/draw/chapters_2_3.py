@@ -382,7 +382,7 @@ def draw_room(ax: Axes) -> None:
         box(ax, left, y, room * unit, tall)
     box(ax, left, 0.6, acc * unit, tall, f"acc: {acc} KiB, the most that it may take", TENSOR_COLOUR["o"], share=0.45)
     ax.plot([left + 128 * unit] * 2, [0.5, 1.2], color="black", linewidth=1.6, linestyle="--")
-    note(ax, left + 128 * unit + 0.1, 0.6 + tall / 2, "kept free: pointers, masks")
+    note(ax, left + 128 * unit + 0.1, 0.6 + tall / 2, "for pointers and masks")
     x = left
     for _ in range(stages):
         for name, (size, colour) in operands.items():
