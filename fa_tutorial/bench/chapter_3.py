@@ -69,19 +69,32 @@ def show_bytes(card: dict, flops_per_byte: Callable[[int, int], float]) -> None:
         print(f"{m:3} x {n:3} {rate:12.1f} {predicted:13.2f} {received:12.2f} {launch['TFLOP/s']:9.0f}")
 
 
-def show_without_loads(card: dict) -> None:
-    """Print, for these tiles and 256 x 256, the FLOPs of an SM in a cycle with and without the loads; and with them the
-    bytes that it receives in a cycle, how busy ncu finds L2, and the clock."""
-    print("                         FLOPs         bytes from L2")
-    print("     tile   with loads   without loads    with loads   L2 busy    GHz   (an SM's cycle; stored, H200)")
-    for launch in by_tile(card, *TILES, (256, 256)):
-        flops = f"{launch['with loads']:12,} {launch['no loads']:15,}"
-        l2 = " " * 23
-        if (launch.BLOCK_M, launch.BLOCK_N) in TILES:
-            row = counted(card, launch.BLOCK_M, launch.BLOCK_N)
-            received = row[TO_SMS] / (2 * 4_096**3) * launch["with loads"]
-            l2 = f"{received:13.0f} {row[L2_BUSY]:7.0f} %"
-        print(f"{launch.BLOCK_M:3} x {launch.BLOCK_N:3} {flops} {l2} {launch.GHz:6.2f}")
+def draw_without_loads(card: dict) -> Figure:
+    """FLOPs in a cycle of an SM with and without the loads, for these tiles and 256 x 256, and what shared memory
+    allows the smallest; beside each tile what L2 delivers with the loads, how busy ncu finds it, and the clock."""
+    figure, ax = plt.subplots(figsize=(8.5, 4.8))
+    labels = []
+    for y, launch in enumerate(by_tile(card, *TILES, (256, 256))):
+        m, n = launch.BLOCK_M, launch.BLOCK_N
+        labels.append(f"{m} x {n}   ({launch.GHz:.2f} GHz)")
+        if (m, n) in TILES:
+            row, ms = counted(card, m, n), 2 * 4_096**3 / launch["TFLOP/s"] / 1e9
+            labels[-1] += f"\nL2: {row[TO_SMS] / ms / 1e9:.1f} TB/s, {row[L2_BUSY]:.0f} % busy"
+        for name, place, colour in (("with loads", y - 0.2, "C0"), ("no loads", y + 0.2, "C1")):
+            flops, legend = launch[name], {"with loads": "with loads", "no loads": "without loads"}[name]
+            ax.barh(place, flops, 0.4, color=colour, label=legend if y == 0 else None)
+            inside = {"x": flops - 40, "ha": "right", "color": "white"} if flops > 600 else {"x": flops + 40}
+            ax.text(y=place, s=f"{flops:,}", va="center", fontsize=9, **inside)
+    ax.plot([1_024, 1_024], [0.0, 0.4], color="black", linewidth=2.5)
+    ax.text(1_064, 0.2, "shared memory allows 1,024", va="center", fontsize=9)
+    ax.axvline(4_096, color="0.4", linestyle=":")
+    ax.text(4_130, len(labels) - 0.6, "tensor cores:\n4,096", color="0.25", va="bottom", fontsize=9)
+    ax.set_yticks(range(len(labels)), labels, fontsize=9)
+    where = "stored, H200; L2 and clock with loads, busy by ncu in a run of its own"
+    ax.set(xlim=(0, 4_750), ylim=(len(labels) - 0.5, -0.5), xlabel=f"FLOPs per cycle of an SM\n({where})")
+    ax.grid(visible=False, axis="y")
+    ax.legend(loc="upper right", bbox_to_anchor=(0.84, 1.0), fontsize=10)
+    return figure
 
 
 def draw_pieces(launches: pd.DataFrame, loops: Iterable[compiling.Loop], at_most: Callable) -> Figure:
@@ -137,11 +150,12 @@ def show_orders(card: dict, wave_bytes: Callable[[int, int], Iterable[float]]) -
 
 
 def show_fusion(card: dict, lengths: Iterable[tuple[int, int]], *calls: Callable) -> None:
-    """Print, for each S_q and S_k, how long an H200 takes to move s through HBM and to multiply, and the times of one
-    kernel and of two products, which `calls` computes from q, k and v: here, or stored ones where there is no GPU."""
+    """Print, for each S_q and S_k, the programs of one kernel with tiles of 128 rows, the size of s, how long an H200
+    takes to move s through HBM and to multiply, and the times of one kernel and of two products, which `calls` computes
+    from q, k and v: here, or stored ones where there is no GPU."""
     ceilings, device, D = card["provenance"]["ceilings"], hardware.device(), 64
     where = "this GPU" if device.type == "cuda" else "stored, H200"
-    print(f"   S_q     S_k   s through HBM   multiply   measured: one kernel   two products   (ms, {where})")
+    print(f"   S_q     S_k  programs      s   to move s  to multiply  one kernel  two products   (ms, {where})")
     for S_q, S_k in lengths:
         moving = 2 * S_q * S_k * 2 / (ceilings["copy_gb_s"] * 1e9) * 1e3
         multiplying = 4 * S_q * S_k * D / (ceilings["matmul_fp16_tflops"] * 1e12) * 1e3
@@ -149,4 +163,5 @@ def show_fusion(card: dict, lengths: Iterable[tuple[int, int]], *calls: Callable
         if device.type == "cuda":
             qkv = [torch.randn(S, D, dtype=torch.float16, device=device) for S in (S_q, S_k, S_k)]
             one, two = (timing.time_call(partial(call, *qkv)).ms for call in calls)
-        print(f"{S_q:6,} {S_k:7,} {moving:15.3f} {multiplying:10.3f} {one:22.3f} {two:14.3f}")
+        size = f"{S_q // 128:9} {2 * S_q * S_k / 1e6:4.0f} MB"
+        print(f"{S_q:6,} {S_k:7,} {size} {moving:10.3f} {multiplying:12.3f} {one:11.3f} {two:13.3f}")

@@ -89,7 +89,7 @@ class Exercise:
     tolerance: (args, part) -> (rtol, atol). launch: for a kernel, (*args) ->
     harness_kernel.Launch.
     adapt: (answer) -> what is run in its place, where an answer does not return by itself what truth gives.
-    seen: what to tell of a kernel's accesses. "overlap": two programs write the same element; "again": an element is read or written more
+    seen: what to tell of a kernel's accesses. "overlap": two programs write the same element; "again": a program reads or writes an element more
     than once; "stored_again": a program stores an element twice; "pieces": a program has more than one store to an output; "widened": tiles are
     multiplied as float32 though all inputs are 16-bit. All but the first are allowed where nothing is to be told.
     watch: for a function, (*args) -> a context manager in which it runs, whose complaint(result) says what a right result must not hide, ""

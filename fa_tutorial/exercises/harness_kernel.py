@@ -518,7 +518,7 @@ class Trace:
 
     It puts left_out in the lanes that a load leaves undefined, and keeps in `overlap` the name of an output whose elements two programs write,
     in `stored_again` that of one whose elements a program stores twice, in `pieces` that of one to which a program has more than one store,
-    in `again`, in words, the first tensor whose elements make more than one trip, in `dots` how many tl.dot ran, and in `widened` whether
+    in `again`, in words, the first tensor whose elements make more than one trip for a program, in `dots` how many tl.dot ran, and in `widened` whether
     tiles of 16-bit inputs are multiplied as float32.
     """
 
@@ -534,7 +534,7 @@ class Trace:
 
         self._builder = builder
         self._writers = {buffer.name: np.full(buffer.memory.numel(), -1) for buffer in self.buffers if buffer.data is None}
-        self._seen = {buffer.name: np.zeros(buffer.memory.numel(), dtype=bool) for buffer in self.buffers}
+        self._seen = {buffer.name: np.full(buffer.memory.numel(), -1) for buffer in self.buffers}
         replaced = {name: self._watch(name, getattr(builder, name)) for name in ACCESSES} | {
             "create_dot": self._watch_product(_with_tf32(builder.create_dot)),
             "create_fmul": self._watch_product(builder.create_fmul, axes=3),
@@ -600,17 +600,19 @@ class Trace:
             raise Stray(f"{'writes' if is_store else 'reads'} far outside its tensors", "mend the offsets")
 
     def _note_trips(self, buffer: Buffer, places: np.ndarray, is_store: bool) -> None:
-        seen, name = self._seen[buffer.name], buffer.name
+        seen, name, program = self._seen[buffer.name], buffer.name, self._program()
         if not self.again and not is_store and buffer.data is None and len(places):
             self.again = f"{name} is read back"
-        elif not self.again and seen[places].any():
+        elif not self.again and (seen[places] == program).any():
             self.again = f"{name} is {'written' if is_store else 'read'} more than once"
-        seen[places] = True
+        seen[places] = program
+
+    def _program(self) -> int:
+        x, y, z = self._builder.grid_idx
+        return x + 1_000_000 * (y + 1_000 * z)
 
     def _note_writers(self, buffer: Buffer, places: np.ndarray) -> None:
-        x, y, z = self._builder.grid_idx
-        program = x + 1_000_000 * (y + 1_000 * z)
-        writers = self._writers[buffer.name]
+        program, writers = self._program(), self._writers[buffer.name]
         before = writers[places]
         shows = {
             "overlap": ((before >= 0) & (before != program)).any(),

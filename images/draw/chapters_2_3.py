@@ -380,9 +380,9 @@ def draw_room(ax: Axes) -> None:
     for y, name, room in ((0.6, "registers", 256), (1.7, "shared memory", 227)):
         note(ax, 0.1, y + tall / 2, f"{name}\n{room} KiB")
         box(ax, left, y, room * unit, tall)
-    box(ax, left, 0.6, acc * unit, tall, f"acc: {acc} KiB", TENSOR_COLOUR["o"], share=0.45)
+    box(ax, left, 0.6, acc * unit, tall, f"acc: {acc} KiB, the most that it may take", TENSOR_COLOUR["o"], share=0.45)
     ax.plot([left + 128 * unit] * 2, [0.5, 1.2], color="black", linewidth=1.6, linestyle="--")
-    note(ax, left + 128 * unit + 0.1, 0.6 + tall / 2, "acc takes at most half")
+    note(ax, left + 128 * unit + 0.1, 0.6 + tall / 2, "for pointers and masks")
     x = left
     for _ in range(stages):
         for name, (size, colour) in operands.items():

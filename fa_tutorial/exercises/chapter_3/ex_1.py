@@ -87,7 +87,7 @@ EXERCISE = Exercise(
     task="Multiply two matrices tile by tile: each product takes one tile of a and one tile of b, and is added to an accumulator.",
     conditions={
         "ragged": "the last tiles may be smaller, in every direction",
-        "half": "with fp16 or bf16 inputs, turn both tiles into float32 before you multiply them, add in float32, and return c in a's dtype",
+        "half": "with fp16 or bf16 inputs, multiply and add in float32, and return c in a's dtype",
         "views": "a and b may have any strides",
     },
     hints=(

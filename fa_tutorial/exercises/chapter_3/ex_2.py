@@ -40,15 +40,15 @@ def matmul_kernel(
 
 
 TILE = "offs_{1}[:, None] * stride_{0}{2} + offs_{3}[None, :] * stride_{0}{4}".format
-PLACE, DOT = "pid // tiles_n, pid % tiles_n", "acc = tl.dot(a, b, acc, "
+DOT = "acc = tl.dot(a, b, acc, "
 MISTAKES = {
     **{f"{x}'s strides are swapped: stride_{x}{r} leads to the next row of {x}, stride_{x}{c} to the next column": (
         TILE(x, r, r, c, c), TILE(x, r, c, c, r)) for x, r, c in ("amk", "bkn", "cmn")},
     "c is 0 everywhere: does the loop along K run, and do you keep what tl.dot returns, acc = tl.dot(a, b, acc)?": (DOT, "tl.dot(a, b, acc, "),
     "each step along K overwrites the one before: add it to acc": (DOT, "acc = tl.dot(a, b, "),
     "acc is added twice in each step: tl.dot(a, b, acc) has added it already, so take =, not +=": (DOT, "acc += tl.dot(a, b, acc, "),
-    "programs go down the columns of tiles: in row order programs 0 … tiles_n − 1 have the first row of tiles": (
-        PLACE, "pid % tl.cdiv(M, BLOCK_M), pid // tl.cdiv(M, BLOCK_M)"),
+    "tl.dot gets bf16, whatever a and b are: give it the tiles as they are": ("dot(a, b", "dot(a.to(tl.bfloat16), b.to(tl.bfloat16)"),
+    "c is rounded to bf16, whatever its dtype: round acc to c_ptr.dtype.element_ty": ("c_ptr.dtype.element_ty", "tl.bfloat16"),
     "the steps along K are rounded down: a kernel's // rounds toward 0, so take tl.cdiv(K, BLOCK_K)": (
         "range(0, K, BLOCK_K)", "range(0, K // BLOCK_K * BLOCK_K, BLOCK_K)"),
 }  # fmt: skip

@@ -48,12 +48,12 @@ def inputs():
 
 
 def refused(answer):
-    """What only Python takes, or only a kernel, where `group` is a tl.constexpr."""
+    """What the task leaves out, as only Python takes it, or only a kernel, where `group` is a tl.constexpr."""
     group = unwrapped(answer).__code__.co_varnames[3]
     for node in ast.walk(ast.parse(source_of(answer))):
         is_call = isinstance(node, ast.Call) and not (ast.unparse(node.func) == "min" and len(node.args) == 2)
         if is_call or isinstance(getattr(node, "op", None), ast.Div):
-            return f"`{ast.unparse(node)}` doesn't work in both, Python and a kernel: use only +, -, *, //, %, min of two numbers, and if"
+            return f"the task doesn't allow `{ast.unparse(node)}`: use only +, -, *, //, %, min of two numbers, and if"
         stored = {name.id for name in ast.walk(node) if isinstance(name, ast.Name) and isinstance(name.ctx, ast.Store)}
         if isinstance(node, ast.If | ast.While) and group in stored:
             return f"Triton's compiler refuses it: `{group}` is a constant in the kernel, so no `if` may assign to it; take another name"

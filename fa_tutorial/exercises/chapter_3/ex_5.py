@@ -48,7 +48,6 @@ MISTAKES = {
     "fp16 may overflow before scale comes: multiply s = q kᵀ by scale in float32, then round it to v's dtype": [
         (S, S.replace("scale * ", "")), ("tl.store(o_ptrs, acc.to", "tl.store(o_ptrs, (scale * acc).to")],
     "each block of keys overwrites the one before: add its product to acc": (PV, PV.replace("acc, ", "")),
-    "the loop ends at S_q: it goes over keys, to S_k": ("range(0, S_k, BLOCK_N)", "range(0, S_q, BLOCK_N)"),
     "acc is added twice in each step: tl.dot(s, v, acc) has added it already, so take =, not +=": (PV, PV.replace("=", "+=")),
 }  # fmt: skip
 
@@ -79,14 +78,15 @@ def inputs():
 
     def digits(S_q, S_k, D, on, otherwise="", **options):
         on = f"S_q = {S_q}, S_k = {S_k}, D = {D}, {on}"
-        return attention(*whole_numbers(S_q + S_k + D, (S_q, D), (S_k, D), (S_k, D)), on, otherwise, **options)
+        q, k, v = whole_numbers(S_q + S_k + D, (S_q, D), (S_k, D), (S_k, D))
+        return attention(-q, k, v, on, otherwise, **options)  # negative scores: a ReLU shows
 
     fits = "no mask is missing, for whole blocks fit here: an offset is wrong, or the loop goes too far"
-    alone = "o is (q kᵀ) v here and nothing else, without a softmax, a causal mask or a factor such as 1/√D; each pointer needs both of its strides"
+    alone = "o is (q kᵀ) v here and nothing else, without a softmax, a causal mask, a factor such as 1/√D or another dtype; each pointer has its two strides, in their order"
     yield digits(16, 16, 16, "one tile of each, scale = 1", alone, stray=fits)
-    yield digits(16, 16, 16, "one tile of each, scale = 3", "scale multiplies s, once", scale=3.0)
     rows = "a program has BLOCK_M rows of q and o, from tl.program_id(0) · BLOCK_M on, and all S_k keys: each step takes its own BLOCK_N keys, rows of k and v, and its s starts from 0"
-    yield digits(48, 96, 16, "scale = 3, BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), scale=3.0, stray=fits)
+    yield digits(48, 96, 16, "scale = 1, BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), stray=fits)
+    yield digits(16, 32, 16, "scale = 3, BLOCK_N = 16", "scale multiplies s, once", scale=3.0)
     own, mixed = "each tensor has its own two strides", "columns wider spaced wide"
     yield digits(16, 32, 16, "q column-major, k, v and o with gaps", own, layouts=mixed, stray=own)
     past = "the last blocks may be smaller: go on to them, and mask rows of q and o by S_q, keys by S_k, columns by D, with other=0.0; a missing key's score must be 0, not −∞"
@@ -95,8 +95,7 @@ def inputs():
     ones, v = torch.zeros(16, 16, dtype=torch.float16), torch.zeros(48, 16, dtype=torch.float16)
     ones[:, 0], v[0], v[1], v[16] = 1, 2048, 1, 1
     sums = "sums stay in float32, acc and what tl.dot returns: fp16 rounds 2048 + 1 to 2048"
-    on = "fp16, all scores 1, rows of v 2048 and 1 in one block, 1 in the next"
-    yield attention(ones, ones[:1].expand(48, 16), v, on, sums, edge="precision")
+    yield attention(ones, ones[:1].expand(48, 16), v, "fp16, all scores 1, rows of v 2048, 1; 1 in the next block", sums, edge="precision")
     one, on = torch.eye(16), "fp32, q and v are 131,584 times the identity, k is 131,072 times"
     kept = "q, k, v, s and o are fp32 here, so keep them: 16 bits can't hold 131,584. s.to(v.dtype) rounds s to fp16 only where v is fp16"
     yield attention(131_584 * one, 131_072 * one, 131_584 * one, on, kept, edge="precision")
@@ -144,6 +143,7 @@ EXERCISE = Exercise(
     launch=launch,
     seen={
         "stored_again": "store acc once, after the loop over keys",
+        "again": "load q's tile once, before the loop, and each tile of k and v once",
         "widened": "16-bit inputs are multiplied as float32, off the tensor cores: tl.dot takes q, k and v as they are, and s rounded to v's dtype",
     },
 )
