@@ -5,6 +5,7 @@ import itertools
 import re
 import textwrap
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,6 +18,8 @@ from matplotlib.patches import Patch
 from fa_tutorial import hardware, hopper, ledger, reference
 from fa_tutorial.bench import results, tables
 from fa_tutorial.bench.cases import GRIDS, MODES
+from fa_tutorial.bench.chapter_8 import at_4096, flops_of
+from fa_tutorial.bench.timing import timed
 from fa_tutorial.source import defined, edited, excerpt, source_of, specialised
 from fa_tutorial.warpgroups import KEYS, ROWS, TWO_STOPS, matmul_cycles, two_consumers
 
@@ -180,6 +183,38 @@ def draw_account(card: dict[str, Any]) -> Figure:
     told = [change for change in CHANGES.values() if change[0]]
     handles = [Patch(facecolor=colour, edgecolor="black") for _, colour in told]
     figure.legend(handles, [words for words, _ in told], loc="outside lower center", ncols=3)
+    return figure
+
+
+# What each change took away, as in CHANGES, and what is left of the finished kernel's.
+CAUSES = {
+    "late tiles, and the collisions that they allow": {"facecolor": "C4"},
+    "waiting for p v before the maximum": {"facecolor": "C1"},
+    "a program's ends": {"facecolor": "C2"},
+    "left: the softmax": {"facecolor": "0.7"},
+    "left: SMs without work": {"facecolor": "0.9"},
+    "left, unexplained": {"facecolor": "white", "hatch": "////"},
+}
+
+
+def draw_answer(card: dict[str, Any]) -> Figure:
+    """The cycles a round that chapter 8's kernel takes beyond those of its matmuls, by CAUSES."""
+    cycles = loops(card)["cycles"].round()
+    finished = cycles["finished"]
+    gone = [a - b for a, b in itertools.pairwise(cycles[list(CHANGES)])]
+    softmax = finished - cycles["finished, without all of these"]
+    idle = finished - loops(card, H_q=33)["cycles"].round()["finished"]
+    parts = [*gone, softmax, idle, finished - ROUND - softmax - idle]
+    figure = Figure(figsize=(10, 2.0))
+    ax, left = figure.subplots(), 0
+    for part, look in zip(parts, CAUSES.values(), strict=True):
+        ax.barh(0, part, left=left, **EDGE, **look)
+        ax.text(left + part / 2, 0, f"{part:,.0f}", ha="center", va="center", size="small", bbox=ON_DOTS)
+        left += part
+    ax.set(xlim=(0, left + 20), xlabel=f"chapter 8's cycles a round beyond the matmuls' {ROUND:,}: {left:,.0f}")
+    _lanes(ax, [])
+    handles = [Patch(edgecolor="black", **look) for look in CAUSES.values()]
+    figure.legend(handles, list(CAUSES), loc="outside upper center", ncols=2, frameon=False)
     return figure
 
 
@@ -388,7 +423,8 @@ def both_wait(stamps: list) -> tuple[int, int, list[tuple[int, int]]]:
 
 
 def print_errors(card: dict[str, Any], attend=None) -> None:
-    """The largest error of the ladder's forward with this loop, on this machine's Hopper GPU; None: as stored."""
+    """The largest error of the ladder's forward with this loop, on this machine's Hopper GPU, and its rate; None: the
+    error as stored."""
     if attend is None:
         errors = results.select(card["kernels"], kernel="ladder_errors").iloc[0]
         print("no Hopper GPU: nothing is launched. On an H200, the course's loop:")
@@ -399,7 +435,11 @@ def print_errors(card: dict[str, Any], attend=None) -> None:
     truth, _ = reference.attention(q, k, v, False)
     found = (hopper.ladder.flash_forward(q, k, v, 64**-0.5, attend=attend), reference.naive_attention(q, k, v, False))
     ours, plain = ((o - truth).abs().max().item() for o in found)
-    print(f"largest error {ours:.1e}, of plain attention {plain:.1e}")
+    q, k, v = torch.randn(3, 4, 16, 4096, 128, dtype=torch.float16, device="cuda")
+    row = timed(
+        partial(hopper.ladder.flash_forward, q, k, v, 128**-0.5, attend=attend), flops=flops_of(at_4096(128, False))
+    )
+    print(f"largest error {ours:.1e}, of plain attention {plain:.1e}; {row['tflops']:.0f} TFLOP/s, {NOTE}")
 
 
 MASKS = {True: "causal", False: "no mask"}  # not full, which is a barrier here
