@@ -95,6 +95,8 @@ WRONG_ANSWERS = (
     edit("8.5", "l adds rounded p", ("tl.sum(p, axis=1)", "tl.sum(p.to(k_tile.dtype).to(tl.float32), axis=1)"), told="l adds p before it is rounded, in float32"),
     edit("8.5", "q is scaled and rounded", ("dot(q_tile, tl", "dot((q_tile * scale_log2).to(q_tile.dtype), tl"), ("axis=1) * scale_log2", "axis=1)"),
          ("s * scale_log2 - shift", "s - shift"), told="it is multiplied as it is, and the scores are scaled"),
+    edit("8.5", "k is scaled and rounded", ("tl.trans(k_tile)", "tl.trans((k_tile * scale_log2).to(k_tile.dtype))"), ("axis=1) * scale_log2", "axis=1)"),
+         ("s * scale_log2 - shift", "s - shift"), told="q and k are multiplied as they are"),
     edit("8.5", "two results", ("return m_new, l, acc", "return m_new, l"), told="not enough values to unpack", gpu="does not run"),
     edit("8.5", "keys beyond S_k are read", ("load_tile(k, b, h_k, start_n, S_k", "load_tile(k, b, h_k, start_n, None"),
          told="outside", gpu=None),

@@ -300,14 +300,16 @@ class Capped(TileConfig):
 
 
 def capped_cases() -> Iterator[Measurement]:
-    """Chapter 5's kernel with steps.TILE, as it is and with at most 128 registers, in turns: D = 64, full."""
-    return by_shape(8, "capped", _capped_in_turns, [at_4096(64, False)], ("as it is", "maxnreg=128"))
+    """Two steps with steps.TILE, as they are and with at most 128 registers, in turns: D = 64, full, S = 4,096."""
+    names = itertools.product(("chapter 5", "base 2"), ("as it is", "maxnreg=128"))
+    return by_shape(8, "capped", _capped_in_turns, [at_4096(64, False)], names, ", ".join)
 
 
-def _capped_in_turns(shape: Shape) -> dict[str, dict[str, Any]]:
+def _capped_in_turns(shape: Shape) -> dict[tuple[str, str], dict[str, Any]]:
     tiles = {"as it is": steps.TILE, "maxnreg=128": Capped(*astuple(steps.TILE))}
     given = *inputs(shape), False, shape.D**-0.5
-    calls = {name: partial(steps.launched, *given, step="chapter 5", tile=tile) for name, tile in tiles.items()}
+    both = itertools.product(("chapter 5", "base 2"), tiles)
+    calls = {(step, how): partial(steps.launched, *given, step=step, tile=tiles[how]) for step, how in both}
     facts = {name: pages.room_of(call()[2]) for name, call in calls.items()}
     rows = counted_in_turns(calls, flops=flops_of(shape))
     return {name: row | facts[name] for name, row in rows.items()}

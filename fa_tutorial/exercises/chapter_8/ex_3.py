@@ -92,7 +92,7 @@ def inputs():
     yield attention_case(*logits(200, 0), "logits 200 in the first tile, 0 in the second", "m never falls, and p is exp(s − m)")
     own = "b and h are coordinates of their own, the same in q, k, v and o: h = (pid // row_blocks) % H, b = (pid // row_blocks) // H"
     yield attention_case(*draw_qkv(2, 3, 16, 16, 16), "B = 2, H = 3", own)
-    sizes = "a descriptor's coordinates count rows, not tiles, and BLOCK_M, BLOCK_N, S_q, S_k may differ: a head has tl.cdiv(S_q, BLOCK_M) row blocks, o's row is q's, a step takes BLOCK_N keys at a time"
+    sizes = "all but p and o stay float32, a descriptor's coordinates count rows, not tiles, and BLOCK_M, BLOCK_N, S_q, S_k may differ: a head has tl.cdiv(S_q, BLOCK_M) row blocks, o's row is q's, a step takes BLOCK_N keys at a time"
     on = "two heads, BLOCK_M = 64, BLOCK_N = 16, D = 32, S_q = 128, S_k = 48"
     yield attention_case(*draw_qkv(1, 2, 128, 48, 32), on, sizes, blocks=(64, 16, 32))
     ragged = "tiles may be ragged: keys below S_k count, none from S_k on exists, and a head has tl.cdiv(S_q, BLOCK_M) row blocks"

@@ -114,7 +114,14 @@ def inputs():
     )
     high.args[0][..., 0], high.args[1][..., 0] = 1.0, 600.0 * torch.arange(32, device=high.args[1].device)
     yield high
-    yield of(16, 16, False, ", fp16", "only p v takes p in v's dtype: l adds p before it is rounded, in float32", dtype=torch.float16)
+    yield of(
+        16,
+        16,
+        False,
+        ", fp16",
+        "only p is rounded, for p v: q and k are multiplied as they are, and l adds p before it is rounded, in float32",
+        dtype=torch.float16,
+    )
     yield of(40, 56, True, ", random", draw=generator())
 
 
@@ -129,7 +136,7 @@ EXERCISE = Exercise(
         "its shift, as in 8.2, and only under `if MASK:`.",
     ),
     solution=attend,
-    reasoning="Each thread has 64 scores of the larger tile, so what is done for a score counts 64 times, and what is done for a row twice. "
+    reasoning="Each thread has 64 scores of the larger tile, so what is done for a score counts 64 times, and what is done for a row two or four times. "
     "A constant MASK makes two loops, and the loop that runs most often pays for neither mask nor guard.",
     inputs=inputs,
     truth=lambda q, k, v, is_causal: reference.attention(q, k, v, is_causal=is_causal),
