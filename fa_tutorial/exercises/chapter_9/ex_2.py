@@ -36,6 +36,10 @@ MISTAKES = {
     "the consumer does not wait for full[stage] before it uses a tile (is the wait yielded?)": ("yield wait(full[stage], parity)", "pass"),
     "the consumer waits for the other parity, which a fresh full[stage] passes before anything is loaded": (
         "wait(full[stage], parity)", "wait(full[stage], 1 - parity)"),
+    "the consumer releases a tile before it has used it, and the next may land on it": [
+        ("            yield use(i, stage)\n", ""), ("yield arrive(empty[stage])\n", "yield arrive(empty[stage])\n            yield use(i, stage)\n")],
+    "the producer arrives at full[stage] before it has loaded the tile": [
+        ("            yield load(i, stage)\n", ""), ("yield arrive(full[stage])\n", "yield arrive(full[stage])\n            yield load(i, stage)\n")],
     "the producer does not arrive at full[stage] after it has loaded a tile, and whoever needs that tile waits for it": ("yield arrive(full[stage])", "pass"),
     "the consumer does not arrive at empty[stage] after it has used a tile, and whoever needs that stage waits for it": ("yield arrive(empty[stage])", "pass"),
 }  # fmt: skip

@@ -53,6 +53,7 @@ MISTAKES = {
     "the ring's index begins anew with each work tile, but the barriers go on with their phases: count the blocks of all work tiles": [
         (LOADS, f"            n = 0\n{LOADS}"), (USES, f"            n = 0\n{USES}")],
     "the producer writes the next number before it waits for taken: a consumer may not have read the one before": (FREE + WRITE, WRITE + FREE),
+    "the producer writes a number without waiting for taken: a consumer may not have read the one before": (FREE, ""),
     "the consumer reads the slot before it has waited for told (is the wait yielded?)": (HEARD, ""),
     "the producer arrives at told before the number is written": (WRITE + TELL, TELL + WRITE),
     "the consumer arrives at taken before it has read the number, and the next may overwrite it": (READ + TAKE, TAKE + READ),
