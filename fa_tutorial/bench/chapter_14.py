@@ -4,7 +4,7 @@ stored. card: results.load's."""
 import dataclasses
 import itertools
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -216,13 +216,13 @@ HEADS_OF_FOUR = (  # what is shown; kind, keys, a factor for q, and what the ker
 )
 
 
-def print_all_four(card: dict[str, Any], store: Callable, by_blocks: Callable, predicted: Callable) -> None:
-    """The median row's error in % with q, k, p and v in 8 bits, as predicted, and by a GPU's kernel.
+def print_all_four(card: dict[str, Any], stores: Sequence[Callable], by_blocks: Callable, predicted: Callable) -> None:
+    """The median row's error in % with all in e4m3, as predicted, and by a GPU's kernel; and with q and k in int8.
 
-    store: x in 8 bits and back. by_blocks: (scores, v) -> o, p in 8 bits. predicted: (standard deviation of the scores)
-    -> the error in %.
+    stores: to e4m3 and back, to int8 and back. by_blocks: (scores, v) -> o, p in e4m3. predicted: (standard deviation
+    of the scores) -> the error in %.
     """
-    print(f"{'median row off, in %':34}{'in PyTorch':>12}{'(14.5)':>10}{'an H200':>11}")
+    print(f"{'median row off, in %':34}{'in PyTorch':>12}{'(14.5)':>10}{'an H200':>11}{'q, k in int8':>15}")
     rotation = fp8.random_hadamard(128, torch.float64, torch.device("cpu")) / 128**0.5
     for words, kind, S, factor, stored in HEADS_OF_FOUR:
         found = []  # of the two heads that the kernel was given
@@ -231,11 +231,12 @@ def print_all_four(card: dict[str, Any], store: Callable, by_blocks: Callable, p
             s, o = attend(q, k, v)
             if "rotated" in words:
                 q, k = q @ rotation, k @ rotation
-            found.append((s, o, by_blocks(attend(store(q), store(k), v)[0], store(v))))
-        s, o, ours = (torch.cat(x) for x in zip(*found, strict=True))
+            found.append((s, o, *(by_blocks(attend(store(q), store(k), v)[0], stores[0](v)) for store in stores)))
+        s, o, *stored_so = (torch.cat(x) for x in zip(*found, strict=True))
+        ours, with_int8 = (median_off(x, o) for x in stored_so)
         kernel = row(card, kernel="error", provider=stored, data=kind, D=128) if stored else None
         measured = f"{100 * kernel['median']:11.1f}" if kernel else ""
-        print(f"{words:34}{median_off(ours, o):12.1f}{predicted(s.std().item()):10.1f}{measured}")
+        print(f"{words:34}{ours:12.1f}{predicted(s.std().item()):10.1f}{measured:11}{with_int8:15.1f}")
 
 
 Lines = dict[str, tuple[torch.Tensor, torch.Tensor]]  # by label, moved scores, and which of them count

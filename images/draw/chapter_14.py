@@ -184,4 +184,5 @@ def draw_twice(ax: Axes) -> None:
             box(ax, x, y, cycles * cycle, 0.3, "" if cycles < 60 else f"{cycles:,}", **look)
             x += cycles * cycle
     legend(ax, 4.05, ((left, tensor, "tensor cores, at their peak rate"), (left + 3.3, exponentials, "exponentials")))
-    legend(ax, 4.45, ((left, joins, "joining acc"), (left + 1.55, sums, f"the sum of p, {found[2]}"), (left + 3.3, rest, "all else")))
+    others = "all else, fp16's exponentials, too"
+    legend(ax, 4.45, ((left, joins, "joining acc"), (left + 1.55, sums, f"the sum of p, {found[2]}"), (left + 3.3, rest, others)))
