@@ -116,19 +116,21 @@ def times_of(rows: pd.DataFrame, way: str = "forward") -> pd.DataFrame:
 
 
 def print_links(least: Callable, rows: pd.DataFrame) -> None:
-    """T_s and W of some lengths with G = 1, and whether `least(W)`, exercise 13.5's shard, is no longer than theirs."""
-    found = times_of(rows).set_index(INDEX)
-    print(f"{'':30}tokens a shard   T_s, ms   W, GB/s   least shard   hides a forward?")
+    """T_s and W of some lengths with G = 1, whether `least(W)`, exercise 13.5's shard, is no longer than theirs, and
+    ms that sends add to a forward."""
+    found = clock_times(rows, "forward")
+    print(f"{'':30}tokens a shard   T_s, ms   W, GB/s   least shard   hides?   sends add: clock   H200s")
     for link, S in [*(("NVLink", S) for S in (32_768, 65_536, LONG)), *(("host memory", S) for S in (LONG, 2 * LONG))]:
-        T_s, W = found.loc[(link, S, 16), ["T_s", "W"]]
-        hides = "yes" if least(W) <= S / 4 else "no"
-        print(f"{link:11}, {S:7,} tokens {S // 4:16,} {T_s:9.2f} {W / 1e9:9.0f} {least(W):13,.0f}   {hides}")
+        case = found.loc[(link, S, 16)]
+        W, hides = case["W"], "yes" if least(case["W"]) <= S / 4 else "no"
+        print(f"{link:11}, {S:7,} tokens {S // 4:16,} {case['T_s']:9.2f} {W / 1e9:9.0f} {least(W):13,.0f}", end="")
+        print(f"   {hides:6} {case['clock'] - 4 * case['T_c']:18.1f} {case['ring'] - case['computing alone']:7.1f}")
 
 
 HOST = [("host memory", S, 16) for S in (65_536, LONG, 262_144)]  # images/explore/ring_clock.html's, too
 SHOWN = [*(("NVLink", S, 16) for S in (65_536, LONG)), *HOST[1:]]
 LENGTHS = [("NVLink", S, 16) for S in (8_192, 16_384, 32_768, 65_536, LONG)]
-CHOICES = [*LENGTHS, *HOST, ("host memory", LONG, 4)]
+CHOICES = [*LENGTHS, *HOST, *((link, LONG, 4) for link in ("NVLink", "host memory"))]
 
 
 def name_of(case: tuple[str, int, int]) -> str:
@@ -165,18 +167,28 @@ def clock_times(rows: pd.DataFrame, way: str) -> pd.DataFrame:
     return found.assign(clock=[on_clock(way, *pair, own="last") for pair in pairs])
 
 
-def print_parts(rows: pd.DataFrame, way: str) -> None:
-    """Ms of SHOWN: T_s, a quarter of one GPU's time, the clock, the ring with nothing sent and with its sends: forward
-    with a counter and with equal shares, backward with the own tile last and first."""
-    ms = clock_times(rows, way).loc[SHOWN]
-    columns = {"T_s": ms["T_s"], "4 T_c": 4 * ms["T_c"], "clock": ms["clock"], "tiles alone": ms["computing alone"]}
-    if way == "forward":
-        columns |= {"with sends": ms["ring"], "equal shares": ms["equal shares"]}
-    else:
-        columns |= {name: ms[name] for name in ("own tile last", "own tile first")}
-    print(f"{f'{way}, ms':34}", *(f"{name:>{max(len(name), 5) + 2}}" for name in columns))
+def print_sends(rows: pd.DataFrame) -> None:
+    """Ms of SHOWN: a backward's tile and message, and what sends add on the clock and measured, in each order."""
+    ms = clock_times(rows, "backward").loc[SHOWN]
+    columns = {"T_c": ms["T_c"], "T_s": ms["T_s"], "clock": ms["clock"] - 4 * ms["T_c"]}
+    columns |= {name: ms[name] - ms["computing alone"] for name in ("own tile last", "own tile first")}
+    print(f"{'backward, ms':34}    T_c    T_s   sends add: clock   own tile last   own tile first")
     for case in ms.index:
-        print(f"{name_of(case):34}", *(f"{x[case]:{max(len(name), 5) + 2}.1f}" for name, x in columns.items()))
+        numbers = zip((6, 6, 18, 15, 16), columns.values(), strict=True)
+        print(f"{name_of(case):34}", *(f"{x[case]:{wide}.1f}" for wide, x in numbers))
+
+
+def print_lost(rows: pd.DataFrame, extra: dict[str, float], bandwidth: float) -> None:
+    """What the ring's tiles lose against a quarter of one GPU's time, with nothing sent; and what `extra` bytes for
+    each number of a shard take, by way, at `bandwidth` bytes a second."""
+    print(f"{'with nothing sent, ms':34}" + "".join(f"{way:>10}: lost   of it bytes" for way in extra))
+    for case in (SHOWN[0], SHOWN[1], SHOWN[3]):
+        print(f"{name_of(case):34}", end="")
+        for way, each in extra.items():
+            ms = clock_times(rows, way).loc[case]
+            count = 1e3 * each * 16 * case[1] / 4 * 128 / bandwidth
+            print(f"{ms['computing alone'] - 4 * ms['T_c']:16.1f} {count:13.1f}", end="")
+        print()
 
 
 WAYS = {  # colour, line and mark
@@ -207,19 +219,19 @@ def plot_ways(ways: Callable, rows: pd.DataFrame) -> Figure:
             colour, _, mark = looks[way]
             one, four = (both[both["H_k"].eq(H_k)] for H_k in (16, 4))
             tokens, speeds = one["S"].astype(float), one["one GPU"] / one[way]
-            ax.plot(tokens, speeds, "-", color="lightgrey", linewidth=1, zorder=1)
+            ax.plot(tokens, speeds, ":", linewidth=1, zorder=1, **colour)
             ax.plot(tokens, speeds, mark, markersize=8, **colour)
             tokens, speeds = four["S"].astype(float), four["one GPU"] / four[way]
             ax.plot(tokens, speeds, mark, markersize=8, markerfacecolor="none", **colour)
         ax.set_title(f"forward + backward on H200s\n{title}", fontsize="medium")
     for ax in panels:
         ax.axhline(1, color="black", linewidth=1)
+        ax.text(0.98, 1.05, "one GPU", ha="right", transform=ax.get_yaxis_transform())
         ax.set_xscale("log", base=2)
         ticks = [S for _, S, _ in (LENGTHS if ax is trained[1] else HOST)]
         ax.set_xticks(ticks, [f"{S:,}" for S in ticks], fontsize=8)
         ax.minorticks_off()
         ax.set(xlabel="tokens", ylim=(0, 4.3))
-    trained[0].text(LONG, 1.05, "one GPU")
     clock.set_ylabel("times as fast as one GPU")
     clock.plot([], [], "o", color="grey", markerfacecolor="none", label="open marks: G = 4")
     figure.legend(*clock.get_legend_handles_labels(), loc="outside lower center", ncols=4)

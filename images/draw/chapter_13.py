@@ -76,10 +76,11 @@ def draw_order(ax: Axes, x: float, top: float, name: str, rank_of: list[int]) ->
                 box(ax, left, y, 0.66 * work[step][rank] / 4, 0.2, **look_of(owner(rank, step, RANKS)))
 
 
-@image("13_tiles.png", 1.95)
+@image("13_tiles.png", 2.3)
 def draw_tiles(ax: Axes) -> None:
     """Rank 2's tile (13.5) in each step: its two chunks of queries by the visitor's two of keys, side by side as in their shards."""
     note(ax, 0.1, 1.02, "rank 2's\nqueries", BODY)
+    note(ax, 1.3, 2.12, "The numbers are chunks. White pairs aren't seen.")
     for step, words in enumerate(("u = r", "u < r", "u < r", "u > r")):
         visitor, x, queries = owner(2, step, RANKS), 1.5 + step * 1.95, chunks_of(2, RANKS)
         keys = chunks_of(visitor, RANKS)
@@ -125,7 +126,7 @@ def draw_steps(ax: Axes, top: float, name: str, computing: float, sending: float
 
 @image("13_late_program.png", 4.15)
 def draw_late_program(ax: Axes) -> None:
-    """The four steps of rank 3 with 262,144 tokens over the host's memory, by the stored times: with equal shares the program on the SM that a message holds ends two steps late, with a counter none."""
+    """The four steps of rank 3 with 262,144 tokens over the host's memory, by the stored times: with equal shares the program on the SM that a message holds ends two steps late, with a counter none. The held SM itself is lost."""
     shown, sm_high, sm_gap = 4, 0.26, 0.29  # of 132 SMs, the last of them held by messages
     share = 65_536 // 128 * 16 // 132  # work tiles of an SM's program: rank 3's queries by 128, 16 heads
     case = chapter_13.clock_times(chapter_13.load()["rows"], "forward").loc["host memory", 262_144, 16]
@@ -134,10 +135,10 @@ def draw_late_program(ax: Axes) -> None:
         left, now, unit = 0.85, 0.0, 8.0 / (4 * tile + 2 * message)
         for step in range(RANKS):
             sends, counts = step < RANKS - 1, is_counted or step == 0  # the own tile is causal, so it has a counter
-            end = tile if counts or not sends else message + tile
+            end = tile + message * sends / 132 if counts else tile + message * sends  # a counter spreads what the held SM leaves
             for sm in range(shown):
-                held = message if sends and sm == shown - 1 else 0.0
-                y, work = top + 0.5 + sm * sm_gap, tile - held if counts else tile
+                held = message if sends and sm == shown - 1 else 0.0  # of SM 131
+                y, work = top + 0.5 + sm * sm_gap, end - held if counts else tile
                 work_tiles = f"{share} or {share + 1}" if counts and not held else f"{share * work / tile:.0f}"
                 if held:
                     box(ax, left + now * unit, y, held * unit, sm_high, "message", "orange", share=0.6)
@@ -149,7 +150,7 @@ def draw_late_program(ax: Axes) -> None:
             now += end
             if step < RANKS - 1:
                 ax.plot([left + now * unit] * 2, [top + 0.25, top + 0.5 + shown * sm_gap], color="black", linewidth=2)
-        heading(ax, 0.15, top + 0.06, f"rank 3 on the clock, {name}: {now:.1f} ms")
+        heading(ax, 0.15, top + 0.06, f"rank 3, {name}: {now:.1f} ms")
         for sm, number in enumerate((0, 1, 2, 131)):
             write(ax, left - 0.1, top + 0.5 + sm * sm_gap + sm_high / 2, f"SM {number}", ha="right")
     legend_of_steps(ax, 3.97, (0.85, 4.3, 6.75), "compute, and how many work tiles", "a message's kernel")
@@ -180,7 +181,7 @@ def draw_way_home(ax: Axes) -> None:
 def draw_three_ways(ax: Axes) -> None:
     """What rank 1 of four computes with, in a ring, with an all-gather and with Ulysses; below, when it computes and sends."""
     tile, message = 0.4, 0.3  # a tile's width on the lanes, and that of k and v of a shard
-    for y, text in ((1.28, "heads ↓"), (2.0, "of rank"), (2.8, "computing"), (3.22, "sending")):
+    for y, text in ((1.28, "heads ↓"), (2.0, "rank →"), (2.8, "computing"), (3.22, "sending")):
         note(ax, 0.1, y, text, BODY)
     qkv, back = (0.75 * tensors / 2 * message for tensors in (3, 1))  # k and v: two tensors
     draw_way(ax, 1.2, "ring", "k, v: one shard in each step",
@@ -192,7 +193,7 @@ def draw_three_ways(ax: Axes) -> None:
              computes=[(qkv, RANKS * tile, "head 1")], sends=[(0, qkv), (qkv + RANKS * tile, back)])  # fmt: skip
     outline(ax, 0.1, 3.7, 0.3, 0.24)
     note(ax, 0.5, 3.82, "rank 1's own shard")
-    legend_of_steps(ax, 3.82, (2.4, 4.85, 6.8), "compute with keys of …", "send and receive")
+    legend_of_steps(ax, 3.82, (2.4, 4.85, 6.8), "compute with …", "send and receive")
 
 
 def draw_way(ax: Axes, x: float, name: str, words: str, computes: list, sends: list, head: int | None = None) -> None:

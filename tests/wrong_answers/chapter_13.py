@@ -71,6 +71,20 @@ def own_tile_last_that_sends_its_last_visitor_on(kv, ranks, start, tile):
     return tile(own) + home.wait()
 
 
+def own_tile_last_without_its_tile(kv, ranks, start, tile):
+    """As backward_with_own_tile_last_at_home, but its own part costs no tile."""
+    own, passing, dkv = kv, start(kv), None
+    for step in range(1, ranks):
+        kv = passing.wait()
+        if step > 1:
+            home = start(dkv)
+        if step < ranks - 1:
+            passing = start(kv)
+        dkv = tile(kv) + (home.wait() if step > 1 else 0)
+    home = start(dkv)
+    return home.wait() + torch.outer(own, own)
+
+
 def pass_around_by_another_cells_function(kv, dist, tile):
     return pass_around(kv, dist, tile)
 
@@ -99,7 +113,8 @@ WRONG_ANSWERS = (
     edit("13.2", "q travels", (f"        {YIELD}", "        q, k, v = yield q, k, v"), told="k and v of one shard, in their own dtype, ranks − 1 times, and nothing else"),
     edit("13.2", "o travels", (f"        {YIELD}", "        k, v, o, lse = yield k, v, o, lse"), told="gives bytes sent = 208, want 128"),
     edit("13.2", "o in q's dtype", (JOIN, f"{JOIN}\n        o = o.to(q.dtype)"), told="one edge is left: o and lse aren't rounded between two steps"),
-    edit("13.2", "visitors masked", (JOIN, JOIN.replace("k, v)", "k, v, is_causal=True)")), told="a shard's k and v, unmasked"),
+    edit("13.2", "visitors masked", (JOIN, JOIN.replace("k, v)", "k, v, is_causal=True)")), told="each shard's k and v, without a mask"),
+    edit("13.2", "a running mean", (JOIN, "part, more = attend(q, k, v)\n        o, lse = (o + part) / 2, torch.logaddexp(lse, more)"), told="which joins the running o by (13.2)"),
     edit("13.2", "the largest lse", (JOIN, "part, more = attend(q, k, v)\n        o, _ = join(o, lse, part, more)\n        lse = torch.maximum(lse, more)"), told="lse is that of all keys so far"),
     edit("13.2", "the two lse exchanged", (JOIN, "part, more = attend(q, k, v)\n        o, lse = join(o, more, part, lse)"), told="which joins the running o by (13.2)"),
     edit("13.2", "a merge of plain exponentials", (JOIN, "part, more = attend(q, k, v)\n        a, b = lse.exp()[..., None], more.exp()[..., None]\n"
@@ -115,6 +130,7 @@ WRONG_ANSWERS = (
     edit("13.4", "never causal", ("return 0, rows, True", "return 0, rows, 0"), told="is_causal = 0, want True"),
     edit("13.4", "None", (", False", ", None", 2), told="is_causal = None"),
     edit("13.5", "a quarter", ("return H_k", "return 0.25 * H_k"), told="half of a step's pairs are seen"),
+    edit("13.5", "bits", ("return H_k", "return 8 * H_k"), told="itemsize bytes a number"),
     edit("13.5", "rounded up", ("return H_k * itemsize * flops / (H_q * bandwidth)", "return -(-(H_k * itemsize * flops) // (H_q * bandwidth))"), told="don't round"),
     ("13.6", backward_that_stores_all_parts, "a rank holds as much as a whole sequence"),
     ("13.6", backward_where_only_dq_comes_home, "a rank sends its q: q, o, do, lse and dq stay"),
@@ -132,6 +148,8 @@ WRONG_ANSWERS = (
     edit("13.6", "always float64", ("x.to(lse.dtype)", "x.double()"), told="8 ranks, bf16, lse in float32: bytes sent is wrong"),
     ("13.7", overlapped_where_the_last_gradients_wait_before_the_own_tile, "wait only where what comes is needed"),
     ("13.7", own_tile_last_that_sends_its_last_visitor_on, "k and v travel ranks − 1 times"),
+    ("13.7", own_tile_last_without_its_tile, "a rank computes `ranks` tiles"),
+    ("13.7", lambda kv, ranks, start, tile: torch.outer(kv, torch.ones(ranks)), "a rank computes `ranks` tiles"),
     edit("13.7", "the last wait", ("return start(dkv).wait()", "return start(dkv)"), told="it returns a Message, which is still on its way"),
     edit("13.7", "four ranks", ("range(1, ranks)", "range(1, 4)"), ("ranks - 1", "3"), told="the parts of all ranks come home"),
     edit("13.7", "no keys", ("kv = passing.wait()", "passing.wait()"), told="the parts of all ranks"),

@@ -26,6 +26,7 @@ MISTAKES = {
     "one step is missing: each rank has to see the keys of all ranks": (STEP, "for _ in range(2, ranks):"),
     "the last part never joins: the keys that come in the last step are used, too": [
         (STEP, "for step in range(1, ranks):"), (f"{YIELD}        {JOIN}", f"        part = attend(q, k, v)\n{YIELD}        if step > 1:\n            o, lse = join(o, lse, *part)")],
+    "its own keys are joined twice, and the last that come never: receive first, then attend and join": (f"{YIELD}        {JOIN}", f"        {JOIN}\n        k, v = yield k, v"),
     "what comes is thrown away, and its own keys are used again: take what yield gives": (YIELD, "        yield k, v\n"),
     "its own keys are sent in each step, so it only ever sees its neighbour's: pass on what came": [
         (FIRST, f"{FIRST}    mine = k, v\n"), (YIELD, "        k, v = yield mine\n")],
@@ -43,7 +44,7 @@ CONDITIONS = {
 }
 RULES = {
     "bytes sent": "a rank sends k and v of one shard, in their own dtype, ranks − 1 times, and nothing else",
-    "o": "a shard's k and v, unmasked, give a part, which joins the running o by (13.2)",
+    "o": "each shard's k and v, without a mask, give one part, which joins the running o by (13.2)",
     "lse": "lse is that of all keys so far: each part's lse joins it by (13.2)",
 }
 

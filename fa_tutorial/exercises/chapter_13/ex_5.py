@@ -24,6 +24,7 @@ MISTAKES = {
     "the heads of k and v are H_k: grouped-query attention sends less": (RESULT, "itemsize * flops / bandwidth"),
     "the two groups of heads are exchanged: computing has H_q heads, sending H_k": (RESULT, "H_q * itemsize * flops / (H_k * bandwidth)"),
     "the numbers of k and v are sent, but their bytes aren't counted: multiply by itemsize": (RESULT, "H_k * flops / (H_q * bandwidth)"),
+    "itemsize is a parameter: a number doesn't always have 2 bytes": (RESULT, "2 * H_k * flops / (H_q * bandwidth)"),
     "D cancels: both the FLOPs and the bytes are proportional to it": (RESULT, f"{RESULT} / D"),
 }  # fmt: skip
 
@@ -35,7 +36,9 @@ def truth(H_q, H_k, D, itemsize, flops, bandwidth):
 
 
 def inputs():
-    yield case(1, 1, 1, 1, 100.0, 10.0, otherwise="half of a step's pairs are seen, each in two matmuls, and k and v are both sent")
+    yield case(
+        1, 1, 1, 1, 100.0, 10.0, otherwise="half of a step's pairs are seen, each in two matmuls; k and v are sent, itemsize bytes a number"
+    )
     yield case(1, 1, 64, 2, 100.0, 10.0, otherwise="D doesn't matter, and the bytes of a number do")
     yield case(8, 2, 64, 2, 100.0, 10.0, otherwise="k and v have H_k heads, q has H_q")
     yield case(32, 8, 128, 2, 6e14, 4e11, otherwise="two times say how long a step computes and sends: set them equal")

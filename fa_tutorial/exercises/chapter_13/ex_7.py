@@ -42,8 +42,9 @@ MISTAKES = {
         ("        home = start(dkv)\n", ""), (TILE, "dkv = start(dkv + tile(kv)).wait()")],
 }  # fmt: skip
 RULES = {
-    "dk and dv": "the parts of all ranks come home to the keys that began here: a row for each rank's keys, a column for each rank's part",
-    "seconds": "a rank computes `ranks` tiles, and all messages but the first or the last hide behind them: start each as soon as its contents are there, and wait only where what comes is needed",
+    "dk and dv": "for any number of ranks the parts of all ranks come home to the keys that began here: a row for each rank's keys, a column for each rank's part",
+    "tiles": "a rank computes `ranks` tiles, its own among them, each once",
+    "seconds": "all messages but the first or the last hide behind tiles: start each as soon as its contents are there, and wait only where what comes is needed (in a sum Python takes the left side first)",
     "trips of k and v": "k and v travel ranks − 1 times",
     "trips of dk and dv": "dk and dv travel ranks times at most",
 }
@@ -52,19 +53,21 @@ RULES = {
 def truth(ranks, tile_s):
     dkv = torch.zeros(ranks, ranks)
     dkv[0] = 1  # its own keys, with the parts of all ranks
-    return dkv, ranks * tile_s + DKV_S, float(ranks - 1), float(ranks)
+    return dkv, float(ranks), ranks * tile_s + DKV_S, float(ranks - 1), float(ranks)
 
 
 @adapting
 def adapt(answer, ranks, tile_s):
-    """The answer on a clock: its gradients, its seconds and how often each pair travels. With right gradients, less than in the truth is as right."""
+    """The answer on a clock: its gradients, tiles, seconds and how often each pair travels. Fewer seconds than the truth's, and fewer trips of dk and dv, are as right."""
     dkv, seconds, _ = ring.play_backward(answer, ranks, tile_s, KV_S, DKV_S)
-    trips = [ring.play_backward(answer, ranks, tile_s, *messages)[2] for messages in ((1.0, 0.0), (0.0, 1.0))]
+    tiles = ring.play_backward(answer, ranks, 1.0, 0.0, 0.0)[1]  # 1 s each, where messages take none
+    kv_trips, dkv_trips = (ring.play_backward(answer, ranks, tile_s, *messages)[2] for messages in ((1.0, 0.0), (0.0, 1.0)))
     if isinstance(dkv, ring.Message):
         raise Wrong("it returns a Message, which is still on its way: its wait() returns what comes")
-    want, *most = truth(ranks, tile_s)
-    is_right = isinstance(dkv, torch.Tensor) and dkv.equal(want)
-    return dkv, *(map(max, (seconds, *trips), most) if is_right else (seconds, *trips))
+    want, *_, most_seconds, _, most_trips = truth(ranks, tile_s)
+    if isinstance(dkv, torch.Tensor) and dkv.equal(want):
+        seconds, dkv_trips = max(seconds, most_seconds), max(dkv_trips, most_trips)
+    return dkv, tiles, seconds, kv_trips, dkv_trips
 
 
 def note(answer):
