@@ -104,7 +104,7 @@ def show_tiles(card: dict, D: int) -> None:
     cudnn = results.select(card["kernels"], kernel="step", provider="sdpa_cudnn", D=D, is_causal=False).iloc[0]
     print(f"{'cuDNN, in another run':67}{cudnn['ms']:.2f} ms")
     print(f"a thread's registers, and the numbers that it spills; *: the package's tile at D = {D}")
-    print(f"compiled by Triton {card['provenance']['triton']}: other versions take a few registers more or fewer")
+    print(f"compiled by Triton {card['provenance']['triton']}: other versions differ, in spills most")
 
 
 def count_loop(kernel: Any, D: int) -> tuple[float, float]:
@@ -129,8 +129,8 @@ def stored_cycles(card: dict) -> dict[str, tuple[int, float]]:
     tile = TILES[128]
     words = f"{tile.block_m}x{tile.block_n}, {tile.num_warps} warps"
     ways = {
-        "yours, 4 stages: room for one": ("forward_tile", f"{words}, 4 stages"),
-        "yours, 3 stages: room for two": ("forward_tile", f"{words}, 3 stages"),
+        "yours, 4 stages: one on an SM": ("forward_tile", f"{words}, 4 stages"),
+        "yours, 3 stages: two on an SM": ("forward_tile", f"{words}, 3 stages"),
         "cuDNN": ("step", "sdpa_cudnn"),
     }
     select = partial(results.select, card["kernels"], D=128, is_causal=False)
@@ -138,27 +138,18 @@ def stored_cycles(card: dict) -> dict[str, tuple[int, float]]:
     return {name: (int(row["cycles"]), float(row["ms"])) for name, row in rows.items()}
 
 
-def show_limits(busy: dict[str, float], yours: tuple, cudnn: tuple) -> None:
-    """Print in which share of an SM's cycles tensor cores are busy, and could be. busy: (5.4), in %, for stored_cycles'
-    names. yours, cudnn: 5.9's limits, in %."""
-    print("D = 128, % of an SM's cycles       busy   in series  in turns  at once")
-    for name, share in busy.items():
-        words, limits = (f"{name}, if it has 4 instructions", cudnn) if name == "cuDNN" else (name, yours)
-        in_series, in_turns, at_once = limits
-        print(f"{words:32} {share:6.0f}   {in_series:9.0f} {in_turns:9.0f} {at_once:8.0f}")
-
-
 def draw_limits(busy: dict[str, float], yours: tuple, cudnn: tuple) -> None:
-    """Draw show_limits' shares: a line for each of the two kernels, with its three limits."""
+    """Draw in which share of an SM's cycles tensor cores are busy, and could be: a line for each of the two kernels,
+    with its three limits. busy: (5.4), in %, for stored_cycles' names. yours, cudnn: 5.9's limits, in %."""
     one, two, peer = busy.values()
     _, ax = plt.subplots(figsize=(9, 2.9))
     for y, limits in ((1, cudnn), (0, yours)):
         ax.plot([0, 100], [y, y], color=GREY, linestyle="-", linewidth=1, zorder=1)
         for at, what, ha in zip(limits, ("in series", "in turns", "at once"), ("right", "left", "right"), strict=True):
             ax.plot([at, at], [y - 0.17, y + 0.17], color="black", linestyle="-", linewidth=2, zorder=2)
-            ax.text(at, y + 0.22, what, ha=ha, va="bottom", fontsize="small")
-    marks = ((1, peer, "C0", "full", "center", ""), (0, two, "C0", "full", "left", "\nroom for two"))
-    for y, share, colour, fill, ha, about in (*marks, (0, one, "C1", "none", "right", "\nroom for one")):
+            ax.text(at, y + 0.22, f"{what} {at:.0f}", ha=ha, va="bottom", fontsize="small")
+    marks = ((1, peer, "C0", "full", "center", ""), (0, two, "C0", "full", "left", "\ntwo on an SM"))
+    for y, share, colour, fill, ha, about in (*marks, (0, one, "C1", "none", "right", "\none on an SM")):
         ax.plot(share, y, "D" if about.endswith("one") else "o", color=colour, fillstyle=fill, markersize=9, zorder=3)
         ax.text(share, y - 0.22, f"{share:.0f}{about}", ha=ha, va="top", color=colour, fontsize="small")
     ax.annotate("", (two - 1, 0), (one + 1, 0), arrowprops={"arrowstyle": "-|>", "color": "black", "linewidth": 1.5})

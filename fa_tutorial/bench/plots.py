@@ -106,7 +106,7 @@ def memory_and_speed(names: dict[str, str]) -> Figure:
     memory.plot(65_536, computed, "o", color="C0", fillstyle="none", markersize=8)
     memory.text(55_000, computed, "computed", ha="right", va="center")
     memory.text(8_192, 3, "both flash kernels")
-    for axes, ticks in ((memory, (1_024, 8_192, 65_536)), (speed, (512, 2_048, 8_192))):
+    for axes, ticks in ((memory, (1_024, 4_096, 16_384, 65_536)), (speed, (1_024, 4_096, 16_384))):
         axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [f"{S:,}" for S in ticks])
         axes.set_xlabel("S")

@@ -256,7 +256,7 @@ def draw_over_the_end(ax: Axes) -> None:
     heads(0.55, S)
     ax.plot([left + S * unit] * 2, [0.45, 2.7], color="black", linewidth=1.2, linestyle=":", zorder=0.5)
     tiles(1.25, S, masked=False)
-    note(ax, left + stop * unit + 0.12, 1.46, f"stored over rows 0 to {stop - S - 1}\nof head 1's o", weight="bold")
+    note(ax, left + stop * unit + 0.12, 1.46, f"its o is stored over\nrows 0 to {stop - S - 1} of head 1's", weight="bold")
     tiles(2.15, S, masked=True)
     note(ax, left + stop * unit + 0.12, 2.36, "load gives 0,\nstore writes nothing", weight="bold")
     S = 64

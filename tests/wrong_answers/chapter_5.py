@@ -122,7 +122,14 @@ WRONG_ANSWERS = (
     edit("5.4", "keys not masked", ("start_n, S_k, D", "start_n, None, D", 2),
          told="keys past S_k are read", gpu="keys past S_k have the score −inf, and their rows of v are 0"),
     edit("5.4", "rows stored past the end", ("l[:, None], b, h, start_m, S_q", "l[:, None], b, h, start_m, row_blocks * BLOCK_M"),
-         told="rows past S_q are loaded or stored"),
+         told="o's store_tile get S_q"),
+    *(edit(number, "row blocks rounded down", ("tl.cdiv(S_q, BLOCK_M)", "S_q // BLOCK_M"), told="a head has tl.cdiv(S_q, BLOCK_M) row blocks")
+      for number in ("5.4", "5.6", "5.7")),
+    *(edit(number, "the row block is pid", ("tl.program_id(0) % row_blocks", "tl.program_id(0)"), told="pid % row_blocks is the row block")
+      for number in ("5.2", "5.3", "5.4", "5.6", "5.7")),
+    *(edit(number, "1/√D", ("scale * dot", "1.0 / tl.sqrt(D * 1.0) * dot"), told=told)
+      for number, told in (("5.3", "scale is an argument"), ("5.4", "scale is an argument"), ("5.5", "the caller's scale"))),
+    edit("5.4", "keys of the first tile alone", ("offs_n[None, :] < S_k", "offs_n[None, :] < BLOCK_N"), told="no key is left out"),
     edit("5.4", "k without other", *NO_OTHER, ("k_tile = load_tile", "k_tile = load_anything"), helpers=(load_tile,),
          told="columns past D must be 0 in the tiles of q and k", gpu=None),
     edit("5.4", "v without other", *NO_OTHER, ("v_tile = load_tile", "v_tile = load_anything"), helpers=(load_tile,),
@@ -160,6 +167,9 @@ WRONG_ANSWERS = (
     edit("5.7", "the second loop reads head h", ("h_k, start_n, last_seen, S_k, D, scale,\n                           True", "h, start_n, last_seen, S_k, D, scale,\n                           True"),
          told="so both loops read key head h_k", gpu="in both loops"),
     *(edit(number, "ends as the first row block", ("tl.minimum(start_m + BLOCK_M, S_q)", "tl.minimum(BLOCK_M, S_q)"), told="causal") for number in ("5.6", "5.7")),
+    edit("5.6", "tiles counted", ("range(0, full_n, BLOCK_N)", "range(0, full_n // BLOCK_N, 1)"), told="full_n, end_n and start_n count keys"),
+    edit("5.7", "exp of m", ("m + tl.log(l_or_one)", "tl.log(tl.exp(m) * l_or_one)"), told="lse is m + tl.log(l)"),
+    edit("5.7", "b and h_k exchanged", ("acc, b, h_k,", "acc, h_k, b,", 2), told="attend gets b, then h_k", gpu=None),
     edit("5.7", "lse stored past the end", ("mask=offs_m < S_q", "mask=offs_m < row_blocks * BLOCK_M"),
          told="a row past S_q, or of another head, is loaded or stored"),
     *(edit("5.8", f"{old} is {new}", (old, new), told=told) for old, new, told in OF_5_8),

@@ -12,7 +12,7 @@ def one_tile_kernel(q, k, v, o, H, S_q, S_k, D, scale,
                     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """o = softmax(scale · q kᵀ) v, where one tile holds all keys: S_k = BLOCK_N.
 
-    q, o: Heads (B, H, S_q, D); k, v: Heads (B, H, S_k, D). Grid: (S_q / BLOCK_M · B · H,).
+    q, o: Heads (B, H, S_q, D); k, v: Heads (B, H, S_k, D). Grid: (row_blocks · B · H,), by (5.1).
     """
     row_blocks = tl.cdiv(S_q, BLOCK_M)
     start_m = tl.program_id(0) % row_blocks * BLOCK_M
@@ -58,8 +58,6 @@ def inputs():
     yield inner_step.own_maximum()
     rows = "program pid takes row block pid % row_blocks of q and o, of head pid // row_blocks, and all keys, from 0 on"
     yield cases.attention_case(*cases.draw_qkv(1, 1, 32, 16, 16), "S_q = 32, two programs", rows)
-    chosen = "scale is an argument, which the caller chooses: s = scale · q kᵀ"
-    yield cases.attention_case(*cases.draw_qkv(1, 1, 16, 16, 16), "scale = 0.5, D = 16", chosen, scale=0.5)
     on, blocks = "S_q = BLOCK_M = 16, S_k = BLOCK_N = 32", f"{inner_step.ROWS}; {inner_step.BLOCKS}"
     yield cases.attention_case(*cases.draw_qkv(1, 1, 16, 32, 16), on, blocks, blocks=(16, 32, 16))
     yield inner_step.heads_input()

@@ -12,7 +12,7 @@ def key_loop_kernel(q, k, v, o, H, S_q, S_k, D, scale,
                     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_D: tl.constexpr):  # fmt: skip
     """o = softmax(scale · q kᵀ) v. S_q is a multiple of BLOCK_M, S_k of BLOCK_N, and D = BLOCK_D.
 
-    q, o: Heads (B, H, S_q, D); k, v: Heads (B, H, S_k, D). Grid: (S_q / BLOCK_M · B · H,).
+    q, o: Heads (B, H, S_q, D); k, v: Heads (B, H, S_k, D). Grid: (row_blocks · B · H,), by (5.1).
     """
     row_blocks = tl.cdiv(S_q, BLOCK_M)
     start_m = tl.program_id(0) % row_blocks * BLOCK_M

@@ -61,10 +61,8 @@ def inputs():
     yield inner_step.own_maximum()
     yield inner_step.two_tiles_input()
     yield inner_step.heads_input()
-    rows = "rows past S_q are loaded or stored: pass S_q to load_tile for q and to store_tile for o"
-    yield cases.attention_case(*cases.draw_qkv(1, 1, 16, 20, 16), "S_q = 16, S_k = 20, BLOCK_N = 16", RAGGED, stray=inner_step.KEYS_READ)
-    heads = "the last block of rows may be ragged: a head has tl.cdiv(S_q, BLOCK_M) row blocks, and o has S_q rows"
-    yield cases.attention_case(*cases.draw_qkv(1, 2, 20, 12, 16), "two heads, S_q = 20, S_k = 12, BLOCK_M = 16", heads, stray=rows)
+    yield cases.attention_case(*cases.draw_qkv(1, 1, 32, 20, 16), "S_q = 32, S_k = 20, BLOCK_N = 16", RAGGED, stray=inner_step.KEYS_READ)
+    yield cases.attention_case(*cases.draw_qkv(1, 2, 20, 12, 16), "two heads, S_q = 20, S_k = 12, BLOCK_M = 16", inner_step.ROW_BLOCKS)
     padded = "D may be less than BLOCK_D: columns past D must be 0 in the tiles of q and k: they enter the sums of q kᵀ"
     outside = "columns past D are loaded or stored: pass D to load_tile and store_tile"
     yield cases.attention_case(*cases.draw_qkv(1, 1, 16, 16, 12), "D = 12, BLOCK_D = 16", padded, stray=outside)

@@ -32,7 +32,7 @@ CONDITIONS = {
     "mask": "without MASK nothing is compared: neither scores, nor rows in load_tile",
     "half": HALF,
 }
-STEP = "the tile's keys join by (4.1) to (4.3): m is the largest score so far, l = Σ exp(s − m), acc = Σ exp(s − m) v, and tl.dot would round to TF32"
+STEP = "the tile's keys join by (4.1) to (4.3), with the caller's scale: m is the largest score so far, l = Σ exp(s − m), acc = Σ exp(s − m) v, and tl.dot would round to TF32"
 MASKED = "with MASK a row sees the keys up to last_seen, and the others get the score −inf"
 PAST = "the last tile may be ragged: with MASK load_tile gets S_k, and last_seen hides the keys that are missing"
 

@@ -3,7 +3,7 @@ import re
 from functools import partial
 
 from fa_tutorial.exercises import forward_cases as cases
-from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, ONCE, OVERLAP, half_inputs, heads_input, one_tile_inputs
+from fa_tutorial.exercises.chapter_5.inner_step import HALF, KEYS_READ, ONCE, OVERLAP, ROW_BLOCKS, half_inputs, heads_input, one_tile_inputs
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.forward import attend
 from fa_tutorial.matmul import tl, triton
@@ -72,17 +72,18 @@ CONDITIONS = {
 def inputs():
     causal = partial(cases.attention_case, is_causal=True)
     yield from one_tile_inputs(
-        "one tile, on the diagonal, so full_n is 0: query i sees keys 0 to i, so the loop with a mask takes it", is_causal=True
+        "one tile, on the diagonal: query i sees keys 0 to i, so the loop with a mask takes it, by the caller's scale", is_causal=True
     )
     yield heads_input(is_causal=True)
-    square = cases.draw_qkv(1, 1, 32, 32, 16)
-    rows = "full_n is a multiple of BLOCK_N, from the block's first row, and end_n one past the last key of its last row"
-    yield causal(*square, "S_q = S_k = 32, two blocks of rows", f"{BOTTOM}; {rows}; both loops carry m, l and acc")
+    rows = "full_n, end_n and start_n count keys: full_n is a multiple of BLOCK_N, from the block's first row, and end_n one past the last key of its last row"
+    told = f"{BOTTOM}; {rows}; both loops carry m, l and acc"
+    yield causal(*cases.draw_qkv(1, 1, 48, 48, 16), "S_q = S_k = 48, three blocks of rows", told)
     on = "S_q = S_k = 32, BLOCK_M = 16, BLOCK_N = 32"
-    yield causal(*square, on, f"BLOCK_M and BLOCK_N may differ: {rows}", blocks=(16, 32, 16))
+    yield causal(*cases.draw_qkv(1, 1, 32, 32, 16), on, f"BLOCK_M and BLOCK_N may differ: {rows}", blocks=(16, 32, 16))
     yield causal(*cases.draw_qkv(1, 1, 16, 32, 16), "S_q = 16, S_k = 32", BOTTOM)
     ragged = "the last tile may be ragged, and only the last row sees into it: full_n is a multiple of BLOCK_N, and end_n is one past the last key"
     yield causal(*cases.draw_qkv(1, 1, 16, 17, 16), "S_q = 16, S_k = 17, BLOCK_N = 16", ragged, stray=KEYS_READ)
+    yield causal(*cases.draw_qkv(1, 2, 20, 32, 16), "two heads, S_q = 20, S_k = 32, BLOCK_M = 16", ROW_BLOCKS)
     past = "a tile past S_k goes through the loop with a mask: without IS_CAUSAL full_n is S_k // BLOCK_N · BLOCK_N"
     yield cases.attention_case(*cases.draw_qkv(1, 1, 16, 20, 16), "IS_CAUSAL = False, S_q = 16, S_k = 20", stray=past, edge="full")
     before = "a key that doesn't exist is read: the first row sees start_m + 1 + S_k − S_q keys, or none where that is negative"

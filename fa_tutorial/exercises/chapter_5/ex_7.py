@@ -4,7 +4,7 @@ from functools import partial
 import torch
 
 from fa_tutorial import forward
-from fa_tutorial.exercises.chapter_5.inner_step import HALF, ONCE, OVERLAP, as_solution, half_inputs, one_tile_inputs
+from fa_tutorial.exercises.chapter_5.inner_step import HALF, ONCE, OVERLAP, ROW_BLOCKS, as_solution, half_inputs, logits, one_tile_inputs
 from fa_tutorial.exercises.forward_cases import TILE, attention_case, draw_qkv, launch, tolerance, truth, with_fresh
 from fa_tutorial.exercises.harness import Exercise
 from fa_tutorial.forward import attend  # noqa: F401, for the changed solutions, as the next two
@@ -15,7 +15,7 @@ flash_forward_kernel = as_solution(forward.flash_forward_kernel, __name__)
 
 PLACE = "row i of head h of batch entry b is at (b · H_q + h) · S_q + i of lse, i < S_q"
 GROUP = "a key head serves H_q / H_k neighbouring query heads: query head h reads key head h // (H_q // H_k)"
-SPLIT = "programs count query heads: pid // row_blocks is b · H_q + h"
+SPLIT = "programs count query heads: pid % row_blocks is the row block, pid // row_blocks is b · H_q + h"
 NATURAL = "lse = m + log l"
 LSE, KEY_HEAD, LSE_PTR = "m + tl.log(l_or_one)", "h // (H_q // H_k)", "batch_head.to(tl.int64) * S_q + offs_m"
 MISTAKES = {
@@ -46,11 +46,13 @@ def inputs():
     for one in one_tile_inputs(f"one tile gives o = softmax(scale · q kᵀ) v and {NATURAL}"):
         yield replace(one, otherwise={"o": one.otherwise, "lse": NATURAL})
     told = {"o": f"{SPLIT}; {GROUP}", "lse": f"{SPLIT}; {PLACE}"}
-    yield attention_case(*draw_qkv(1, 2, 32, 16, 16), "two heads, S_q = 32, S_k = 16", told, stray=PLACE)
+    large = "the scores may be large, and exp(m) infinite: lse is m + tl.log(l)"
+    yield attention_case(*logits(200), "all logits 200", large)
+    yield attention_case(*draw_qkv(1, 2, 32, 16, 16), "two heads, S_q = 32, S_k = 16", told, stray=f"attend gets b, then h_k; {PLACE}")
     heads = "q, o and lse have H_q heads, k and v have H_k, so both loops read key head h_k, and programs count query heads"
     yield attention_case(*draw_qkv(1, 6, 16, 24, 16, H_k=3), "H_q = 6, H_k = 3, S_k = 24", f"{GROUP}, in both loops", stray=heads)
     yield attention_case(*draw_qkv(2, 2, 16, 16, 16, H_k=1), "B = 2, H_q = 2, H_k = 1, views", told, layouts=("bshd",) * 4, stray=heads)
-    past = f"a row past S_q, or of another head, is loaded or stored: {PLACE}"
+    past = f"a row past S_q, or of another head, is loaded or stored: {ROW_BLOCKS}; {PLACE}"
     yield attention_case(*draw_qkv(1, 2, 20, 16, 16), "H_q = 2, S_q = 20, BLOCK_M = 16", told, stray=past)
     outside = f"a row past S_q or a key before 0 is read or stored: {PLACE}"
     on = "causal, H_q = 2, H_k = 1, S_q = 24, S_k = 16"

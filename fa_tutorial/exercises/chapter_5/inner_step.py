@@ -15,7 +15,8 @@ BLOCKS = "BLOCK_M and BLOCK_N may differ: a tile of q or o has BLOCK_M rows, a t
 ROWS = "S_q and S_k may differ: k and v have S_k rows, q and o have S_q rows"
 LOW = "all scores may be low: m starts at −inf, below them all, and exp takes differences"
 FIRST = "keys past S_k are hidden before the maximum is taken: a score of 0 in their place may be the largest of all"
-HEADS = "pid // row_blocks is b · H + h, so // H gives b and % H gives h: pass both to every load_tile and store_tile"
+HEADS = "pid % row_blocks is the row block, and pid // row_blocks is b · H + h, so // H gives b and % H gives h: pass both to every load_tile and store_tile"
+ROW_BLOCKS = "rows end at S_q: a head has tl.cdiv(S_q, BLOCK_M) row blocks, and q's load_tile and o's store_tile get S_q"
 ONCE = "a program stores each element once, after its loop"
 NOT_FINITE = (
     "a result isn't finite: look for a division by 0, an exponent that is positive or NaN, and a tile in fp16, which ends at 65504. p is "
@@ -71,8 +72,8 @@ def one_tile_inputs(one_tile="", **options):
     zeros = torch.zeros(1, 1, 16, 16)
     mean = "all scores are 0, so p is 1 for each key that a row sees, l is their number, and o is acc / l, the mean of v, 100001 (tl.dot would round it to TF32)"
     yield attention_case(zeros, zeros, zeros + 100001, "one tile, q = k = 0, v all 100001", mean, **options)
-    softmax = "one tile gives softmax(scale · q kᵀ) v: the scale enters once, maximum and sum run over a row's keys, axis 1, acc is divided by l, and neither a cast nor tl.dot (TF32) rounds it"
-    yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one_tile or softmax, **options)
+    softmax = "one tile gives softmax(scale · q kᵀ) v: scale is an argument, which the caller chooses, maximum and sum run over a row's keys, axis 1, acc is divided by l, and neither a cast nor tl.dot (TF32) rounds it"
+    yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "16 queries, 16 keys, scale = 0.5", one_tile or softmax, scale=0.5, **options)
     k = zeros.clone()
     k[:, :, 0] = 10
     alone = "key 0 takes all the weight, so l is 1, and o is that key's v: divide acc by l, with nothing added to it"

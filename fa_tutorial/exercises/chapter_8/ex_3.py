@@ -83,12 +83,11 @@ def launch(q, k, v, blocks, strides, scale, is_causal):
 )
 def inputs():
     yield from one_tile_inputs(
-        "one tile gives softmax(scale · q kᵀ) v over all keys, in float32's digits: multiply by dot, not by tl.dot, and cast nothing but p, to v's "
+        "one tile gives softmax(scale · q kᵀ) v over all keys, in float32's digits: scale is an argument, multiply by dot, not by tl.dot, and cast nothing but p, to v's "
         "dtype, and o, to o_desc.dtype"
     )
     two = two_tiles_input()
     yield replace(two, otherwise=f"the second tile has the coordinates [b, h, BLOCK_N, 0], in k and in v; {two.otherwise}")
-    yield attention_case(*draw_qkv(1, 1, 16, 16, 16), "scale = 0.5, D = 16", "scale is an argument: s = scale · q kᵀ", scale=0.5)
     yield attention_case(*logits(200, 0), "logits 200 in the first tile, 0 in the second", "m never falls, and p is exp(s − m)")
     own = "b and h are coordinates of their own, the same in q, k, v and o: h = (pid // row_blocks) % H, b = (pid // row_blocks) // H"
     yield attention_case(*draw_qkv(2, 3, 16, 16, 16), "B = 2, H = 3", own)
