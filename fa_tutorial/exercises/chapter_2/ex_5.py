@@ -71,7 +71,9 @@ class Simulated:
         try:
             source, target = x.as_strided((rows, cols), strides[:2]), out.as_strided((cols, rows), strides[2:])
         except RuntimeError:
-            raise Wrong("a program reads outside x, or writes outside out: do the sizes and strides that you pass belong to it?") from None
+            shaped = out.shape == self.x.shape != self.x.shape[::-1]
+            why = "out has the shape of x, and needs (cols, rows)" if shaped else "do the sizes and strides that you pass belong to it?"
+            raise Wrong(f"a program reads outside x, or writes outside out: {why}") from None
         target.copy_(source.t())
 
 

@@ -22,7 +22,7 @@ MISTAKES = {
     "an SM has room for 64 warps, so fewer programs fit if each has more warps": (PROGRAMS, "32"),
     "you ask for twice the bytes: half of gb_s are stores, and a float has 4 bytes": ("gb_s / 2", "gb_s"),
     "gb_s is the rate of all SMs together, and (2.5) is about one": (" / sms", ""),
-    "a float has 4 bytes": (" * 4", ""),
+    "you ask for four times the bytes that are needed: half of gb_s are loads, and a float has 4 bytes": (" * 4", ""),
     "a square tile has side · side floats": ("side**2", "side"),
     "a program isn't alone on its SM: all that fit there load at the same time": ("programs * side", "side"),
     "a tile's side is a power of two": ("side *= 2", "side += 1"),
@@ -40,7 +40,8 @@ def truth(gb_s, ns, warps, sms):
 def inputs():
     yield case(2, 1024, 4, 1, otherwise="1,024 bytes must be in flight, in 16 programs: 64 each, which are 4 × 4 floats")
     yield case(4, 1000, 1, 1, otherwise="2,000 bytes must be in flight, in 32 programs: 62.5 each, and 4 × 4 floats are enough")
-    yield case(6, 1000, 1, 1, otherwise="3,000 bytes must be in flight, in 32 programs: 93.75 each, and 4 × 4 floats are too few")
+    yield case(4, 1040, 1, 1, otherwise="2,080 bytes must be in flight, in 32 programs: 65 each, and 4 × 4 floats are too few")
+    yield case(7, 1000, 1, 1, otherwise="3,500 bytes must be in flight, in 32 programs: 109.4 each, and 4 × 4 floats are too few")
     yield case(
         16, 1000, 8, 4, otherwise="each of 4 SMs must have 2,000 bytes in flight, in 8 programs: 250 each, and 4 × 4 floats are too few"
     )

@@ -26,7 +26,7 @@ MISTAKES = {
     "program i begins at row i: it takes rows i · ROWS, i · ROWS + 1, …": (FIRST, "tl.program_id(0)"),
     "the maximum is the whole tile's: each row has its own (axis=1)": ("tl.max(x, axis=1)[:, None]", "tl.max(x)"),
     "the sum is the whole tile's: each row has its own (axis=1)": (SUM, "tl.sum(p)"),
-    "you reduce down the columns (axis=0): a row's numbers lie along axis 1": [
+    "you reduce down the columns of x: each row has its own maximum and its own sum": [
         ("tl.max(x, axis=1)[:, None]", "tl.max(x, axis=0)[None, :]"), (SUM, "tl.sum(p, axis=0)[None, :]")],
     "exp(x − m) is not divided by its sum": (f"p / {SUM}", "p"),
     "cols is compared with the row numbers, too, so rows are left out: every row exists, and the mask is for the columns": (
