@@ -20,35 +20,14 @@ def draw_transposes(speeds: dict[str, float], gpu: str) -> Figure:
 
 
 def traffic(card: dict) -> pd.DataFrame:
-    """The GB that counted transposes move: between HBM and L2, and between L2 and the SMs. card: results.load's."""
+    """The GB that counted transposes move: between HBM and L2, between L2 and the SMs, and between the halves of L2.
+    card: results.load's."""
     rows = results.select(card["kernels"], kernel="transpose_traffic")
     tiles = [f"{r:,} × {c:,}" for r, c in zip(rows["block_r"].astype(int), rows["block_c"].astype(int), strict=True)]
     hbm = rows["dram__bytes_read.sum"] + rows["dram__bytes_write.sum"]
     sms = rows["l1tex__m_xbar2l1tex_read_bytes.sum"] + rows["l1tex__m_l1tex2xbar_write_bytes.sum"]
-    return pd.DataFrame({"HBM": hbm, "L2 and SMs": sms}).div(1e9).round(2).set_axis(tiles)
-
-
-def draw_in_flight(card: dict) -> Figure:
-    """GB/s over the KiB in flight on an SM, where 64 warps and 32 programs fit, of the stored transposes by tiles of 1
-    KiB with 1 to 8 warps; beside a copy, and (2.5) with the time of a program of 8 warps. card: results.load's."""
-    rows = results.select(card["kernels"], kernel="transpose_warps")
-    kib, gb_s = (64 // rows["warps"].astype(int)).clip(upper=32), rows["gb_s"]
-    copy = card["provenance"]["ceilings"]["copy_gb_s"]
-    per_kib = (gb_s / kib)[rows["warps"] == 8].item()
-    took = 2 * 1024 * card["provenance"]["multiprocessors"] / per_kib / 1e3  # µs: what is in flight is read and written
-    figure = Figure()
-    ax = figure.subplots()
-    ax.plot(kib, gb_s, "o")
-    for place, warps, side in ((8, "8", "left"), (16, "4", "left"), (32, "1 or 2", "center")):
-        speed = gb_s[kib == place].max()
-        ax.text(place + 0.4, speed - 130, f"{warps} warps: {speed:,.0f}", ha=side, va="top")
-    label = f"if a program always took {took:.2f} µs, as with 8 warps"
-    ax.plot([0, 4700 / per_kib], [0, 4700], color="0.3", linestyle="--", label=label)
-    ax.axhline(copy, color="0.3", linestyle=":", label="copy")
-    ax.set(xlim=(0, 37), xticks=[0, 8, 16, 32], ylim=(0, 4700), xlabel="KiB in flight on an SM")
-    ax.set(ylabel="GB/s", title="Tiles of 16 × 16, measured again, NVIDIA H200, stored results")
-    ax.legend(loc="lower right")
-    return figure
+    halves = 32 * rows["lts__t_sectors_srcunit_ltcfabric.sum"]
+    return pd.DataFrame({"HBM": hbm, "L2 and SMs": sms, "halves of L2": halves}).div(1e9).round(2).set_axis(tiles)
 
 
 def draw_softmaxes(card: dict) -> Figure:
