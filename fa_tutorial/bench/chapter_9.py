@@ -188,7 +188,7 @@ def draw_account(card: dict[str, Any]) -> Figure:
 
 # What each change took away, as in CHANGES, and what is left of the finished kernel's.
 CAUSES = {
-    "late tiles, and the collisions that they allow": {"facecolor": "C4"},
+    "late tiles, collisions, a longer loop": {"facecolor": "C4"},
     "waiting for p v before the maximum": {"facecolor": "C1"},
     "a program's ends": {"facecolor": "C2"},
     "left: the softmax": {"facecolor": "0.7"},

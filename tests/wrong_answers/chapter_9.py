@@ -84,7 +84,7 @@ WRONG_ANSWERS = (
          told="a softmax that begins before the time that counts is cut, and not left out"),
     edit("9.5", "the time ends with the last end", ("min(first[-1][0], second[-1][0])", "max(first[-1][1], second[-1][1])"), ("max(first[0][0], second[0][0])", "min(first[0][0], second[0][0])"),
          told="longer than that of which both have stamps"),
-    edit("9.5", "the time from 0", ("max(first[0][0], second[0][0])", "0"), told="each consumer's own share of the time that counts"),
+    edit("9.5", "the time from 0", ("max(first[0][0], second[0][0])", "0"), told="each consumer's own share of the time from the later of the first begins"),
     edit("9.6", "passed when q kᵀ is done", (PASS + SCORED, SCORED + PASS), told="you pass turn 0 on when its q kᵀ is done"),
     edit("9.6", "passed before q kᵀ", (PASS + SCORED, SCORED), ("        mbarrier.wait(full", f"{PASS}        mbarrier.wait(full"),
          told="you pass turn 0 on before its q kᵀ: into that gap the other's p v slips"),

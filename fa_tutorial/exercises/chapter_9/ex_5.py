@@ -57,7 +57,7 @@ def regular(begin, softmax, rest, blocks):
 
 
 def inputs():
-    chance = "by chance it follows from each consumer's own share of the time that counts: the first is alone, or the second"
+    chance = "by chance it follows from each consumer's own share of the time from the later of the first begins to the earlier of the last begins: the first is alone, or the second"
 
     def one(first, second, rule):
         return case(regular(*first), regular(*second), otherwise={"one": rule, "chance": chance})
