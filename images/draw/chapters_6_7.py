@@ -16,6 +16,26 @@ def tensor_box(ax: Axes, x: float, y: float, width: float, height: float, name: 
     box(ax, x, y, width, height, name, **standard | look)
 
 
+@image("06_pull.png", 3.1)
+def draw_pull(ax: Axes) -> None:
+    """The values of six keys on a line, o among them, and ds of each: up where the value lies above o, and down where it lies below."""
+    s, v = (torch.tensor(x, dtype=torch.float64) for x in ([3.0, 2.0, 5.0, 1.0, 4.0, 6.0], [10.0, 20.0, 30.0, 40.0, 50.0, 60.0]))
+    p = torch.softmax(s, dim=0)
+    o, line, place = (p @ v).item(), 1.65, lambda value: 1.7 + (value - 10) * 0.135
+    ax.plot((1.1, 8.9), (line, line), color="black", linewidth=1.2)
+    ax.plot((place(o), place(o)), (0.75, 2.3), color="black", linewidth=2.2, linestyle=":")
+    write(ax, place(o), 0.55, f"o = {o:.2f}", weight="bold")
+    for row, name in ((0.22, "value"), (2.55, "p"), (2.9, "ds")):
+        write(ax, 0.9, row, name, ha="right", weight="bold")
+    for value, weight in zip(v.tolist(), p.tolist(), strict=True):
+        x, ds = place(value), weight * (value - o)
+        writes(ax, x, 2.55, (f"{weight:.4f}", f"{ds:.4f}".replace("-", "−")), dy=0.35)
+        write(ax, x, 0.22, f"{value:.0f}")
+        ax.plot((x, x), (line - 0.07, line + 0.07), color="black", linewidth=1.2)
+        look = {"colour": "blue"} if ds > 0 else {"colour": "orange", "hatch": MASKED}
+        box(ax, x - 0.2, min(line, line - 0.13 * ds), 0.4, 0.13 * abs(ds), share=0.6, **look)
+
+
 @image("06_delta.png", 4.95)
 def draw_delta(ax: Axes) -> None:
     """delta of a query as the sum of one table, D by keys: down first, over D, it needs all tiles, across first, over the keys, it needs o alone."""
@@ -27,7 +47,7 @@ def draw_delta(ax: Axes) -> None:
     assert torch.allclose(table.sum(1), do * o) and torch.allclose(table.sum(0), p * dp)
     left, wide, top, tall, right, bottom = 1.75, 0.76, 2.15, 0.5, 7.0, 3.65
     heading(ax, 0.1, 0.25, "query 0: delta is the sum of p · v · do over the keys and over D")
-    for name, y in (("v, d = 0", 1.13), ("v, d = 1", 0.78), ("p", 0.25)):
+    for name, y in (("vᵀ, d = 0", 1.13), ("vᵀ, d = 1", 0.78), ("p", 0.25)):
         write(ax, left - 0.1, top - y, name, BODY, ha="right", weight="bold")
     write(ax, right + 0.5, top - 0.25, "do ∘ o", BODY, weight="bold")
     writes(ax, left + wide / 2, top - 1.47, [f"key {j}" for j in range(6)], dx=wide)
@@ -128,7 +148,7 @@ def draw_trips(ax: Axes) -> None:
     note(ax, left + in_turns * inch + 0.75, 1.7 + tall / 2, "or more at a lower clock")
     asked = (2 + 2) * 16 * 16_384**2 * 2 / 10e9  # ms, at 10 TB/s: 2 + 2 elements of 2 bytes a pair
     box(ax, left, 2.2, asked * inch, tall, colour="sky", share=0.45)
-    note(ax, left + asked * inch + 0.75, 2.2 + tall / 2, "at most, hidden by the matmuls if loads run ahead")
+    note(ax, left + asked * inch + 0.75, 2.2 + tall / 2, "at 10 TB/s, hidden by the matmuls if loads run ahead")
     note(ax, left + basic * inch + 0.75, 2.7 + tall / 2, "less, so some of the work overlaps")
     for y, name, ms in (
         (0.4, "12 trips of 8 GiB", 12 * trip),
@@ -243,7 +263,7 @@ def draw_atomics(ax: Axes) -> None:
     """Three programs add to one element of dq with atomic adds, in two orders."""
     left, top, added = 0.1, 0.25, (2.0**24, 3.0, 3.0)
     note(ax, left, top, "atomic adds: none lost, each rounded", BODY, weight="bold")
-    note(ax, left, top + 0.4, f"J = 0 adds {added[0]:,.0f}, J = 1 and 2 add 3; fp32")
+    note(ax, left, top + 0.4, f"J = 0 adds {added[0]:,.0f}, J = 1 and 2 add 3 each; fp32")
     for row, order in enumerate(((0, 1, 2), (1, 2, 0))):
         y = top + 0.68 + row * 0.85
         total = torch.zeros((), dtype=torch.float32)

@@ -59,6 +59,8 @@ RIGHT_ANSWERS = (
     ("6.2", backward_by_way_of_o),
     ("6.3", delta_as_dot_products),
     ("6.4", tile_in_base_2),
+    edit("6.4", "p hidden after exp", ("        s = s.masked_fill(j > i + S_k - S_q, -math.inf)\n", ""),
+         ("    dp = do", "    if mask:\n        p = p.masked_fill(j > i + S_k - S_q, 0.0)\n    dp = do")),
     ("6.5", dkdv_in_tiles_that_are_skipped),
     edit("6.6", "bounds of the package, a product by einsum",
          ("full = end = math.ceil(S_k / block_n)", "full, end = algorithm.all_tiles(block_n, S_k)"), ("key_block >= full", "is_causal and key_block >= full"),

@@ -61,7 +61,7 @@ WRONG_ANSWERS = (
     *(edit("6.4", f"{hidden} for −inf", ("S_q, -math.inf", f"S_q, {hidden}"), told="stands for −∞: a score may be as small, and a row that sees no key")
       for hidden in ("-1e6", "torch.finfo(dtype).min")),
     edit("6.4", "−1e9 added", ("s.masked_fill(j > i + S_k - S_q, -math.inf)", "s - 1e9 * (j > i + S_k - S_q)"),
-         told="scores, and so lse, may be any finite numbers: only −inf hides a pair"),
+         told="scores, and so lse, may be any finite numbers, so no finite one hides a pair"),
     edit("6.4", "exp divided by exp", (EXP, "torch.exp(s) / torch.exp(lse[:, :, rows, None])"), told="exp(s) overflows: subtract lse before exp"),
     edit("6.4", "p in float16", ("    return p, ", "    return p.to(q.dtype), "), told="one edge is left: p comes in float16, and it is float32 for inputs in float16"),
     edit("6.4", "NaN made 0", (EXP, f"{EXP}.nan_to_num()"), told=NAN),
@@ -69,11 +69,11 @@ WRONG_ANSWERS = (
          told="a tensor of the whole size, 4 × 4, is built: compute this tile alone"),
     ("6.5", dkdv_that_owns_queries, "your loop comes back to keys that it has left"),
     edit("6.5", "a product in float16", ("p.transpose(-1, -2) @ do[:, :, rows].to(p.dtype)", "p.to(do.dtype).transpose(-1, -2) @ do[:, :, rows]"),
-         told="one edge is left: dv: float16 has no 2,049: add up a tile's product in float32"),
-    *(edit(number, "its product in float16", (old, new), told=f"one edge is left: {name}: float16 has no 2,049") for number, name, old, new in (
+         told="one edge is left: dv: float16 has no 2,735"),
+    *(edit(number, "its product in float16", (old, new), told=f"one edge is left: {name}: float16 has no 2,735") for number, name, old, new in (
         ("6.5", "dk", "ds.transpose(-1, -2) @ q[:, :, rows].to(ds.dtype)", "(ds.to(q.dtype).mT @ q[:, :, rows]).to(ds.dtype)"),
         ("6.6", "dq", "ds @ k[:, :, keys].to(ds.dtype)", "(ds.to(k.dtype) @ k[:, :, keys]).to(ds.dtype)"))),
-    edit("6.5", "sums in float16", ("torch.zeros(v.shape, dtype=lse.dtype)", "torch.zeros_like(v)"), told="float16 has no 2,049: add up a tile's product in float32, and the sums"),
+    edit("6.5", "sums in float16", ("torch.zeros(v.shape, dtype=lse.dtype)", "torch.zeros_like(v)"), told="float16 has no 2,735 and no 1.5 · 2,732: multiply in float32, by scale too, and add up in float32"),
     edit("6.5", "untiled", (SIZES, f"{SIZES}    {UNTILED}"), told="all scores are computed at once"),
     edit("6.5", "whole mask", (SIZES, f"{SIZES}    if is_causal:\n        torch.ones(S_q, S_k, dtype=torch.bool).tril(S_k - S_q)\n"),
          told="a tensor of the whole size, 13 × 17, is built"),
@@ -88,6 +88,13 @@ WRONG_ANSWERS = (
     ("6.6", dq_that_owns_keys, "your loop comes back to queries that it has left"),
     *(edit(number, "scaled after rounding", ("scale * ds", "ds"), (f"{name}.to(", f"scale * {name}.to("), told="scale before you convert")
       for number, name in (("6.5", "dk"), ("6.6", "dq"))),
+    *(edit(number, "scaled in float16", (f"scale * {ds} @ {x}.to(ds.dtype)", f"{ds} @ (scale * {x}).to(ds.dtype)"), told=f"one edge is left: {name}: float16 has no 2,735 and no 1.5 · 2,732")
+      for number, name, ds, x in (("6.5", "dk", "ds.transpose(-1, -2)", "q[:, :, rows]"), ("6.6", "dq", "ds", "k[:, :, keys]"))),
+    *(edit("6.4", f"{name} without its last dimension", (f"{name}[:, :, rows, None]", f"{name}[:, :, rows]"), told="each query has one lse and one delta")
+      for name in ("lse", "delta")),
+    edit("6.5", "the first rows of do", ("do[:, :, rows]", "do[:, :, : rows.stop - rows.start]"), told="each with its own rows of do and q"),
+    edit("6.5", "ds not transposed", ("ds.transpose(-1, -2)", "ds"), told="one tile without a mask: dv = pᵀ do"),
+    edit("6.5", "start a block late", ("range(start, ", "range(start + is_causal, "), told="so a tile with such a pair counts"),
     edit("6.6", "masks every tile", ("key_block >= full", "is_causal"), told="mask only blocks from full on"),
     edit("6.6", "visits hidden tiles", ("range(end)", "range(math.ceil(S_k / block_n))"),
          told="one edge is left: the result is right, but it takes more than three products for each tile that is seen"),

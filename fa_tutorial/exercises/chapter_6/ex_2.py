@@ -25,6 +25,7 @@ MISTAKES = {
     "dv is p do: o = p v is a matmul, and (6.3) gives another product for its second factor": ("p.transpose(-1, -2) @ do", "p @ do"),
     "dp is do v: o = p v is a matmul, and (6.3) gives another product for its first factor": ("do @ v.transpose(-1, -2)", "do @ v"),
     "the results come in the order (dv, dq, dk): return (dq, dk, dv)": ("return dq, dk, dv", "return dv, dq, dk"),
+    "dq and dv are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dv, dk, dq"),
     "dk and dv are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dq, dv, dk"),
     "dq and dk are exchanged: return (dq, dk, dv)": ("return dq, dk, dv", "return dk, dq, dv"),
     "p ∘ dp is summed over the queries: each query has a sum over its keys": ("dim=-1, keepdim", "dim=-2, keepdim"),

@@ -97,7 +97,7 @@ def inputs():
         return head(q[:S_q], k[:S_k], v[:S_k], do[:S_q], is_causal, otherwise=otherwise, **at(rows, keys), **options)
 
     yield head([[1.0, 0.5]], [[1.0, 2.0], [0.0, 1.0]], [[3.0, 1.0], [0.0, 2.0]], [[1.0, 2.0]], scale=0.25, **at((0, 1), (0, 2)))
-    yield few((0, 2), (0, 1), "a tile has some of a row's keys: lse and delta are those of the whole row")
+    yield few((0, 2), (0, 1), "each query has one lse and one delta, for all of its keys: lse[:, :, rows, None] has a row for each")
     yield few((1, 3), (2, 4), "rows 1 and 2, keys 2 and 3: take the tile's own rows of q, do, lse and delta, and its own of k and v")
     overflow = "exp(s) overflows: subtract lse before exp, don't divide after it"
     yield head([1.0], [1000.0, 1001.0], [3.0, 5.0], [2.0], otherwise=overflow, **at((0, 1), (0, 2)))
@@ -105,7 +105,7 @@ def inputs():
     yield few((2, 4), (1, 4), "i and j are places in the whole sequence: row 2 sees keys 0 … 2", True)
     yield few((0, 2), (1, 4), "S_q < S_k: query i sees keys 0 … i + S_k − S_q", True, S_q=2)
     for last in ([1.0, 1000.0], [-3e30, -3e30], [-5e3, -5e3]):
-        large = "scores, and so lse, may be any finite numbers: only −inf hides a pair, and it does so before exp"
+        large = "scores, and so lse, may be any finite numbers, so no finite one hides a pair: −inf does, before exp"
         yield head([1.0, 1.0], last, [3.0, 5.0], [2.0, 1.0], True, otherwise=large, **at((0, 2), (0, 2)))
     yield few((0, 3), (0, 2), "rows 0 and 1 see no key, and lse = −inf: p = ds = 0 there", True, S_k=2, edge="unseen")
     yield head([math.nan, 1.0], k[:2], v[:2], do[:2], edge="nan", **at((0, 2), (0, 1)))

@@ -30,6 +30,7 @@ START, FULL = "max(0, j - S_k + S_q) // block_m", "math.ceil(max(0, keys.stop - 
 CALL, DK = "rows, keys, row_block < full, scale", "ds.transpose(-1, -2) @ q[:, :, rows].to(ds.dtype)"
 MISTAKES = {
     "dk is without the scale: s = scale · q kᵀ, so dk = scale · dsᵀ q": ("scale * ds", "ds"),
+    "dk and dv are exchanged: return (dk, dv)": ("return dk.to(k.dtype), dv.to(v.dtype)", "return dv.to(v.dtype), dk.to(k.dtype)"),
     "dk and dv are overwritten in every step: add up the row blocks": ("[:, :, keys] +=", "[:, :, keys] ="),
     "the blocks before full are not masked: my_p_and_ds masks where its `mask` is True": (CALL, "rows, keys, False, scale"),
     "bounds and mask are those of the causal mask: unless is_causal, start and full are 0": ("if is_causal:", "if True:"),
@@ -70,7 +71,7 @@ EXERCISE = Exercise(
     more="In the package this is the first loop of algorithm.flash_backward. It also rounds p and ds to the inputs' dtype for their "
     "matmuls, and takes fewer heads for k and v than for q.",
     inputs=shared.inputs(
-        "dk and dv are summed over the row blocks, and a tile's p and ds take lse and delta of the whole row",
+        "dk and dv are summed over the row blocks, each with its own rows of do and q",
         "dv = pᵀ do, dk = scale · dsᵀ q",
         "dk",
         "dv",

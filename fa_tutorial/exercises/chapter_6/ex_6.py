@@ -67,9 +67,7 @@ EXERCISE = Exercise(
     "6.5 bounds the queries of a block of keys instead.",
     more="In the package this is the second loop of algorithm.flash_backward. It also rounds ds to the inputs' dtype for its matmul, and "
     "takes fewer heads for k and v than for q.",
-    inputs=shared.inputs(
-        "dq is summed over the key blocks, and a tile's ds takes lse and delta of the whole row", "dq = scale · ds k", "dq"
-    ),
+    inputs=shared.inputs("dq is summed over the key blocks, each with its own rows of k", "dq = scale · ds k", "dq"),
     truth=truth,
     rule="dq = scale · Σ ds k, over all blocks of keys that a row sees",
     mistakes=MISTAKES,

@@ -128,31 +128,31 @@ def one_tile(rule, **options):
     yield drawn((2, 3, 3, 5, 4), 0.5, False, seed, otherwise="every head of every batch element has gradients of its own", **options)
 
 
-def masks(**options):
-    """The mask within one tile."""
+def masks(words="and p and ds are 0 elsewhere", **options):
+    """The mask within one tile. words: what follows from it."""
     q, k, v, do = [1.0, 2.0, 0.5], [1.0, 0.5, 2.0], [3.0, 5.0, 1.0], [2.0, 1.0, 3.0]
-    yield head(q, k, v, do, True, otherwise="query i sees keys 0 … i, and p and ds are 0 elsewhere", **options)
-    yield head(q[:2], k, v, do[:2], True, otherwise="S_q < S_k: query i sees keys 0 … i + S_k − S_q", **options)
+    yield head(q, k, v, do, True, otherwise=f"query i sees keys 0 … i, {words}", **options)
+    yield head(q[:2], k, v, do[:2], True, otherwise=f"S_q < S_k: query i sees keys 0 … i + S_k − S_q, {words}", **options)
 
 
-FP16_SUMS = {  # q, k, v, do and blocks: a sum in float16 loses a 1, over the blocks or within a tile
-    "dv": ([0.0] * 4, [0.0], [1.0], [2048.0, 1.0, -2048.0, 0.0], (2, 1)),
-    "dk": ([2048.0, 1.0, -2048.0, 0.0], [0.0, 0.0], [1.0, -1.0], [2.0] * 4, (2, 1)),
-    "dq": ([0.0], [2048.0, -1.0, 2048.0, 0.0], [1.0, -1.0, -1.0, 1.0], [4.0], (1, 2)),
+FP16_SUMS = {  # q, k, v, do and blocks: float16 loses a 1 of a sum, over the blocks or within a tile, and 2 of scale · q or scale · k
+    "dv": ([0.0] * 4, [0.0], [1.0], [2732.0, 3.0, -2730.0, 0.0], (2, 1)),
+    "dk": ([2732.0, 3.0, -2730.0, 0.0], [0.0, 0.0], [1.0, -1.0], [2.0] * 4, (2, 1)),
+    "dq": ([0.0], [2732.0, -3.0, 2730.0, 0.0], [1.0, -1.0, -1.0, 1.0], [4.0], (1, 2)),
 }
 
 
 def ladder(sums, rule, *parts):
     """The fixed inputs of a loop over tiles. sums: which gradient is summed over what, in words. parts: the gradients that the loop makes."""
     seed = torch.Generator().manual_seed(0)
-    yield from one_tile(f"one tile, and is_causal is False, so all rows and all keys count: {rule}")
+    yield from one_tile(f"one tile without a mask: {rule}")
     q, k, v, do = [1.0, 2.0, 0.5, 1.5], [1.0, 0.5, 2.0, -1.0], [3.0, 5.0, 1.0, 2.0], [2.0, 1.0, 3.0, 1.0]
     yield head(q[:2], k[:2], v[:2], do[:2], blocks=(1, 1), otherwise=f"four tiles: {sums}")
     rows = "3 rows and 2 keys in blocks of 2: there are S_q rows, and their last block has one"
     yield head(q[:3], k[:2], v[:2], do[:3], blocks=(2, 2), otherwise=rows)
     keys = "2 rows and 3 keys in blocks of 2: there are S_k keys, and their last block has one"
     yield head(q[:2], k[:3], v[:3], do[:2], blocks=(2, 2), otherwise=keys)
-    yield from masks()
+    yield from masks("so a tile with such a pair counts, and is masked where another pair of it is hidden")
     four = "four tiles: the one below the diagonal is seen whole, two are masked, the one above it is hidden"
     yield head(q, k, v, do, True, blocks=(2, 2), otherwise=four)
     sizes = "tiles of 3 rows and 1 key: bounds and mask come from positions, which are block number · block size"
@@ -168,8 +168,8 @@ def ladder(sums, rule, *parts):
     half = {"dtype": torch.float16, "edge": "half"}
     for part in parts:
         *tensors, blocks = FP16_SUMS[part]
-        told = f"{part}: float16 has no 2,049: add up a tile's product in float32, and the sums over blocks"
-        yield head(*tensors, blocks=blocks, otherwise=told, **half)
+        told = f"{part}: float16 has no 2,735 and no 1.5 · 2,732: multiply in float32, by scale too, and add up in float32"
+        yield head(*tensors, scale=1.5, blocks=blocks, otherwise=told, **half)
     unscaled = f"the sum of {parts[0]} is 480,000 before the scale, and float16 ends at 65,504: scale before you convert"
     q, k = [[6e4, 0.0]] * 2, [[0.0, 6e4], [0.0, -6e4]]
     yield head(q, k, [[8.0, 0.0], [-8.0, 0.0]], [[1.0, 0.0]] * 2, scale=0.125, otherwise=unscaled, **half)
