@@ -54,7 +54,7 @@ def draw_scores(ax: Axes) -> None:
     """What the soft cap makes of a score, and what ALiBi takes off it."""
     c, slopes = 2.0, ((1 / 2, "blue", "-"), (1 / 4, "vermilion", "--"), (1 / 8, "green", ":"))
     cap = panel_at(ax, 1.2, "soft cap: the new score", "score, with c = 2")
-    alibi = panel_at(ax, 5.4, "ALiBi: added to a score", "key − query")
+    alibi = panel_at(ax, 5.4, "ALiBi: added to a score", "distance of the key")
     scores = [x / 20 for x in range(-120, 121)]
     cap.plot(scores, scores, color=GREY, linewidth=1.2, linestyle=":")
     cap.plot(scores, [max(-c, min(c, x)) for x in scores], color=COLOURS["vermilion"], linewidth=1.6, linestyle="--")
@@ -63,18 +63,15 @@ def draw_scores(ax: Axes) -> None:
     for x, y, text, colour in (
         (-5.6, 2.7, "dotted: as it was", "black"),
         (1.35, 0.6, "capped", "blue"),
-        (0.2, -1.0, "clipped:", "vermilion"),
+        (-0.35, -1.25, "clipped: flat,", "vermilion"),
+        (-0.35, -1.75, "so no gradient", "vermilion"),
     ):
         cap.text(x, y, text, color=COLOURS[colour], fontsize=SMALL)
-    cap.text(0.2, -1.55, "dashed", color=COLOURS["vermilion"], fontsize=SMALL)
     for slope, colour, style in slopes:
-        alibi.plot((-16, 0), (-16 * slope, 0), style, color=COLOURS[colour], linewidth=2.0)
-        alibi.text(-16.3, -16 * slope, f"1/{1 / slope:.0f}", color=COLOURS[colour], fontsize=SMALL, ha="right", va="center")
-    alibi.text(-16.3, 0.2, "slope", fontsize=SMALL, ha="right", va="center")
-    alibi.set(xlim=(-16, 0.5), ylim=(-8.6, 0.6), xticks=(-16, -8, 0), yticks=(-8, -4, 0))
-    alibi.yaxis.tick_right()
-    alibi.spines[["left"]].set_visible(False)
-    alibi.spines[["right"]].set_visible(True)
+        alibi.plot((0, 16), (0, -16 * slope), style, color=COLOURS[colour], linewidth=2.0)
+        alibi.text(16.3, -16 * slope, f"1/{1 / slope:.0f}", color=COLOURS[colour], fontsize=SMALL, va="center")
+    alibi.text(16.3, 0.2, "slope", fontsize=SMALL, va="center")
+    alibi.set(xlim=(0, 16), ylim=(-8.6, 0.6), xticks=(0, 8, 16), yticks=(-8, -4, 0))
 
 
 @image("10_sink.png", 3.3)

@@ -45,6 +45,8 @@ MISTAKES = {
     "later keys are seen: the window ends at the query's own position": (BOTH, "distance >= -aux.left"),
     "the window starts at the top left: query i stands at key i + aux.shift": (OWN, "j - i"),
     "the window is one key too narrow: aux.left counts the keys before the query's own": (">= -aux.left", "> -aux.left"),
+    "the query's own key is hidden: it lies at distance 0": (BOTH, BOTH.replace("<= 0", "< 0")),
+    "the window is one key too wide: aux.left counts the keys before the query's own": ("-aux.left", "-aux.left - 1"),
     "the window lies ahead of the query: the distance is negative for a key in the past": (OWN, "(i + aux.shift) - j"),
     "seen and hidden are exchanged: return True for the pairs that are seen": (BOTH, "(distance > 0) | (distance < -aux.left)"),
 }  # fmt: skip

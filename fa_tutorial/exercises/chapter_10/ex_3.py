@@ -83,7 +83,7 @@ def truth(q, k, v, left, blocks):
 
 
 LISTS = """each block of queries has a row of index, for all heads, of across = ceil(S_k / BLOCK_N) entries, and count, (2, blocks of queries), says how many are
-mixed, at places 0, 1, …, and how many whole, at across − 1, across − 2, …"""
+mixed, at places 0, 1, …, and how many whole, at across − 1, across − 2, …, both in any order"""
 SHORT = f"the last tile of keys is ragged: there load_tile needs S_k, for k and for v; and {LISTS}"
 
 
@@ -95,11 +95,11 @@ def inputs():
         return case(q, k, v, left, blocks, on=on, otherwise=otherwise, stray=SHORT if S_k % blocks[1] else LISTS, **options)
 
     yield rows(1, 1, 16, 16, 3)
-    alike = f"a tile starts at its number · BLOCK_N, both loops share one m, rescale one l and acc, and scale s; {LISTS}"
+    alike = "both loops scale s, share one m, l and acc, and multiply acc by alpha, and a tile starts at its number · BLOCK_N"
     yield rows(1, 1, 16, 32, 31, alike)
     out = {"on": ", v is NaN in tile 0, which isn't listed", "unlisted": slice(16)}
     yield rows(1, 1, 32, 64, 5, f"a tile that isn't listed isn't read; {LISTS}", **out)
-    yield rows(1, 1, 96, 96, 47, "index holds tiles' numbers, in any order, for both loops, which add to one m, l and acc")
+    yield rows(1, 1, 96, 96, 63, "index holds tiles' numbers, in any order, for both loops, which add to one m, l and acc")
     yield rows(1, 1, 32, 64, 10, "S_q and S_k may differ, and so may BLOCK_M and BLOCK_N", blocks=(16, 32))
     yield rows(1, 1, 32, 32, 31, "the tensors may be fp16", on=", fp16", dtype=torch.float16)
     yield rows(2, 3, 16, 16, THIRD, "MASK_MOD gets the numbers of batch entry, head, query and key, and aux; a head's tiles take b and h")
@@ -140,8 +140,8 @@ EXERCISE = Exercise(
     more="The package's attend_tiles also loads the next number one tile ahead.",
     inputs=inputs,
     truth=truth,
-    rule="attention over the tiles of the row's two lists, with one m, l and acc for both loops, and in the mixed ones over the pairs that "
-    "MASK_MOD lets through",
+    rule="attention over the tiles of the row's two lists, with one m, l and acc for both loops, and in the mixed ones, which the first row of "
+    "count counts, over the pairs that MASK_MOD lets through",
     mistakes=MISTAKES,
     launch=launch,
     refused=refused,

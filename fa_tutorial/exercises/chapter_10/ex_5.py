@@ -95,13 +95,13 @@ def inputs():
     def rows(B, H, S_q, S_k, left, sinks, otherwise="", *, words="", modded=False, **options):
         on = f"B = {B}, H = {H}, S_q = {S_q}, S_k = {S_k}, {mod_and_words(left)[1]}, sinks = {sinks}{words}"
         args = *draw_qkv(B, H, S_q, S_k, 16), torch.tensor(sinks), left, modded
-        stray = "sink_ptr holds one number for each head, whatever the batch entry"
+        stray = "sink_ptr holds one number for each head, whatever the batch entry, and lse one for each query of each head"
         return case(*args, on=on, otherwise=otherwise, stray=stray, **options)
 
     term = "the sink, which isn't scaled, adds one term, e^sink, to o's denominator, and none to the sum of p v"
     yield rows(1, 1, 16, 16, 15, [1.0], {"o": term, "lse": "lse is the logarithm of the whole denominator, with the sink's term"})
     yield rows(1, 1, 48, 48, 47, [0.5], "the sink's term joins l once in each row, and is rescaled with l from then on")
-    yield rows(2, 2, 32, 32, 20, [2.0, -1.0], "each head has its sink, the same in each batch entry, and its tiles take b and h")
+    yield rows(2, 2, 32, 32, 20, [5.3, -1.0], "each head has its sink, the same in each batch entry, and its tiles take b and h")
     yield rows(1, 2, 32, 32, 31, [-math.inf, 0.0], "a sink of −∞ is none")
     same = "only the sink is new: SCORE_MOD still comes before the mask, the mixed tiles alone ask MASK_MOD, and KEEP takes from acc what l has counted"
     with_mods = ", a SCORE_MOD, a KEEP, and a MASK_MOD that hides what it isn't asked for"

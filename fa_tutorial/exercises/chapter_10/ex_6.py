@@ -23,14 +23,15 @@ def score_gradients(s, dp, lse, delta, b, h, i, j, aux, MASK_MOD: tl.constexpr,
 
 @triton.jit
 def capped(s, b, h, i, j, aux):
-    """A soft cap at aux.c, a square, whose derivative has no bound, and a penalty for distance, of each batch entry's and head's own."""
-    return aux.c * tanh(s / aux.c) + 0.01 * s * s + 0.125 * (1 + b + 2 * h) * (j - i)
+    """A soft cap at aux.c, a square, whose derivative has no bound, and a penalty for distance, of each batch entry's and head's own, which
+    grows with s."""
+    return aux.c * tanh(s / aux.c) + 0.01 * s * s + (0.125 + 0.01 * s) * (1 + b + 2 * h) * (j - i)
 
 
 @triton.jit
 def capped_grad(s, b, h, i, j, aux):
     t = tanh(s / aux.c)
-    return 1 - t * t + 0.02 * s
+    return 1 - t * t + 0.02 * s + 0.01 * (1 + b + 2 * h) * (j - i)
 
 
 @triton.jit
@@ -78,13 +79,20 @@ MISTAKES = {
 
 def modified(s, cap, left):
     b, h, i, j = torch.meshgrid(*map(torch.arange, s.shape), indexing="ij")
-    return (cap * torch.tanh(s / cap) + 0.01 * s**2 + 0.125 * (1 + b + 2 * h) * (j - i)).masked_fill(~is_seen(*s.shape, left), -math.inf)
+    penalty = (0.125 + 0.01 * s) * (1 + b + 2 * h) * (j - i)
+    return (cap * torch.tanh(s / cap) + 0.01 * s**2 + penalty).masked_fill(~is_seen(*s.shape, left), -math.inf)
+
+
+def derivative(s, cap):
+    b, h, i, j = torch.meshgrid(*map(torch.arange, s.shape), indexing="ij")
+    return 1 - torch.tanh(s / cap) ** 2 + 0.02 * s + 0.01 * (1 + b + 2 * h) * (j - i)
 
 
 def truth(s, dp, lse, delta, left, cap, turned):
     s, dp, delta = s.double(), dp.double(), delta.double()
-    p = torch.softmax(modified(s.expand(2, 3, *s.shape), cap, left)[1, 2], dim=-1).nan_to_num()
-    return p, p * (dp - delta[:, None]) * (1 - torch.tanh(s / cap) ** 2 + 0.02 * s)
+    each = s.expand(2, 3, *s.shape)
+    p = torch.softmax(modified(each, cap, left)[1, 2], dim=-1).nan_to_num()
+    return p, p * (dp - delta[:, None]) * derivative(each, cap)[1, 2]
 
 
 def inputs():
@@ -92,7 +100,7 @@ def inputs():
         draw = torch.Generator().manual_seed(S_q)
         s, dp = size * torch.randn(S_q, S_k, generator=draw), torch.randn(S_q, S_k, generator=draw)
         lse = modified(s.expand(2, 3, S_q, S_k), cap, left)[1, 2].logsumexp(dim=-1)
-        on = f"S_q = {S_q}, S_k = {S_k}, {mod_and_words(left)[1]}, soft cap {cap} + 0.01 s²{', the tile transposed' * turned}"
+        on = f"S_q = {S_q}, S_k = {S_k}, {mod_and_words(left)[1]}, soft cap {cap} + 0.01 s² + a penalty{', the tile transposed' * turned}"
         return case(s, dp, lse, torch.randn(S_q, generator=draw), left, cap, turned, on=on, otherwise=otherwise, **options)
 
     yield rows(1, 3, 2)
@@ -125,7 +133,7 @@ EXERCISE = Exercise(
     inputs=inputs,
     truth=truth,
     rule="p is exp(SCORE_MOD(s, b, h, i, j, aux) − lse), and 0, after exp, where MASK_MOD(b, h, i, j, aux) is False; ds is all of p (dp − delta), "
-    "times SCORE_GRAD, which takes s as it came in",
+    "times SCORE_GRAD(s, b, h, i, j, aux), with s as it came in",
     mistakes=MISTAKES,
     parts=("p", "ds"),
     adapt=adapt,

@@ -2,7 +2,7 @@ import math
 
 import torch
 
-from fa_tutorial.exercises.chapter_10.ex_6 import capped, capped_grad, modified, score_gradients
+from fa_tutorial.exercises.chapter_10.ex_6 import capped, capped_grad, derivative, modified, score_gradients
 from fa_tutorial.exercises.chapter_10.jitted_mod import Aux
 from fa_tutorial.exercises.chapter_10.masks import LATE, THIRD, is_seen, mod_and_words
 from fa_tutorial.exercises.forward_cases import WIDENED, draw_qkv, widens
@@ -47,6 +47,8 @@ def listed_dkdv_kernel(
 NUMBER, COUNT = "tl.load(index_ptr + column * down + t)", "range(tl.load(count_ptr + column))"
 MISTAKES = {
     "every tile of queries is visited: a column's list and its count say which": [(COUNT, "range(down)"), (NUMBER, "t")],
+    "every entry of the row is visited: only the first ones, as many as count says, are meant": (COUNT, "range(down)"),
+    "dk and dv are the last tile's alone: add each tile's product to the sum": [("do_tile, dv_acc)", "do_tile)"), ("q_tile, dk_acc)", "q_tile)")],
     "t is taken for the tile's number: it is the place in the list, and index_ptr holds the number": (NUMBER, "t"),
     "start_m counts queries, and index_ptr holds numbers of tiles: multiply by BLOCK_M": (f"{NUMBER} * BLOCK_M", NUMBER),
     "lse and delta are those of the block's keys: each listed tile has queries of its own": ("batch_head * S + i", "batch_head * S + j"),
@@ -83,7 +85,7 @@ def launch(q, k, v, do, lse, delta, left, blocks):
 def truth(q, k, v, do, lse, delta, left, blocks):
     s, do = 0.25 * q.double() @ k.double().mT, do.double().nan_to_num()  # do is NaN where no tile is listed
     p = torch.softmax(modified(s, 2.0, left), dim=-1).nan_to_num()
-    ds = p * (do @ v.double().mT - delta.double()[..., None]) * (1 - torch.tanh(s / 2.0) ** 2 + 0.02 * s)
+    ds = p * (do @ v.double().mT - delta.double()[..., None]) * derivative(s, 2.0)
     return 0.25 * ds.mT @ q.double(), p.mT @ do
 
 

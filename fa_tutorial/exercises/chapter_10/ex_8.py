@@ -22,10 +22,12 @@ MISTAKES = {
     "z is missing in dp: a kept pair's p was multiplied by z on its way to o, so its dp is z (do · v)": (DP, "do @ v.T"),
     "z multiplies ds as well as dp: a dropped pair's p still took part in the softmax, so its ds is p (0 − delta)": (DS, f"z * {DS}"),
     "z is missing in dv: o = (z ∘ p) v, so dv = (z ∘ p)ᵀ do": ("(z * p).T @ do", "p.T @ do"),
+    "z is used as 0 or 1: it holds the factor 1 / (1 − P) of a kept pair": ("    o = (z", "    z = (z > 0).to(p.dtype)\n    o = (z"),
     "delta is that of o without dropout: o = (z ∘ p) v": ("o = (z * p)", "o = p"),
     "delta has a z too many: dp holds z already, so delta is the sum of p ∘ dp": ("(do * o).sum(dim=1)", "(z * p * dp).sum(dim=1)"),
     "ds and dv are exchanged: return ds, dv, dsink": ("return ds, dv, ", "return dv, ds, "),
     "dsink has the wrong sign: the sink's value is 0, so its dp is 0, and its ds is p_sink (0 − delta)": (DSINK, DSINK[1:]),
+    "p_sink is missing in dsink: the sink's ds is p_sink (0 − delta), as a key's is p (dp − delta)": (DSINK, "-delta.sum()"),
     "dsink is averaged over the rows: it is their sum, because each row uses the same sink": (DSINK, "-(p_sink * delta).mean()"),
     "p_sink and delta broadcast to a matrix, so that each row's share meets the delta of every row: give both the shape (S_q,)": (
         DSINK, "-(p_sink * delta[:, None]).sum()"),
@@ -33,8 +35,8 @@ MISTAKES = {
 RULES = {
     "ds": "z enters ds through dp alone, and delta is do · o as it is: the sink's share is in p already",
     "dv": "o = (z ∘ p) v, and dv is its gradient by v",
-    "dsink": "dsink is one number, added up over the rows: the sink is a key whose value is 0, so its dp is 0, and its delta is the row's own, "
-    "with z",
+    "dsink": "dsink is one number, the sum over the rows of p_sink (dp − delta): the sink's value is 0, so its dp is 0, and its delta is "
+    "the row's own, with z",
 }
 
 

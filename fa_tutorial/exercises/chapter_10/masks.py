@@ -51,12 +51,13 @@ def views(*tensors):
 
 def lists(seen, block_m, block_n):
     """(index, count) of a mask's tiles as the package's block masks have them, int32: in each row of index the mixed tiles, and the whole
-    ones from its end; count: (2, blocks of queries). An entry between them repeats a needed tile."""
+    ones from its end, even and odd ones apart, so that no list is a run; count: (2, blocks of queries). An entry between them repeats a
+    needed tile."""
     tiles = [rows.split(block_n, dim=1) for rows in seen[0, 0].split(block_m)]
     pairs = torch.tensor([[tile.sum() for tile in row] for row in tiles])
     mixed, whole = (pairs > 0) & (pairs < block_m * block_n), pairs == block_m * block_n
-    index = (whole.int() - mixed.int()).argsort(dim=1, stable=True)
-    count = torch.stack([mixed.sum(dim=1), whole.sum(dim=1)])
     place = torch.arange(len(tiles[0]))
+    index = ((whole.int() - mixed.int()) * (2 - place % 2)).argsort(dim=1, stable=True)
+    count = torch.stack([mixed.sum(dim=1), whole.sum(dim=1)])
     unused = (place >= count[0][:, None]) & (place < len(place) - count[1][:, None])
     return torch.where(unused, pairs.argmax(dim=1)[:, None], index).int(), count.int()
