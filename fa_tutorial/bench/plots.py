@@ -142,6 +142,7 @@ ONE_LOOP_COLORS = {
     "matmul": "C5",
     "trans": "C3",
     "adds": "C1",
+    "matmul, trans,": "0.85",  # three in one
 }
 
 
@@ -165,15 +166,17 @@ def one_loop(card: dict[str, Any]) -> Figure:
                 bar = ax.barh(place, end - start, 0.7, start, color=color, edgecolor="black")
                 label, look = f"{name}\n{end - start:.2f}", {"fontsize": "x-small", "fontweight": "bold"}
                 if end - start < 0.05:  # above its part, and away from its neighbour's
-                    edge, side = (end - 0.003, "right") if name == "matmul" else (start + 0.003, "left")
+                    edge, side = (end - 0.01, "right") if name == "matmul" else (start + 0.01, "left")
                     ax.text(edge, place - 0.37, label.replace("\n", " "), ha=side, va="bottom", **look)
                 else:
-                    dark = "black" if color == "C4" else "white"
+                    dark = "black" if color in ("C4", "0.85") else "white"
                     ax.bar_label(bar, [label], label_type="center", color=dark, **look)
                 start = end
             ax.text(start, place, f"  {start:.2f} ms", va="center")
         ax.set_yticks(range(len(bars)), bars)
-        ax.set_title(f"D = {D}, one loop in its fastest tile, {tile}", fontsize="medium", loc="left")
+        used, spilled = rows.loc["with dq's matmul", ["registers", "spilled_registers"]]
+        room = f"{used:.0f} registers a thread, {spilled:.0f} spilled to memory"
+        ax.set_title(f"D = {D}, one loop in its fastest tile, {tile}: {room}", fontsize="medium", loc="left")
         ax.set_xlim(0, 1.12 * ms["one loop"])
         ax.invert_yaxis()
     axes[-1].set_xlabel("ms, 16 heads, S = 4,096")
@@ -183,8 +186,10 @@ def one_loop(card: dict[str, Any]) -> Figure:
 def training_losses(runs: dict[str, Sequence[float]], guess: float) -> Figure:
     """Chapter 7's training, right and spoiled: the loss at each step, by a run's name. guess: of guessing."""
     figure, ax = plt.subplots(figsize=(8.5, 2.8), layout="constrained")
-    for (name, losses), style in zip(runs.items(), ("-", "--", ":"), strict=True):
-        ax.plot(pd.Series(losses).rolling(5, min_periods=1, center=True).mean(), label=name, linestyle=style)
+    # the right run shows beneath another
+    looks = ({"linewidth": 5, "alpha": 0.4}, {"linestyle": "--"}, {"linestyle": ":"})
+    for (name, losses), look in zip(runs.items(), looks, strict=True):
+        ax.plot(pd.Series(losses).rolling(5, min_periods=1, center=True).mean(), label=name, **look)
     ax.axhline(guess, color=GREY, linewidth=1, label="guessing")
     ax.set(xlabel="step", ylabel="loss (mean of 5 steps)", ylim=(0, None))
     ax.legend(loc="upper right", bbox_to_anchor=(1, 0.9), ncols=2)

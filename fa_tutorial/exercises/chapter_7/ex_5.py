@@ -74,7 +74,7 @@ MISTAKES = {
 
 @shared.with_fresh((32, 16, 16), causal="unseen", ragged="ragged")
 def inputs():
-    one = "one tile gives dq = scale · ds k over all keys, in float32's digits, from ds = p ∘ (dp − delta), p = exp(s − lse), s = scale · q kᵀ and dp = do vᵀ, with lse and delta along the queries"
+    one = "one tile gives dq = scale · ds k over all keys, in float32's digits (by dot: tl.dot multiplies float32 in TF32), from ds = p ∘ (dp − delta), p = exp(s − lse), s = scale · q kᵀ and dp = do vᵀ, with lse and delta along the queries"
     yield shared.given((1, 1, 16, 16, 16), "S_q = S_k = D = 16, one tile", one)
     sums = "dq is a sum over the tiles of keys, each added once, by acc = dot(a, b, acc); the sum is scaled once, after the loop; k, v and the mask begin at start_n and end at S_k"
     yield shared.given((1, 1, 16, 32, 16), "S_k = 32, two tiles of keys", sums)

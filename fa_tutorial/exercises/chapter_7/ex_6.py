@@ -84,7 +84,7 @@ def on_zeros(kernel, grid, *args, **meta):
 @shared.with_fresh((16, 32, 16), ragged="ragged")  # one or two programs add to an element, so that a GPU's sums have one order
 def inputs():
     one = {
-        "dq": "dq = scale · ds k: ds is the transpose of the ds_t that dk is made of, and each part stays float32",
+        "dq": "dq = scale · ds k, added once: ds is the transpose of the ds_t that dk is made of, and each part stays float32",
         "dk": "dk = scale · dsᵀ q, as in 7.3",
         "dv": "dv = pᵀ do, as in 7.3",
     }

@@ -61,6 +61,7 @@ def by_apply(answer):
         o = answer.apply(*leaves, is_causal, scale)
         if not isinstance(o, torch.Tensor):
             raise Wrong(f"forward returns {kind(o)}: o alone is the result, lse goes to save_for_backward")
+        answer.apply(*leaves, not is_causal, 2 * scale)  # another layer, whose settings must not reach this one's backward
         do = do[written_once(do.stride())].to(o.device).expand(do.shape)  # its strides of 0 on a GPU too
         return o, *torch.autograd.grad(o, leaves, do, allow_unused=True)
 
@@ -107,7 +108,8 @@ def inputs():
         return case(q, k, v, do(weight), is_causal, scale, on=on, otherwise=otherwise, **options)
 
     small, random = (1, 1, 4, 4, 4), generator()
-    yield attention(small, "S_q = S_k = D = 4", "launch_backward(q, k, v, o, do, lse, is_causal, scale) gives dq, dk, dv")
+    own = "launch_backward(q, k, v, o, do, lse, is_causal, scale) gives dq, dk, dv, by settings of this call, which ctx keeps: the other call has others"
+    yield attention(small, "S_q = S_k = D = 4, with another call of apply before backward", own)
     yield attention(small, "is_causal = True, scale = 1", "is_causal and scale reach forward and backward", True, 1.0)
     summed = "o.sum().backward(), where do has strides of 0"
     yield attention(small, summed, do=lambda do: torch.ones(()).expand(do.shape), edge="strides")
