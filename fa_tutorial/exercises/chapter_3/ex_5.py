@@ -86,7 +86,7 @@ def inputs():
     yield digits(16, 16, 16, "one tile of each, scale = 1", alone, stray=fits)
     rows = "a program has BLOCK_M rows of q and o, from tl.program_id(0) · BLOCK_M on, and all S_k keys: each step takes its own BLOCK_N keys, rows of k and v, and its s starts from 0"
     yield digits(48, 96, 16, "scale = 1, BLOCK_M = 16, BLOCK_N = 32", rows, blocks=(16, 32, 16), stray=fits)
-    yield digits(16, 32, 16, "scale = 3, BLOCK_N = 16", "scale multiplies s, once", scale=3.0)
+    yield digits(16, 32, 16, "scale = 3, BLOCK_N = 16", "scale multiplies s, once, and s is rounded to v's dtype alone", scale=3.0)
     own, mixed = "each tensor has its own two strides", "columns wider spaced wide"
     yield digits(16, 32, 16, "q column-major, k, v and o with gaps", own, layouts=mixed, stray=own)
     past = "the last blocks may be smaller: go on to them, and mask rows of q and o by S_q, keys by S_k, columns by D, with other=0.0; a missing key's score must be 0, not −∞"
