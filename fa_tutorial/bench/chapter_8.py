@@ -298,32 +298,32 @@ def tiles_of_h200() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def print_waits(tiles: pd.DataFrame) -> None:
+def print_waits(found: pd.DataFrame) -> None:
     """Print of WAITING's tiles, which are among tiles_of_h200's: their "programs" on an SM; the cycles of a program
     that is alone there, divided by the programs; an SM's cycles for 64 x 64 scores; and a program's, which are as many
     for each program, with how long, by ncu, it waits for k and v, and for its matmuls."""
     waits = {(row["D"], row["provider"]): row for row in kernels_of_h200("waits")}
     heads = "programs  alone / programs     SM  a program  waits for k and v  for matmuls"
     print(f"H200, full, cycles for 64 x 64 scores\n{'':26}{heads}")
-    for row in tiles.sort_values(["D", "tile"]).to_dict("records"):
+    for row in found.sort_values(["D", "tile"]).to_dict("records"):
         D, name, programs = row["D"], row["name"], row["programs"]
         if row["tile"] in WAITING[D]:
             own = programs * row["cycles"]
-            told = f"{programs:8}{row['alone'] / programs:18,.0f}{row['cycles']:7,}{own:11,}"
-            shares = (waits[D, name][key] * own for key in ("tiles", "matmuls"))
-            print(f"{D:3}, {name.replace(', 4 warps', ''):21}{told}{{:19,.0f}}{{:13,.0f}}".format(*shares))
+            tiles, matmuls = (waits[D, name][key] * own for key in ("tiles", "matmuls"))
+            told = f"{programs:8}{row['alone'] / programs:18,.0f}{row['cycles']:7,}{own:11,}{tiles:19,.0f}"
+            print(f"{D:3}, {name.replace(', 4 warps', ''):21}{told}{matmuls:13,.0f}")
 
 
 def print_capped(step: str, programs: Callable[[int, int, int], int]) -> None:
     """Print the kernel after a step, D = 64, full, as it is and with fewer registers. programs: exercise 8.1's."""
     print("H200, D = 64, full, 64x64   registers  programs  cycles  TFLOP/s")
     for row in kernels_of_h200("capped"):
-        name = row["provider"].removeprefix(f"{step}, ")
-        if name == row["provider"]:
+        made_by, how = row["provider"].split(", ")
+        if made_by != step:
             continue
         fit = programs(steps.TILE.num_warps, row["registers"], row["shared_bytes"])
         cycles = tile_cycles(row, 64, False)
-        print(f"{name:28}{row['registers']:9}{fit:10}{cycles:8.0f}{row['tflops']:9.0f}")
+        print(f"{how:28}{row['registers']:9}{fit:10}{cycles:8.0f}{row['tflops']:9.0f}")
 
 
 BLACK_LINE: dict = {"marker": "|", "linestyle": "", "markersize": 12, "markeredgewidth": 2, "color": "black"}

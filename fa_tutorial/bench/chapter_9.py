@@ -436,9 +436,8 @@ def print_errors(card: dict[str, Any], attend=None) -> None:
     found = (hopper.ladder.flash_forward(q, k, v, 64**-0.5, attend=attend), reference.naive_attention(q, k, v, False))
     ours, plain = ((o - truth).abs().max().item() for o in found)
     q, k, v = torch.randn(3, 4, 16, 4096, 128, dtype=torch.float16, device="cuda")
-    row = timed(
-        partial(hopper.ladder.flash_forward, q, k, v, 128**-0.5, attend=attend), flops=flops_of(at_4096(128, False))
-    )
+    call = partial(hopper.ladder.flash_forward, q, k, v, 128**-0.5, attend=attend)
+    row = timed(call, flops=flops_of(at_4096(128, False)))
     print(f"largest error {ours:.1e}, of plain attention {plain:.1e}; {row['tflops']:.0f} TFLOP/s, {NOTE}")
 
 
