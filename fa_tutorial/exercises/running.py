@@ -135,7 +135,7 @@ def run(answer: Callable, *args: Any, once: bool = False) -> Any:
         remedy = " (brackets around a loop make no tuple, tuple(…) does)" if isinstance(first, Iterator) else ""
         raise Wrong(f"returns {kind(first)}, want a number, a tensor, or a tuple of them{remedy}")
     if not is_same:
-        raise Wrong("two calls with the same input differ: nothing may be kept from one call to the next, or left uninitialised")
+        raise Wrong("two calls with the same input differ: nothing may be kept between calls, left uninitialised, or drawn without a seed")
     return first
 
 
